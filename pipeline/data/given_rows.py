@@ -84,6 +84,8 @@ class GivenView:
 
     def _array(self, rows: GivenRows) -> Any:
         """Returns rows as an array or a tensor."""
+        if isinstance(rows, Tensor) and (fault := _sparse_fault(rows)):
+            raise self._refused(fault)
         if isinstance(rows, Tensor | np.ndarray):
             return rows
         try:
@@ -177,5 +179,14 @@ def _numpy(rows: Any) -> NDArray[Any]:
     """Returns an array of rows, or of a tensor on any device and of any type."""
     if isinstance(rows, Tensor):
         rows = rows.detach().cpu()
+        if fault := _sparse_fault(rows):
+            raise ValueError(fault)
         return np.asarray((rows.float() if rows.dtype == torch.bfloat16 else rows).numpy())
     return np.asarray(rows)
+
+
+def _sparse_fault(rows: Tensor) -> str:
+    """Returns what is wrong with a sparse tensor, or ""."""
+    if rows.layout == torch.strided:
+        return ""
+    return f"is a sparse tensor ({rows.layout}), which has to be dense: give it as x.to_dense()"

@@ -1,4 +1,4 @@
-"""The charts of the report on negatives, drawn by Plotly in the page."""
+"""The charts of the report on negatives, which Plotly draws in the page."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.negatives.measure import EXPECTED
 from heron.pipeline.report.charts import Chart, heat_map
 
-FEW = 30  # pairs that a point of a curve is of, at least
+FEW = 30  # pairs per point of a curve, at least
 LARGEST = 40  # labels on a heat map
 BLUE_TO_RED = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]
 BLUE, ORANGE, GREEN, RED, GREY = "#2f80d6", "#d9730d", "#1f9d57", "#d6455d", "#888"
@@ -26,46 +26,46 @@ def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[
         "confusion": _confusion(numbers["confusion"], numbers["labels"]["names"], exclusive, links),
     }
     if (weight := numbers["weight"]) is not None:
-        alike, bins = "label similarity (1 − label distance)", len(weight["counts"])
+        similarity, bins = "label similarity (1 − label distance)", len(weight["counts"])
         middles = (np.arange(bins) + 0.5) * (2 / bins) - 1
-        for name, x, at, pairs in (
-            ("by_label", alike, 1 - weight["distance"], weight["pairs"]),
+        for name, x, positions, pairs in (
+            ("by_label", similarity, 1 - weight["distance"], weight["pairs"]),
             ("by_cosine", "cosine of the projections", middles, weight["counts"]),
         ):
-            curve = _curve(at[pairs >= FEW], weight[name][pairs >= FEW], BLUE, "g")
+            curve = _curve(positions[pairs >= FEW], weight[name][pairs >= FEW], BLUE, "g")
             title = f"Mean g by {x}; points of {FEW} pairs or more"
             charts[f"g_{name}"] = Chart(title, [curve], _axes(x, "mean g"))
     return charts
 
 
-def _axes(x: str, y: str, **more: Any) -> dict[str, Any]:
-    return {"height": 320, "xaxis": {"title": {"text": x}} | more, "yaxis": {"title": {"text": y}}}
+def _axes(x: str, y: str, **xaxis: Any) -> dict[str, Any]:
+    return {"height": 320, "xaxis": {"title": {"text": x}} | xaxis, "yaxis": {"title": {"text": y}}}
 
 
-def _line(x: Any, y: Any, name: str, color: str, **more: Any) -> dict[str, Any]:
-    """Returns a line as Plotly has it; `more` is how it is drawn."""
-    ends = {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), "name": name}
-    return {"type": "scatter", "mode": "lines", "line": {"color": color} | more} | ends
+def _line(x: Any, y: Any, name: str, color: str, **style: Any) -> dict[str, Any]:
+    """Returns a Plotly line; `style` are options of its stroke."""
+    data = {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), "name": name}
+    return {"type": "scatter", "mode": "lines", "line": {"color": color} | style} | data
 
 
-def _curve(x: Any, found: Estimate, color: str, name: str) -> dict[str, Any]:
-    """Returns a line with the interval of each point."""
+def _curve(x: Any, estimate: Estimate, color: str, name: str) -> dict[str, Any]:
+    """Returns a line with an error bar at each point."""
     bars: dict[str, Any] = {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3}
-    bars["array"] = (found.high - found.value).tolist()
-    bars["arrayminus"] = (found.value - found.low).tolist()
-    return _line(x, found.value, name, color) | {"mode": "lines+markers", "error_y": bars}
+    bars["array"] = (estimate.high - estimate.value).tolist()
+    bars["arrayminus"] = (estimate.value - estimate.low).tolist()
+    return _line(x, estimate.value, name, color) | {"mode": "lines+markers", "error_y": bars}
 
 
 def _rates(rates: Mapping[str, Any], kinds: list[str]) -> Chart:
-    """Draws false negatives among the k nearest, by k, above those of random pairs."""
-    traces, k = [], rates["k"]
+    """Draws the rate of false negatives among the k nearest, by k, and that of random pairs."""
+    traces, ks = [], rates["k"]
     for kind, color in zip(kinds, (BLUE, ORANGE), strict=False):
         near, chance = rates[kind]["near"], 100 * float(rates[kind]["random"].value)
-        in_percent = Estimate(100 * near.value, 100 * near.low, 100 * near.high)
-        traces.append(_curve(k, in_percent, color, f"{kind} labels"))
+        percent = Estimate(100 * near.value, 100 * near.low, 100 * near.high)
+        traces.append(_curve(ks, percent, color, f"{kind} labels"))
         name = f"{kind} labels, random pairs"
-        traces.append(_line(k, [chance] * len(k), name, color, dash="dot"))
-    ticks = {"type": "log", "tickvals": k, "ticktext": [str(one) for one in k]}
+        traces.append(_line(ks, [chance] * len(ks), name, color, dash="dot"))
+    ticks = {"type": "log", "tickvals": ks, "ticktext": [str(k) for k in ks]}
     layout = _axes("k nearest neighbours", "false negatives, %", **ticks)
     layout["yaxis"]["rangemode"] = "tozero"
     return Chart("False negatives among the nearest, by k; dotted: random pairs", traces, layout)
@@ -93,28 +93,28 @@ def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> Chart
 def _confusion(
     confusion: Mapping[str, Any], names: list[str], exclusive: bool, links: PageLinks
 ) -> Chart:
-    """Draws which labels take whose place: times as often as by chance, or of classes the share.
+    """Draws which labels replace which: how often relative to chance, or for classes the share.
 
-    A cell is a link to such samples.
+    Each cell links to such samples.
     """
     counts, chance = confusion["swapped"], confusion["expected"]
     shown = np.arange(len(counts))
-    if len(counts) > LARGEST:  # those with most in the wrong place
+    if len(counts) > LARGEST:  # those that are confused most
         wrong = counts - np.diag(np.diag(counts))
         shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:LARGEST])
-    of_shown, values = np.ix_(shown, shown), np.full((len(shown), len(shown)), np.nan)
-    base: NDArray[np.float64] = chance[of_shown]
-    enough, colors = base >= EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
+    block, values = np.ix_(shown, shown), np.full((len(shown), len(shown)), np.nan)
+    base: NDArray[np.float64] = chance[block]
+    comparable, colors = base >= EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
     x, y = "the neighbour has, the anchor has not", "the anchor has, the neighbour has not"
     unit = "times as often as random pairs (grey: too few)"
     if exclusive:
         base = np.broadcast_to(counts.sum(1)[shown][:, None] / 100, values.shape)
-        enough, colors = base > 0, {"colorscale": "Viridis", "zmin": 0, "zmax": 100}
+        comparable, colors = base > 0, {"colorscale": "Viridis", "zmin": 0, "zmax": 100}
         x, y, unit = "the neighbour's class", "the anchor's class", "% of the anchor's neighbours"
-    np.divide(counts[of_shown], base, out=values, where=enough)
+    np.divide(counts[block], base, out=values, where=comparable)
     labels = [names[i] for i in shown]
-    there = [
-        [links.confused(a, b) if enough[row, column] else "" for column, b in enumerate(labels)]
+    addresses = [
+        [links.confused(a, b) if comparable[row, column] else "" for column, b in enumerate(labels)]
         for row, a in enumerate(labels)
     ]
     hover = "%{y}, %{x}: %{customdata} pairs, %{z:.3g} " + unit.partition(" (")[0]
@@ -122,9 +122,9 @@ def _confusion(
         f"Which labels are confused: {unit}",
         labels,
         values,
-        counts[of_shown],
+        counts[block],
         (x, y),
-        there,
+        addresses,
         hovertemplate=f"{hover}<extra></extra>",
         showscale=True,
         **colors,

@@ -11,10 +11,10 @@ ADDRESS = "http://127.0.0.1:8000/"  # of `heron serve`, by default
 
 @dataclass(frozen=True)
 class PageLinks:
-    """Addresses on the page of an index of the samples that the report is of.
+    """Addresses of views of the page of `heron serve` for the report's samples.
 
     Raises:
-        RetrievalError: the address is none of a web page.
+        RetrievalError: the address is not that of a web page.
     """
 
     address: str = ADDRESS
@@ -23,7 +23,7 @@ class PageLinks:
         """Refuses what a browser would not open as a page."""
         try:
             scheme = urlsplit(self.address).scheme
-        except ValueError:  # half of an IPv6 address
+        except ValueError:  # malformed, such as half of an IPv6 address
             scheme = ""
         if scheme not in ("http", "https"):
             raise RetrievalError(
@@ -32,13 +32,13 @@ class PageLinks:
             )
 
     def sample(self, key: str, relation: str) -> str:
-        """Returns where a sample is shown with its `hard` or `false` negatives."""
+        """Returns the address that shows a sample with its `hard` or `false` negatives."""
         return self._with(key=key, relation=relation)
 
     def confused(self, anchor: str, neighbour: str) -> str:
-        """Returns where a random sample with one label alone is shown among those with the other.
+        """Returns the address of a random sample with one label only, beside those with the other.
 
-        Of one label twice, among others that have it.
+        If both labels are the same, it is shown beside others that have it.
         """
         if anchor == neighbour:
             return self._with(among=quoted(anchor), where=quoted(anchor))
@@ -47,5 +47,5 @@ class PageLinks:
             among=f"{pair[0]} and not {pair[1]}", where=f"{pair[1]} and not {pair[0]}"
         )
 
-    def _with(self, **asked: str) -> str:
-        return f"{self.address}{'&' if '?' in self.address else '?'}{urlencode(asked)}"
+    def _with(self, **query: str) -> str:
+        return f"{self.address}{'&' if '?' in self.address else '?'}{urlencode(query)}"

@@ -1,4 +1,4 @@
-"""What the labels of near samples say: rates of false and hard negatives, similarity, confusion."""
+"""Measures the labels of near samples: false and hard negatives, similarity, confusion."""
 
 import math
 from typing import Any
@@ -19,12 +19,12 @@ from heron.pipeline.negatives.neighbours import NearPairs, unit_vectors
 
 SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])  # quantiles of a cosine
 COARSE = 20  # bins of a histogram that are drawn as one
-EXPECTED = 10  # random pairs that two labels are swapped in, at least, to compare with
+EXPECTED = 10  # random pairs with two labels swapped that a comparison needs, at least
 LISTED = 12  # pairs of labels
 
 
 def measure_labels(near: NearPairs) -> dict[str, Any]:
-    """Returns near pairs beside random ones, by the names of `negatives.json`; see `docs`."""
+    """Compares near pairs with random ones; keys are those of `negatives.json` (see `docs`)."""
     pairs, k = near.pairs, near.question.k
     is_hard = near.relation[:, :k] == RELATIONS.index("hard")
     histograms = _histograms(near)
@@ -50,7 +50,7 @@ def measure_labels(near: NearPairs) -> dict[str, Any]:
 
 
 def _histograms(near: NearPairs) -> dict[str, Numbers]:
-    """Returns cosines of anchors and others by their labels: pairs in each of `BINS`."""
+    """Returns histograms of the cosine of anchors and others, by how their labels relate."""
     pairs, layer = near.pairs, near.question.layer
     anchors, others = (
         unit_vectors(near.embeddings, layer, n)[0] for n in (pairs.anchors, pairs.others)
@@ -74,49 +74,58 @@ def _describe(counts: Numbers) -> dict[str, Any]:
 
 
 def _rates(near: NearPairs) -> dict[str, dict[str, Estimate]]:
-    """Returns shares of false negatives and mean label distances, of the nearest and of others."""
-    every, seed = np.arange(near.pairs.largest + 1), near.question.seed
-    measures = {"same": every == 0, "close": every <= near.close, "distance": every / every[-1]}
-    at = np.array(near.ks)
-    size = np.tile(at.astype(np.float64), (len(near.counts), 1))
+    """Returns rates of false negatives and mean label distances, of the nearest and of others."""
+    differences, seed = np.arange(near.pairs.largest + 1), near.question.seed
+    measures = {  # value of each label difference
+        "same": differences == 0,
+        "close": differences <= near.close,
+        "distance": differences / differences[-1],
+    }
+    ks = np.array(near.ks)
+    neighbours = np.tile(ks.astype(np.float64), (len(near.counts), 1))
     rates = {}
     for name, value in measures.items():
-        sums = np.cumsum(value[near.difference], axis=1, dtype=np.float64)[:, at - 1]
-        chance = near.counts @ value.astype(np.float64), near.counts.sum(1)
-        rates[name] = {"near": bootstrap(sums, size, seed), "random": bootstrap(*chance, seed)}
+        sums = np.cumsum(value[near.difference], axis=1, dtype=np.float64)[:, ks - 1]
+        random_sums = near.counts @ value.astype(np.float64)
+        rates[name] = {
+            "near": bootstrap(sums, neighbours, seed),
+            "random": bootstrap(random_sums, near.counts.sum(1), seed),
+        }
     return rates
 
 
 def _confusion(near: NearPairs, numbers: Numbers) -> dict[str, Any]:
     """Returns which labels neighbours lack, and which they have instead.
 
-    `precision` [labels] is the share of the k nearest of anchors with a label that have it too,
-    `random` the same of random others. `swapped` [a, b] counts pairs whose anchor has a and not b,
-    and whose neighbour has b and not a (of classes, the diagonal holds those that agree), and
-    `expected` is its value for as many random pairs.
+    `precision` [labels] is the share of the k nearest of the anchors with a label that also have
+    it, `random` the same for random others. `swapped` [a, b] counts pairs whose anchor has a and
+    not b while the neighbour has b and not a (for classes, the diagonal counts pairs that agree),
+    and `expected` is its value for as many random pairs.
     """
     pairs, targets = near.pairs, near.pairs.targets
     anchors, others = (targets[n].astype(np.float32) for n in (pairs.anchors, pairs.others))
     k, labels = numbers.shape[1], targets.shape[1]
-    kept, swapped = np.zeros((len(anchors), labels), np.float32), np.zeros((labels, labels))
+    shared, swapped = np.zeros((len(anchors), labels), np.float32), np.zeros((labels, labels))
     size = max(1, CELLS // (k * labels))
     for start in range(0, len(anchors), size):
         block = slice(start, start + size)
-        y, its = anchors[block, None], targets[numbers[block]].astype(np.float32)
-        kept[block] = (y * its).sum(1)
-        swapped += (y * (1 - its)).reshape(-1, labels).T @ (its * (1 - y)).reshape(-1, labels)
-    among = np.isin(pairs.anchors, pairs.others)  # where the anchor itself does not count
-    size_of_others = len(others) - among
-    share = (others.sum(0) - anchors * among[:, None]) / size_of_others[:, None]
-    kept_by_chance, count = (anchors * share).sum(0, dtype=np.float64), anchors.sum(0)
+        y_anchor, y_near = anchors[block, None], targets[numbers[block]].astype(np.float32)
+        shared[block] = (y_anchor * y_near).sum(1)
+        swapped += (y_anchor * (1 - y_near)).reshape(-1, labels).T @ (
+            y_near * (1 - y_anchor)
+        ).reshape(-1, labels)
+    is_other = np.isin(pairs.anchors, pairs.others)  # then the anchor itself does not count
+    other_counts = len(others) - is_other
+    share = (others.sum(0) - anchors * is_other[:, None]) / other_counts[:, None]
+    shared_by_chance, count = (anchors * share).sum(0, dtype=np.float64), anchors.sum(0)
     expected = ((anchors.T @ (1 - anchors)) * (others.T @ (1 - others)).T).astype(np.float64)
-    expected *= numbers.size / size_of_others.sum()
+    expected *= numbers.size / other_counts.sum()
     if pairs.exclusive:
-        np.fill_diagonal(swapped, kept.sum(0))
-        np.fill_diagonal(expected, kept_by_chance * k)
+        np.fill_diagonal(swapped, shared.sum(0))
+        np.fill_diagonal(expected, shared_by_chance * k)
     return {
-        "precision": bootstrap(kept, anchors * k, near.question.seed),
-        "random": np.divide(kept_by_chance, count, out=np.full(labels, np.nan), where=count > 0),
+        "precision": bootstrap(shared, anchors * k, near.question.seed),
+        "random": np.divide(shared_by_chance, count, out=np.full(labels, np.nan), where=count > 0),
         "swapped": np.rint(swapped).astype(np.int64),
         "expected": expected,
         "worst": _worst(near, swapped, expected),
@@ -124,11 +133,11 @@ def _confusion(near: NearPairs, numbers: Numbers) -> dict[str, Any]:
 
 
 def _worst(near: NearPairs, swapped: Any, expected: Any) -> list[dict[str, Any]]:
-    """Returns the labels that are swapped most above chance."""
-    names, enough = near.embeddings.samples.names, expected >= EXPECTED
+    """Returns the pairs of labels that are swapped most often, relative to chance."""
+    names, comparable = near.embeddings.samples.names, expected >= EXPECTED
     if near.pairs.exclusive:
-        np.fill_diagonal(enough, False)
-    ratio = np.divide(swapped, expected, out=np.full(expected.shape, -1.0), where=enough)
+        np.fill_diagonal(comparable, False)
+    ratio = np.divide(swapped, expected, out=np.full(expected.shape, -1.0), where=comparable)
     order = np.argsort(-ratio, axis=None, kind="stable")[:LISTED].tolist()
     return [
         {
@@ -137,6 +146,6 @@ def _worst(near: NearPairs, swapped: Any, expected: Any) -> list[dict[str, Any]]
             "pairs": round(swapped[a, b]),
             "expected": expected[a, b],
         }
-        for a, b in (divmod(place, len(names)) for place in order)
-        if enough[a, b]
+        for a, b in (divmod(flat_index, len(names)) for flat_index in order)
+        if comparable[a, b]
     ]

@@ -1,4 +1,4 @@
-"""Hard negatives back into training: tables of near rows with far labels, made while it goes on."""
+"""Mines hard negatives during training: tables of near rows with far labels."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,34 +24,34 @@ from heron.pipeline.training import checkpoint
 from heron.shards.artefact import FileSum, in_words
 from heron.shards.atomic import atomic_write, save_json
 
-SHARED = "meeting"  # a file that tells whether all processes see the folder
-SEEN = 8  # so many times the rows of a table are looked at, to find enough with far labels
-SAMPLE = 1000  # rows that the median label distance of a row is taken over, about
+SHARED = "meeting"  # a file that shows whether all processes see the same folder
+SEEN = 8  # neighbours searched per hard negative, as not all of them have far labels
+SAMPLE = 1000  # rows, roughly, that the median label distance is computed over
 
 
 @dataclass
 class Miner:
     """Refreshes the tables that a `MinedStream` reads.
 
-    The labelled rows are embedded by all processes, by the weights of that step; a thread of the
-    main process searches them while training goes on, and has `every_steps` steps for it.
+    All processes embed the labelled rows with the weights of that step; a thread of the main
+    process then searches them while training goes on, and has `every_steps` steps to finish.
     """
 
-    config: Negatives  # how often, how many, how far
-    stream: MinedStream  # whose rows are embedded
+    config: Negatives
+    stream: MinedStream  # its candidate rows are embedded
     evaluator: Evaluator  # embeds them
-    checkpoints: Path  # of the run: tables that they may go on from stay
+    checkpoints: Path  # of the run: tables that resuming one of them would need are kept
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _work: Future[None] | None = None
 
     def begin(self, step: int) -> None:
-        """Makes the folder ready for a run that begins or goes on at a step; all call it.
+        """Prepares the folder for a run that starts or resumes at a step; all processes call it.
 
         The tables of an earlier run are set aside, as its checkpoints are.
 
         Raises:
-            CheckpointError: a table that the steps after it need is not there, or not what it was;
-                or not all processes see the folder.
+            CheckpointError: a table that the next steps need is missing or damaged; or not all
+                processes see the folder.
             MissingPackage: FAISS is not installed.
             RetrievalError: `negatives.gpu` is set, and FAISS has no GPU.
         """
@@ -69,42 +69,42 @@ class Miner:
                 "with run.resume=never to begin anew"
             )
         try:
-            seen = (folder / SHARED).read_text() == token
+            sees_folder = (folder / SHARED).read_text() == token
         except OSError:
-            seen = False
-        blind = "" if seen else f"rank {rank()}"
-        if blind := next(filter(None, gather_told(blind)), ""):
+            sees_folder = False
+        blind_rank = "" if sees_folder else f"rank {rank()}"
+        if blind_rank := next(filter(None, gather_told(blind_rank)), ""):
             raise CheckpointError(
-                f"{folder} is not one folder for all processes: {blind} does not see what "
+                f"{folder} is not one folder for all processes: {blind_rank} does not see what "
                 "rank 0 wrote there; expected run.dir on a disk that all machines share"
             )
 
     def _prepare(self, step: int) -> tuple[str, str]:
-        """Returns what is wrong with the tables that a step needs, and what `SHARED` says now."""
+        """Returns what is wrong with the tables that a step needs, and the new text of `SHARED`."""
         folder, every, fault, token = self.stream.folder, self.config.every_steps, "", uuid4().hex
         if not step:
             checkpoint.set_aside(folder, "step-*.npy")
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("step-*"):
             if _step(path) > step:
-                path.unlink()  # of a run that came further
-        for made_at in sorted({(step // every - 1) * every, step // every * every}):
-            if made_at > 0:
-                fault = fault or _damage(folder / table_name(made_at))
+                path.unlink()  # left by a run that went beyond this step
+        for table_step in sorted({(step // every - 1) * every, step // every * every}):
+            if table_step > 0:
+                fault = fault or _damage(folder / table_name(table_step))
         (folder / SHARED).write_text(token)
         return fault, token
 
     def __enter__(self) -> Self:
-        """Returns the miner, which ends when it is left."""
+        """Returns the miner; leaving the context stops it."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Tells the reading processes to wait no more, and mines no more."""
+        """Releases the reading processes that wait for a table, and stops mining."""
         self.stream.ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def wait(self, t: int) -> None:
-        """Before batch t is asked for: the table that it needs is there, or a fault is raised."""
+        """Waits until the table that batch t needs is there; raises as `finish` does."""
         if t % self.config.every_steps == 0:
             self.finish()
 
@@ -112,7 +112,7 @@ class Miner:
         """Waits for the table that is being made.
 
         Raises:
-            TrainingError: it could not be made.
+            TrainingError: the table could not be made.
         """
         work, self._work = self._work, None
         if work is not None:
@@ -120,7 +120,7 @@ class Miner:
                 work.result()
 
     def refresh(self, model: Heterogeneous, step: int) -> None:
-        """Embeds the labelled rows after a step, where it is due, and begins a table; all call it.
+        """Embeds the labelled rows, if due after this step, and starts a table; all call it.
 
         Raises:
             TrainingError: embeddings are not finite.
@@ -137,18 +137,24 @@ class Miner:
             )
         if rank() == 0:
             self._work = self._thread.submit(
-                self._make, step, predicted.rows, predicted.hidden, predicted.y
+                self._make_table, step, predicted.rows, predicted.hidden, predicted.y
             )
 
-    def _make(
+    def _make_table(
         self, step: int, rows: Rows, hidden: NDArray[np.float32], y: NDArray[np.float32]
     ) -> None:
-        """Writes a table, and removes those that no batch after a checkpoint needs."""
+        """Writes a table, and removes tables that no batch after a checkpoint needs."""
         candidates, every = self.stream.candidates, self.config.every_steps
         table = np.full((len(candidates), self.config.nearest), -1, np.int64)
-        known = self.config.nearest, self.evaluator.exclusive, self.config.gpu
-        mined = mine(hidden, y, rows, *known)
-        table[np.searchsorted(candidates, rows)] = mined  # rows that cannot be read have none
+        mined = mine(
+            hidden,
+            y,
+            rows,
+            nearest=self.config.nearest,
+            exclusive=self.evaluator.exclusive,
+            gpu=self.config.gpu,
+        )
+        table[np.searchsorted(candidates, rows)] = mined  # unreadable rows keep -1
         path = self.stream.folder / table_name(step)
         path.unlink(missing_ok=True)
         with atomic_write(path) as stream:
@@ -165,32 +171,32 @@ def mine(
     hidden: NDArray[np.float32],  # embeddings, [rows, dim]
     y: NDArray[np.float32],  # labels as 0/1, [rows, labels]
     rows: Rows,  # numbers of the rows, [rows]
-    nearest: int,  # how many a row
+    nearest: int,  # number of hard negatives per row
     exclusive: bool,  # whether a row has one class
     gpu: bool = False,  # search on a GPU: see `evaluation.knn.exact_nearest`
 ) -> Rows:
     """Returns the numbers of the nearest hard negatives of every row, [rows, nearest].
 
-    `pipeline.negatives.definition` says what is hard; the median is over a fixed sample of the
-    rows. -1 stands where there are no more among the `SEEN` times as many that are looked at.
+    `pipeline.negatives.definition` defines hard; the median is over a fixed sample of the rows.
+    `SEEN` times `nearest` neighbours are searched; -1 fills up rows with fewer hard ones.
     """
-    from heron.pipeline.evaluation.knn import exact_nearest, faiss  # here: only mining needs it
+    from heron.pipeline.evaluation.knn import exact_nearest, faiss  # only mining needs FAISS
 
     faiss.omp_set_num_threads(torch.get_num_threads())
     unit = hidden / np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-12)
-    every = np.arange(len(rows))
-    pairs = LabelPairs(y, exclusive, every, every[:: max(1, len(rows) // SAMPLE)])
+    numbers = np.arange(len(rows))
+    pairs = LabelPairs(y, exclusive, numbers, numbers[:: max(1, len(rows) // SAMPLE)])
     mined = np.full((len(rows), nearest), -1, np.int64)
     for block in pairs.blocks():
-        own = every[block]
+        anchors = numbers[block]
         k = min(len(rows) - 1, SEEN * nearest)
-        near, _ = exact_nearest([(every, unit)], unit[block], own, k, gpu=gpu)
-        hard = hard_difference(pairs.counts(block))
-        far = label_difference(y, own[:, None], near, exclusive) >= hard[:, None]
-        order = np.argsort(~far, axis=1, kind="stable")[:, :nearest]
-        is_far = np.take_along_axis(far, order, 1)
-        found = np.where(is_far, rows[np.take_along_axis(near, order, 1)], -1)
-        mined[block, : found.shape[1]] = found
+        near, _ = exact_nearest([(numbers, unit)], unit[block], anchors, k, gpu=gpu)
+        threshold = hard_difference(pairs.counts(block))
+        is_hard = label_difference(y, anchors[:, None], near, exclusive) >= threshold[:, None]
+        hard_first = np.argsort(~is_hard, axis=1, kind="stable")[:, :nearest]
+        selected = rows[np.take_along_axis(near, hard_first, 1)]
+        selected = np.where(np.take_along_axis(is_hard, hard_first, 1), selected, -1)
+        mined[block, : selected.shape[1]] = selected
     return mined
 
 
@@ -202,8 +208,8 @@ def _step(path: Path) -> int:
 def _damage(table: Path) -> str:
     """Returns what is wrong with a table, or ""."""
     try:
-        known = table.with_suffix(".json").read_bytes()
-        return FileSum.model_validate_json(known, strict=True).fault(table)
+        record = table.with_suffix(".json").read_bytes()
+        return FileSum.model_validate_json(record, strict=True).fault(table)
     except OSError as error:
         return f"{table} cannot be read: {error}"
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The nearest samples of anchors, exact or as an index has them, and how they relate by labels."""
+"""The nearest samples of anchors, exact or from an index, and how their labels relate."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
 KS = 1, 2, 5, 10, 20, 50
-EXAMPLES = 12  # pairs that are shown
+EXAMPLES = 12  # pairs shown
 
 
 @dataclass(frozen=True)
 class Question:
     """What is measured."""
 
-    layer: Layer = "hidden"  # whose vectors say what is near, by cosine
+    layer: Layer = "hidden"  # whose vectors' cosine says what is near
     k: int = 10  # neighbours that count for hard negatives and confused labels
     anchors: int = 2000  # drawn from the samples with labels; 0: all of these
-    seed: int = 0  # of every draw
+    seed: int = 0  # of all random draws
 
 
 @dataclass(frozen=True)
 class NearPairs:
-    """Anchors with their nearest neighbours; `pipeline.negatives.definition` has the terms."""
+    """Anchors with their nearest neighbours; see `pipeline.negatives.definition` for the terms."""
 
     question: Question
     embeddings: Embeddings
-    pairs: LabelPairs  # of the anchors and the others that stand for all
+    pairs: LabelPairs  # of the anchors and the others that represent all
     counts: Numbers  # how many others differ in 0, 1, ... labels, [anchors, differences]
-    close: int  # the largest label difference of close labels; 0: only the same are close
+    close: int  # the largest label difference of close labels; 0: only equal ones are close
     hard: Numbers  # the least label difference of hard negatives, above `close`, [anchors]
-    ks: tuple[int, ...]  # how many nearest neighbours the rates are of
+    ks: tuple[int, ...]  # the numbers of nearest neighbours to compute rates for
     numbers: Numbers  # the nearest neighbours, [anchors, greatest k]
     cosine: Vectors  # of each with its anchor
     difference: Numbers  # of their labels
@@ -55,7 +55,7 @@ class NearPairs:
 
     @property
     def relation(self) -> Numbers:
-        """The place in `RELATIONS` of each neighbour."""
+        """The index in `RELATIONS` of each neighbour."""
         return relation(self.difference, self.close, self.hard[:, None])
 
     def examples(self, name: str) -> list[tuple[int, int]]:
@@ -65,13 +65,13 @@ class NearPairs:
         """
         k = self.question.k
         names = ["false", "close"] if name == "false" else [name]
-        wanted = np.isin(self.relation[:, :k], [RELATIONS.index(name) for name in names])
-        places = np.flatnonzero(wanted)
-        places = places[np.argsort(-self.cosine[:, :k].reshape(-1)[places])]
+        matches = np.isin(self.relation[:, :k], [RELATIONS.index(name) for name in names])
+        flat_indices = np.flatnonzero(matches)
+        flat_indices = flat_indices[np.argsort(-self.cosine[:, :k].reshape(-1)[flat_indices])]
         chosen: list[tuple[int, int]] = []
         used: set[int] = set()
-        for place in places.tolist():
-            row, column = divmod(place, k)
+        for flat_index in flat_indices.tolist():
+            row, column = divmod(flat_index, k)
             pair = {int(self.pairs.anchors[row]), int(self.numbers[row, column])}
             if not pair & used and len(chosen) < EXAMPLES:
                 used |= pair
@@ -82,7 +82,7 @@ class NearPairs:
 def find_neighbours(
     embeddings: Embeddings, question: Question, index: "Index | None" = None
 ) -> NearPairs:
-    """Finds the nearest samples with labels of a seeded draw of anchors, exactly or by an index.
+    """Finds the nearest labelled samples of randomly drawn anchors, exactly or with an index.
 
     Raises:
         RetrievalError: there are no labels or all are the same, k is too large, the index is of
@@ -90,7 +90,7 @@ def find_neighbours(
     """
     samples = embeddings.samples
     labelled = np.flatnonzero(samples.known) if samples.names else np.empty(0, np.int64)
-    notes = _check(embeddings, question, labelled)
+    notes = _check_question(embeddings, question, labelled)
     pairs = draw_pairs(
         samples.targets, samples.known, samples.exclusive, question.anchors, question.seed
     )
@@ -129,8 +129,8 @@ def find_neighbours(
     )
 
 
-def _check(embeddings: Embeddings, question: Question, labelled: Numbers) -> list[str]:
-    """Refuses a question without an answer; returns what cannot be answered as asked."""
+def _check_question(embeddings: Embeddings, question: Question, labelled: Numbers) -> list[str]:
+    """Refuses a question without an answer; returns notes on what is answered only in part."""
     count = len(labelled)
     embeddings.layer(question.layer)
     if count < 2:
@@ -148,18 +148,18 @@ def _check(embeddings: Embeddings, question: Question, labelled: Numbers) -> lis
             f"{question.anchors} anchors; expected a number of them, or 0 for all samples"
         )
     notes = []
-    if (without := len(embeddings) - count) > 0:
-        notes.append(f"{without:,} samples without labels are left out, as neighbours too")
+    if (unlabelled := len(embeddings) - count) > 0:
+        notes.append(f"{unlabelled:,} samples without labels are left out, as neighbours too")
     if question.anchors > count:
         notes.append(f"{question.anchors:,} anchors were asked for; {count:,} samples have labels")
     return notes
 
 
 def unit_vectors(embeddings: Embeddings, layer: Layer, numbers: Numbers, views: int = 1) -> Vectors:
-    """Returns vectors of some samples, each view at length one: [views, *numbers, dim].
+    """Returns unit vectors of some samples, view by view: [views, *numbers, dim].
 
     Raises:
-        RetrievalError: some have no direction; names their samples.
+        RetrievalError: vectors have no direction; names their samples.
     """
     flat = numbers.reshape(-1)
     vectors = embeddings.take(layer, flat).reshape(len(flat), views, -1)
@@ -168,21 +168,21 @@ def unit_vectors(embeddings: Embeddings, layer: Layer, numbers: Numbers, views: 
 
 
 def _unit(vectors: Vectors, samples: Samples, numbers: Numbers) -> Vectors:
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    sound = (np.isfinite(lengths) & (lengths > 0)).reshape(len(vectors), -1).all(1)
-    if not sound.all():
-        keys = [samples.key(int(numbers[i])) for i in np.flatnonzero(~sound)[:5]]
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    valid = (np.isfinite(norms) & (norms > 0)).reshape(len(vectors), -1).all(1)
+    if not valid.all():
+        keys = [samples.key(int(numbers[i])) for i in np.flatnonzero(~valid)[:5]]
         raise RetrievalError(
-            f"the vectors of {int((~sound).sum()):,} samples are zero or not finite, the first "
+            f"the vectors of {int((~valid).sum()):,} samples are zero or not finite, the first "
             f"{', '.join(keys)}; expected vectors with a direction; embed again, or leave them out"
         )
-    return np.asarray(vectors / lengths, np.float32)
+    return np.asarray(vectors / norms, np.float32)
 
 
 def _exact(
     embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
 ) -> tuple[Numbers, Vectors]:
-    """Returns the k nearest samples with labels of each anchor and their cosine, [anchors, k]."""
+    """Returns the k nearest labelled samples of each anchor and their cosines, [anchors, k]."""
     samples = embeddings.samples
 
     def labelled() -> Iterator[tuple[Numbers, Vectors]]:
@@ -196,7 +196,7 @@ def _exact(
 def _of_index(
     index: "Index", embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
 ) -> tuple[Numbers, Vectors]:
-    """Returns neighbours as an index has them, in its order; cosines are of the embeddings."""
+    """Returns an index's neighbours in its order; cosines are computed from the embeddings."""
     index.check(embeddings)
     if index.manifest.layer != layer:
         raise RetrievalError(
@@ -214,7 +214,7 @@ def _of_index(
             "smaller --k, or leave --index out for exact neighbours"
         )
     queries, cosine = unit_vectors(embeddings, layer, anchors)[0], np.empty(near.shape, np.float32)
-    for column in range(k):  # not all at once: they may not fit into memory
+    for column in range(k):  # column by column: all vectors may not fit into memory
         vectors = unit_vectors(embeddings, layer, near[:, column])[0]
         cosine[:, column] = np.einsum("nd,nd->n", queries, vectors)
     return near, cosine

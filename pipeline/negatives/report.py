@@ -1,4 +1,4 @@
-"""The report on negatives: one HTML page, its numbers as JSON, and the pairs as Parquet."""
+"""Writes the report on negatives: an HTML page, its numbers as JSON, and the pairs as Parquet."""
 
 import math
 from collections import Counter
@@ -29,7 +29,7 @@ from heron.shards.errors import ShardError
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
-LARGEST = 200  # labels whose matrix is written to the JSON
+LARGEST = 200  # labels up to which the confusion matrices are written to the JSON
 SIDE = 192  # of a picture, in pixels, at most
 PAGE = Path(__file__).parent / "page"
 
@@ -44,29 +44,29 @@ def report(
 ) -> dict[str, Any]:
     """Writes report.html, negatives.json and pairs.parquet; returns what JSON holds.
 
-    `index` is of the same embeddings, to take neighbours from; `data` names the shards of their
-    pictures, where they are not those that the embeddings name. Pairs and confused labels link to
-    the page of `heron serve` at `address`.
+    Neighbours are taken from `index`, which must be of the same embeddings, if it is given; `data`
+    names the shards with the pictures if they are not those that the embeddings name. Pairs and
+    confused labels link to the page of `heron serve` at `address`.
 
     Raises:
         RetrievalError: the question has no answer, or index or data are of other samples.
         ShardError: `data` is no data set, the disk is full, or a picture cannot be read.
     """
     links = PageLinks(address)
-    pictures, without = find_pictures(embeddings, data)  # before the work, if it is wrong
-    near, known = find_neighbours(embeddings, question, index), embeddings.manifest
-    temperatures = Temperatures.of_run(known.run)
+    pictures, no_pictures = find_pictures(embeddings, data)  # first, so that it fails early
+    near, manifest = find_neighbours(embeddings, question, index), embeddings.manifest
+    temperatures = Temperatures.of_run(manifest.run)
     repulsion, notes = measure_repulsion(near, temperatures)
     recall = index.manifest.recall if index else None
     neighbours = "exact"
     if index:
-        measured = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
-        neighbours = f"of the index {index.folder} ({index.manifest.kind}), {measured}"
+        quality = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
+        neighbours = f"of the index {index.folder} ({index.manifest.kind}), {quality}"
     numbers = {
         "embeddings": str(embeddings.folder),
-        "checkpoint": known.checkpoint,
-        "run": known.run,
-        "data": known.data,
+        "checkpoint": manifest.checkpoint,
+        "run": manifest.run,
+        "data": manifest.data,
         "samples": len(embeddings),
         "labelled": int(embeddings.samples.known.sum()),
         "question": question,
@@ -77,30 +77,31 @@ def report(
         "labels": {"kind": embeddings.samples.kind, "names": embeddings.samples.names},
         **measure_labels(near),
         **repulsion,
-        "left_out": [*near.notes, *notes, *filter(None, [without])],
+        "left_out": [*near.notes, *notes, *filter(None, [no_pictures])],
     }
-    text = render(near, numbers, pictures, links)
-    small = len(embeddings.samples.names) <= LARGEST
-    confusion = numbers["confusion"] | ({} if small else {"swapped": None, "expected": None})
+    page = render(near, numbers, pictures, links)
+    confusion = numbers["confusion"]
+    if len(embeddings.samples.names) > LARGEST:
+        confusion = confusion | {"swapped": None, "expected": None}
     out.mkdir(parents=True, exist_ok=True)
     with atomic_write(out / "pairs.parquet") as stream:
         pq.write_table(tabulate(near, temperatures), stream)
     with atomic_write(out / "negatives.json") as stream:
         stream.write(to_json(numbers | {"confusion": confusion}))
     with atomic_write(out / "report.html") as stream:
-        stream.write(text.encode())
+        stream.write(page.encode())
     return numbers
 
 
 def to_json(value: Any) -> bytes:
-    """Returns JSON: dataclasses as mappings, arrays as lists, what is not finite as null."""
+    """Returns JSON: dataclasses as mappings, arrays as lists, non-finite numbers as null."""
     return pydantic_core.to_json(
         value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()
     )
 
 
 def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
-    """Returns every anchor with its neighbours, a row each."""
+    """Returns a table with a row for each anchor and neighbour."""
     anchors, k = near.numbers.shape
     g = near_weights(near, temperatures)
     keys = pa.array(near.embeddings.samples.keys.tolist(), pa.binary()).cast(pa.string())
@@ -120,9 +121,9 @@ def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
 def render(
     near: NearPairs, numbers: dict[str, Any], pictures: SamplePictures | None, links: PageLinks
 ) -> str:
-    """Returns the whole page: each figure and table with what it says, in sentences."""
-    precision, base = numbers["confusion"]["precision"], numbers["confusion"]["random"]
-    lift = precision.value / np.where(base > 0, base, np.nan)
+    """Returns the page as HTML: figures and tables, each with its findings in sentences."""
+    precision, chance = numbers["confusion"]["precision"], numbers["confusion"]["random"]
+    lift = precision.value / np.where(chance > 0, chance, np.nan)
     return pages.render(
         "report.html",
         PAGE,
@@ -143,7 +144,7 @@ def render(
 
 
 def _ends(weight: dict[str, Any] | None) -> list[float]:
-    """Returns the mean g of the least and of the most alike pairs."""
+    """Returns the mean g of the least and of the most similar pairs."""
     if weight is None:
         return []
     points = np.flatnonzero(weight["pairs"] >= min(figures.FEW, weight["pairs"].max()))
@@ -151,16 +152,16 @@ def _ends(weight: dict[str, Any] | None) -> list[float]:
 
 
 def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> list[dict[str, Any]]:
-    """Returns near pairs with what their labels have in common, and what not."""
+    """Returns near pairs with the labels that they share and those that only one has."""
     samples, pairs = near.embeddings.samples, []
     for row, column in near.examples(relation):
         numbers = int(near.pairs.anchors[row]), int(near.numbers[row, column])
         left, right = (samples.label_names(number) for number in numbers)
-        shown = [(samples.key(n), pictures.of(samples, n)) for n in numbers] if pictures else []
+        images = [(samples.key(n), pictures.of(samples, n)) for n in numbers] if pictures else []
         pairs.append(
             {
                 "keys": [samples.key(number) for number in numbers],
-                "pictures": [(key, _thumbnail(picture)) for key, picture in shown if picture],
+                "pictures": [(key, _thumbnail(image)) for key, image in images if image],
                 "cosine": float(near.cosine[row, column]),
                 "distance": float(near.difference[row, column] / near.pairs.largest),
                 "rank": column + 1,
@@ -173,7 +174,7 @@ def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> l
 
 
 def _thumbnail(picture: Image.Image) -> str:
-    """Returns a small picture as a PNG in base64."""
+    """Shrinks a picture in place, and returns it as a PNG in base64."""
     picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     return pages.png(picture)
 
@@ -182,11 +183,11 @@ def find_pictures(
     embeddings: Embeddings, data: str | None = None
 ) -> tuple[SamplePictures | None, str]:
     """Returns the pictures of the samples, or None and why there are none; see `report`."""
-    known = embeddings.manifest
+    manifest = embeddings.manifest
     try:
-        shards = shards_of(data, known.data, embeddings.folder)
-        pictures = SamplePictures.open(shards, known.run, own=False)
-        pictures.of(embeddings.samples, 0)  # of other shards it raises
+        shards = shards_of(data, manifest.data, embeddings.folder)
+        pictures = SamplePictures.open(shards, manifest.run, own=False)
+        pictures.of(embeddings.samples, 0)  # raises if the shards are others
         if pictures.view is not None:
             return pictures, ""
         return None, "pictures: the data set has no view of images"
@@ -197,7 +198,7 @@ def find_pictures(
 
 
 def percent(share: "float | Estimate") -> str:
-    """Returns a share in per cent, to three digits; of an estimate also its interval."""
+    """Formats a share in per cent, to three digits; an estimate with its interval."""
     if isinstance(share, Estimate):
         value, low, high = (percent(float(v)) for v in (share.value, share.low, share.high))
         return value if value == "–" else f"{value} ({low.removesuffix(' %')} to {high})"
@@ -207,7 +208,7 @@ def percent(share: "float | Estimate") -> str:
 
 
 def number(estimate: Estimate, digits: int = 3) -> str:
-    """Returns an estimate with its interval."""
+    """Formats an estimate with its interval."""
     if not math.isfinite(estimate.value):
         return "–"
     value, low, high = (f"{v:.{digits}f}" for v in (estimate.value, estimate.low, estimate.high))

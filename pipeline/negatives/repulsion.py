@@ -1,4 +1,4 @@
-"""What pushes pairs apart: HeroCon's learnt weight g, and which samples bear the repulsion."""
+"""Measures what pushes pairs apart: HeroCon's learnt weight g, and who bears the repulsion."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,9 +25,9 @@ from heron.pipeline.negatives.estimates import (
 from heron.pipeline.negatives.neighbours import NearPairs, unit_vectors
 from heron.pipeline.retrieval.embeddings import Layer
 
-PARTNERS = 100  # random others of an anchor whose g goes into the rank correlations
+PARTNERS = 100  # random others per anchor that enter the rank correlations of g
 COSINES = 40  # bins of the curve of g by cosine
-GAMMA = 0.5  # temperature of Assumption 1 where the run has none: the paper's, Section V-A
+GAMMA = 0.5  # temperature of Assumption 1 if the run has none: the paper's, Section V-A
 HARDENINGS: dict[str, tuple[str, float]] = {  # eta of Assumption 1: none, and those of Figure 4
     "none": ("exp", 0),
     "exp, beta 1": ("exp", 1),
@@ -35,13 +35,13 @@ HARDENINGS: dict[str, tuple[str, float]] = {  # eta of Assumption 1: none, and t
     "threshold exp(-0.5)": ("threshold", -0.5),
     "threshold exp(-0.1)": ("threshold", -0.1),
 }
-FALSE = {"same": 0, "close": 1}  # what counts as a false negative: the last of its relations
+FALSE = {"same": 0, "close": 1}  # the last of `RELATIONS` that counts as a false negative
 Sums = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Temperatures:
-    """What the loss of the run that made the embeddings pushes apart, and how strongly."""
+    """Which pairs the loss of the embeddings' run pushes apart, and how strongly."""
 
     tau: float = 1.0  # of f = exp(cos / tau)
     gamma: float = GAMMA  # of H-SCL's g = cos / gamma
@@ -51,7 +51,7 @@ class Temperatures:
 
     @classmethod
     def of_run(cls, run: str | Path) -> "Temperatures":
-        """Returns those in a run's config.yaml; defaults, and why, where it cannot be read."""
+        """Reads a run's config.yaml; if it cannot be read, returns defaults and says why."""
         path = Path(run) / "config.yaml"
         try:
             objective = load_run_config(path).objective
@@ -61,7 +61,7 @@ class Temperatures:
         repelling = {name: term for name, term in objective.terms().items() if term.repels_all}
         if not repelling:
             return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
-        name, term = max(repelling.items(), key=lambda one: one[1].weight)
+        name, term = max(repelling.items(), key=lambda item: item[1].weight)
         source = f"objective.{name}.tau of {path}"
         if "input_projections" in term.requires().features:
             source += ", which compares inputs with projections; here it is projections"
@@ -70,31 +70,31 @@ class Temperatures:
         return cls(getattr(term, "tau", GAMMA), gamma, first, cross_view, source)
 
     def pairs(self, views: int) -> list[tuple[int, int]]:
-        """Returns views u of an anchor and j of another sample that the loss pushes apart."""
-        every = product(range(1 if self.first else views), range(views))
-        return [(u, j) for u, j in every if u != j or not self.cross_view or views == 1]
+        """Returns (u, j) if the loss pushes an anchor's view u apart from view j of others."""
+        pairs = product(range(1 if self.first else views), range(views))
+        return [(u, j) for u, j in pairs if u != j or not self.cross_view or views == 1]
 
 
 def measure_repulsion(
     near: NearPairs, temperatures: Temperatures
 ) -> tuple[dict[str, Any], list[str]]:
-    r"""Weighs all pairs of anchors and others as the losses do, some anchors at a time.
+    r"""Weighs all pairs of anchors and others as the losses do, a block of anchors at a time.
 
     HeroCon (KDD 2022, Eq. 4 and 5) weighs a negative by
 
     .. math:: g = \tfrac12 [e^{1 - cos(z_{iu}, H(z_{kj}))} + e^{1 - cos(z_{kj}, H(z_{iu}))}]
 
-    which is to be small where i and k are alike. The repulsion of a pair is its part of the
-    gradient by its cosine: f of InfoNCE, g f of HeroCon, over their sum over the negatives of the
-    anchor, with f = exp(cos / tau). Samples are compared as they are, without augmentation.
+    which should be small if i and k are alike. The repulsion of a pair is its share of the
+    gradient with respect to its cosine: f for InfoNCE, g f for HeroCon, over their sum over the
+    anchor's negatives, with f = exp(cos / tau). Samples are compared without augmentation.
 
     H-SCL's Assumption 1 (Jiang et al., Section IV) says of an anchor x that
-    E_{q_Hcol}[e^g] >= E_{q_H-SCL}[e^g], with g = cos / gamma (no relation of HeroCon's): negatives
-    with its label, weighted by a hardening eta(g), are nearer in the mean than those with another
+    E_{q_Hcol}[e^g] >= E_{q_H-SCL}[e^g], with g = cos / gamma (unrelated to HeroCon's g): weighted
+    by a hardening eta(g), negatives with its label are nearer on average than those with another
     label. Then the H-SCL loss is below the H-UCL loss (Lemma 1).
 
     Returns:
-        What was measured, by the names of `negatives.json`; and what was left out, and why.
+        The measures, with the keys of `negatives.json`; and what was left out, and why.
 
     Raises:
         RetrievalError: vectors have no direction.
@@ -102,17 +102,17 @@ def measure_repulsion(
     pairs, seed, layers = near.pairs, near.question.seed, near.embeddings.manifest.layers
     layer: Layer = "projection" if "projection" in layers else "hidden"
     views = layers[layer].views if layer == "projection" else 1
-    read, notes = [layer], []
+    layers_read, notes = [layer], []
     if layer == "hidden":
         notes.append("without the layer 'projection' all is measured on 'hidden', and without g")
     elif "weight" in layers:
-        read.append("weight")
+        layers_read.append("weight")
     else:
         notes.append(
             "without the layer 'weight', which HeroCon's models have, nothing is said of g"
         )
     anchors, others = (
-        [unit_vectors(near.embeddings, name, numbers, views) for name in read]
+        [unit_vectors(near.embeddings, name, numbers, views) for name in layers_read]
         for numbers in (pairs.anchors, pairs.others)
     )
     partners = _draw_others(pairs, seed)
@@ -122,7 +122,7 @@ def measure_repulsion(
         )
         for block in pairs.blocks()
     ]
-    sums = {name: np.concatenate([one[name] for one in blocks]) for name in blocks[0]}
+    sums = {name: np.concatenate([block_sums[name] for block_sums in blocks]) for name in blocks[0]}
     return {
         "weight": _describe_weight(pairs, sums, seed) if "gf" in sums else None,
         "temperatures": temperatures,
@@ -134,7 +134,7 @@ def measure_repulsion(
 
 
 def near_weights(near: NearPairs, temperatures: Temperatures) -> Vectors | None:
-    """Returns the mean g of anchors and their neighbours [anchors, k]; None where there is none."""
+    """Returns the mean g of anchors and their neighbours, [anchors, k]; None without H(z)."""
     layers = near.embeddings.manifest.layers
     if not {"projection", "weight"} <= set(layers):
         return None
@@ -153,17 +153,18 @@ def near_weights(near: NearPairs, temperatures: Temperatures) -> Vectors | None:
 
 
 def _g(anchors: list[Vectors], others: list[Vectors], u: int, j: int) -> Vectors:
-    """Returns g of anchors in view u and others in view j, of z and H(z) [views, ..., dim]."""
+    """Returns g of anchors in view u and others in view j, from z and H(z) [views, ..., dim]."""
     (z, h), (z_other, h_other) = anchors, others
-    near = z[u] @ h_other[j].swapaxes(-1, -2), h[u] @ z_other[j].swapaxes(-1, -2)
-    return np.asarray(0.5 * (np.exp(1 - near[0]) + np.exp(1 - near[1])))
+    cosines = z[u] @ h_other[j].swapaxes(-1, -2), h[u] @ z_other[j].swapaxes(-1, -2)
+    return np.asarray(0.5 * (np.exp(1 - cosines[0]) + np.exp(1 - cosines[1])))
 
 
 def _draw_others(pairs: LabelPairs, seed: int) -> Numbers:
-    """Returns places of random others for each anchor, never its own, [anchors, PARTNERS]."""
-    shape, own = (len(pairs.anchors), PARTNERS), np.searchsorted(pairs.others, pairs.anchors)
+    """Draws positions in `pairs.others` for each anchor, never its own, [anchors, PARTNERS]."""
+    shape = len(pairs.anchors), PARTNERS
+    own_position = np.searchsorted(pairs.others, pairs.anchors)
     drawn = np.random.default_rng(seed).integers(len(pairs.others) - 1, size=shape)
-    return np.asarray(drawn + (drawn >= own[:, None]))
+    return np.asarray(drawn + (drawn >= own_position[:, None]))
 
 
 def _block_sums(
@@ -174,15 +175,16 @@ def _block_sums(
     temperatures: Temperatures,
     partners: Numbers,
 ) -> dict[str, Sums]:
-    """Returns sums over the others of each anchor of a block, [anchors, ...].
+    """Returns sums over the others of each anchor of a block, by name, [anchors, ...].
 
-    By the relation of their labels, [anchors, anchor views, 3]: the `counts`, `f`, `gf`, and of
-    each hardening `eta` and `eta e`. With g also the `_curve` by label difference and by cosine;
-    and of drawn pairs g, the difference and the cosine, [anchors, 3, PARTNERS].
+    `counts`, `f`, `gf`, and `eta` and `eta e` of each hardening are summed by the relation of the
+    labels, [anchors, anchor views, 3]. With g, `by_label` and `by_cosine` are its `_curve` by label
+    difference and by cosine, and `drawn` holds g, difference and cosine of randomly drawn pairs,
+    [anchors, 3, PARTNERS].
     """
     views, repelled = len(others[0]), temperatures.pairs(len(others[0]))
-    difference, itself = near.pairs.differences(block), near.pairs.largest + 1
-    by_relation = _summer(relation(difference, near.close, itself))
+    difference, anchor_itself = near.pairs.differences(block), near.pairs.largest + 1
+    sum_by_relation = _summer(relation(difference, near.close, anchor_itself))
     sums = defaultdict[str, Sums](lambda: np.zeros((len(difference), views, 3)))
     mean_g, mean_cosine = np.zeros((2, *difference.shape), np.float32)
     for u, j in product(range(views), repeat=2):
@@ -197,30 +199,31 @@ def _block_sums(
                 mean_g += g / len(repelled)
                 mean_cosine += cosine / len(repelled)
         for name, value in values.items():
-            sums[name][:, u] += by_relation(value)
+            sums[name][:, u] += sum_by_relation(value)
     for name in {"counts", "f", "gf"} & set(sums):
         sums[name] = sums[name][:, : 1 if temperatures.first else views]
     if "gf" in sums:
         drawn = [np.take_along_axis(v, partners, 1) for v in (mean_g, difference, mean_cosine)]
         bins = ((mean_cosine + 1) * (COSINES / 2)).astype(np.int64).clip(0, COSINES - 1)
-        bins[difference == itself] = COSINES
-        sums["by_label"] = _curve(difference, itself, mean_g)
+        bins[difference == anchor_itself] = COSINES
+        sums["by_label"] = _curve(difference, anchor_itself, mean_g)
         sums["by_cosine"] = _curve(bins, COSINES, mean_g)
         sums["drawn"] = np.stack(drawn, 1)
     return sums
 
 
 def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
-    """Returns a function that sums values [anchors, others] by group, and sets some to 0.
+    """Returns a function that sums values [anchors, others] by group 0 to 2; it modifies them.
 
-    Groups are 0 to 3; 2 is large, and is summed without being sorted; 3, the anchor itself, is not.
+    Group 2 holds most values, so it is summed directly, after the others are set to 0. Group 3,
+    the anchor itself, is left out.
     """
-    few = np.flatnonzero(groups != 2)
-    cells = groups.flat[few] + 4 * (few // groups.shape[1])
+    minority = np.flatnonzero(groups != 2)
+    cells = groups.flat[minority] + 4 * (minority // groups.shape[1])
 
     def total(values: Vectors) -> Sums:
-        sums = np.bincount(cells, values.flat[few], 4 * len(values)).reshape(-1, 4)
-        values.flat[few] = 0
+        sums = np.bincount(cells, values.flat[minority], 4 * len(values)).reshape(-1, 4)
+        values.flat[minority] = 0
         sums[:, 2] = values.sum(1, dtype=np.float64)
         return np.asarray(sums[:, :3])
 
@@ -229,8 +232,8 @@ def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
 
 def _curve(cells: Numbers, count: int, g: Vectors) -> Sums:
     """Returns sums and counts of g by cell, [anchors, 2, count]; the cell `count` is left out."""
-    both = row_sums(cells, count + 1, g), row_sums(cells, count + 1)
-    return np.stack(both, 1)[..., :-1]
+    sums, counts = row_sums(cells, count + 1, g), row_sums(cells, count + 1)
+    return np.stack([sums, counts], 1)[..., :-1]
 
 
 def _hardenings(cosine: Vectors, gamma: float) -> Iterator[tuple[str, Vectors]]:
@@ -260,10 +263,10 @@ def _describe_weight(pairs: LabelPairs, sums: dict[str, Sums], seed: int) -> dic
 
 
 def _share(sums: dict[str, Sums], last: int, seed: int) -> dict[str, Estimate | None]:
-    """Returns how much of an anchor's repulsion falls on false negatives, a mean over its views.
+    """Returns the share of an anchor's repulsion that falls on false negatives, its views' mean.
 
-    `count` is their share among the negatives, `without` of the sum of f over negatives, `weighted`
-    of g f; `ratio` is weighted over without: below 1, g spares false negatives.
+    `count` is their share of the negatives, `without` of the sum of f over negatives, `weighted` of
+    the sum of g f; `ratio` is weighted over without: below 1, g spares false negatives.
     """
     ones = np.ones(len(sums["f"]))
     shares = {
@@ -280,9 +283,10 @@ def _share(sums: dict[str, Sums], last: int, seed: int) -> dict[str, Estimate | 
 
 
 def _assumption(sums: dict[str, Sums], last: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Returns for which share of anchors Assumption 1 `holds`: others up to a relation collide.
+    """Returns the share of anchors for which Assumption 1 `holds`, by hardening.
 
-    It is `undefined` where no negative, or none of the anchor's labels, is admitted.
+    Others up to the relation `last` count as having the anchor's label. The assumption is
+    `undefined` if the hardening admits no negative, or none with the anchor's label.
     """
     shares = {}
     for name in HARDENINGS:

@@ -1,4 +1,4 @@
-"""What was asked of an index, which samples it may find, and what was found."""
+"""A query of an index, the samples that may answer it, and the answer."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -18,46 +18,46 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 @dataclass(frozen=True)
 class Query:
-    """What was asked for."""
+    """What to find neighbours of."""
 
-    number: int | None  # of the sample; None where it is none of the index
+    number: int | None  # of the sample; None if the query is no single sample of the index
     key: str  # of the sample; of a file or a vector, its name
-    labels: list[str]  # of the sample, by name; none of what is no sample
+    labels: list[str]  # of the sample, by name; empty if it is no sample
     vector: str  # where its vector comes from, in words
-    examples: list[int] = field(default_factory=list)  # of several samples, asked for as one
-    predicted: dict[str, float] = field(default_factory=dict)  # labels' share among the nearest
+    examples: list[int] = field(default_factory=list)  # the samples whose mean is the query
+    predicted: dict[str, float] = field(default_factory=dict)  # each label's share of the voters
     voters: int = 0  # nearest labelled samples that labels are predicted from
 
     @property
     def own(self) -> list[int]:
-        """The numbers of the samples that are asked for."""
+        """The numbers of the samples that make up the query."""
         return self.examples if self.number is None else [self.number]
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One sample that was found."""
+    """A sample of the answer."""
 
     number: int  # of the sample in the index
     key: str
     score: float  # cosine or inner product, larger is nearer; Euclidean distance, smaller is nearer
     labels: list[str]  # by name
-    label_distance: float | None  # `Samples.label_distance` to the query; None where one has none
+    label_distance: float | None  # `Samples.label_distance` to the query; None if one lacks labels
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, nearest first."""
+    """The hits of a query, nearest first."""
 
-    query: Query  # none of the hits
-    hits: list[Hit]  # at most k, fewer only where fewer are allowed
-    k: int  # how many were asked for
-    allowed: int  # samples to choose from: all but the query that pass the filter and the relation
+    query: Query  # never among the hits
+    hits: list[Hit]  # at most k, fewer only if fewer are allowed
+    k: int  # how many hits were requested
+    allowed: int  # candidates: samples but the query that pass the filter and have the relation
     where: str  # the filter, or ""
     relation: Relation  # to the query
-    far: float | None  # label distance from which on a neighbour is hard; None: another relation
+    far: float | None  # least label distance of a hard negative; None for other relations
     metric: str  # of the scores
-    close: float | None = None  # label distance up to which labels are close; None: as `far`
+    close: float | None = None  # largest label distance of close labels; None unless `false`
     instead: bool = False  # no sample has close labels: the hits are the nearest in label space
 
     def plain(self) -> dict[str, Any]:
@@ -67,13 +67,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Allowed:
-    """Which samples may be found."""
+    """The samples that may be hits."""
 
     mask: Flags | None  # [N]; None: all
-    count: int  # of them
-    far: float | None
-    close: float | None
-    apart: NDArray[np.float32] | None = None  # label distances, [N], where none is close
+    count: int  # of the mask; 0 without one
+    far: float | None  # see `Answer`
+    close: float | None  # see `Answer`
+    label_distances: NDArray[np.float32] | None = None  # to the query, [N], if none is close
 
 
 def allowed_samples(
@@ -84,15 +84,15 @@ def allowed_samples(
     far: float | None,
     among: Flags | None,
 ) -> Allowed:
-    """Returns which samples are allowed, never the query, and what is far or close.
+    """Returns which samples are allowed, never the query, and what counts as far or close.
 
-    See `Retriever` for what is asked.
+    `Retriever` describes the arguments.
 
     Raises:
-        RetrievalError: no such filter, relation or distance; nothing is allowed; or the relation
-            needs labels that the query has not.
+        RetrievalError: there is no such filter, relation or distance; nothing is allowed; or the
+            relation needs labels and the query has none.
     """
-    masks: dict[str, Flags] = {}  # by what they say
+    masks: dict[str, Flags] = {}  # by what they select, in words
     if where.strip():
         masks[f"pass {where!r}"] = passing(where, samples)
     if among is not None:
@@ -106,19 +106,21 @@ def allowed_samples(
             f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "
             "distance, with relation 'hard'"
         )
-    close = apart = None
+    close = distances = None
     if relation != "neighbours":
-        apart = _label_distances(samples, query, relation)
-    if apart is not None and relation == "hard":
-        far = _far(apart, samples) if far is None else far
-        masks[f"have a label distance of {far:.4g} or more (relation 'hard')"] = apart >= far
-    elif apart is not None:
+        distances = _label_distances(samples, query, relation)
+    if distances is not None and relation == "hard":
+        far = _far(distances, samples) if far is None else far
+        masks[f"have a label distance of {far:.4g} or more (relation 'hard')"] = distances >= far
+    elif distances is not None:
         close = samples.close_distance
-        if masks or not np.isnan(apart).all():
-            every = np.logical_and.reduce([~np.isnan(apart), *masks.values()])
-            if every.any() and not (apart[every] <= close).any():
-                return Allowed(every, int(every.sum()), None, close, apart)
-        masks[f"have a label distance of {close:.4g} or less (relation 'false')"] = apart <= close
+        if masks or not np.isnan(distances).all():
+            candidates = np.logical_and.reduce([~np.isnan(distances), *masks.values()])
+            if candidates.any() and not (distances[candidates] <= close).any():
+                return Allowed(candidates, int(candidates.sum()), None, close, distances)
+        masks[f"have a label distance of {close:.4g} or less (relation 'false')"] = (
+            distances <= close
+        )
     if not masks:
         return Allowed(None, 0, None, None)
     allowed = np.logical_and.reduce(list(masks.values()))
@@ -132,7 +134,7 @@ def allowed_samples(
 
 
 def _label_distances(samples: Samples, query: Query, relation: Relation) -> NDArray[np.float32]:
-    """Returns the label distances to a query, [N]; NaN for itself and what has no labels."""
+    """Returns the label distances to a query, [N]; NaN for itself and for unlabelled samples."""
     number = query.number
     if number is None or not samples.known[number]:
         what = "is no sample, and" if number is None else "is a sample that"
@@ -140,15 +142,15 @@ def _label_distances(samples: Samples, query: Query, relation: Relation) -> NDAr
             f"'{query.key}' {what} has no labels; relation '{relation}' needs a query with "
             "labels; ask for neighbours, or by the key of another sample"
         )
-    apart = samples.label_distance(np.array([number]), np.arange(len(samples)))
-    apart[number] = np.nan  # which compares as false
-    return apart
+    distances = samples.label_distance(np.array([number]), np.arange(len(samples)))
+    distances[number] = np.nan  # NaN compares as false
+    return distances
 
 
-def _far(apart: NDArray[np.float32], samples: Samples) -> float:
+def _far(distances: NDArray[np.float32], samples: Samples) -> float:
     """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
     largest = samples.largest
-    differ = np.rint(apart[~np.isnan(apart)] * largest).astype(np.int64)
+    differ = np.rint(distances[~np.isnan(distances)] * largest).astype(np.int64)
     hard = hard_difference(np.bincount(differ, minlength=largest + 1))
     far = min(max(int(hard), samples.close + 1), largest)
     return float(np.float32(far / largest))  # as the distances are

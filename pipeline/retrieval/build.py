@@ -1,9 +1,7 @@
-"""From embeddings to an index: checked, trained, added in blocks, measured; whole or not at all."""
+"""Builds an index from embeddings: checks, trains, adds in blocks, measures; all or nothing."""
 
-import fcntl
 import math
 import os
-import shutil
 import struct
 import time
 from collections.abc import Iterator
@@ -37,26 +35,26 @@ from heron.pipeline.retrieval.kinds import (
     compared_by,
 )
 from heron.pipeline.retrieval.map import MAP, draw_map
+from heron.pipeline.retrieval.new_folder import new_folder
 from heron.pipeline.retrieval.recall import ExactSearch, Recall
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
 
 faiss = require("faiss", "an index")
-LOCK = ".lock"
-MOST_EF = 4096  # the largest efSearch that is tried
+MAX_EF = 4096  # the largest efSearch that is tried
 QUERY_BLOCK = 256  # queries searched at a time: FAISS keeps nprobe numbers for each
 
 
 @dataclass(frozen=True)
 class LayerVectors:
-    """A layer of embeddings as FAISS gets it."""
+    """A layer of embeddings, as it goes into FAISS."""
 
     embeddings: Embeddings | VectorsInMemory
     layer: Layer
     metric: Metric
-    progress: bool = False  # show a bar where a pass has a name
-    prefix: Prefix | None = None  # the numbers of each that count; None: all
+    progress: bool = False  # show a bar for each named pass
+    prefix: Prefix | None = None  # the part of each vector to index; None: all of it
     rotation: Vectors | None = None  # see `index_manifest.rotation`
 
     @property
@@ -66,8 +64,8 @@ class LayerVectors:
             return self.prefix.width * self.prefix.views
         return self.embeddings.layer(self.layer).dim
 
-    def measures(self, held_out: int) -> VectorSet:
-        """Returns what a plan depends on."""
+    def vector_set(self, held_out: int) -> VectorSet:
+        """Returns the facts that a plan depends on."""
         return VectorSet(
             count=len(self.embeddings),
             dim=self.dim,
@@ -77,48 +75,48 @@ class LayerVectors:
         )
 
     def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
-        """Yields the number of the first and the vectors, some at a time, checked."""
+        """Yields blocks of checked vectors, each with the number of its first."""
         hidden, count = not (name and self.progress), len(self.embeddings)
         with Bar(count, "vector", name=name, hidden=hidden) as bar:
             for start, block in self.embeddings.blocks(self.layer, BLOCK):
-                yield start, self._prepared(block, np.arange(start, start + len(block)))
+                yield start, self._prepare(block, np.arange(start, start + len(block)))
                 bar.update(len(block))
 
     def take(self, numbers: Numbers) -> Vectors:
-        """Returns the vectors of some samples, checked; some at a time, so they are index once."""
-        found = np.empty((len(numbers), self.dim), np.float32)
+        """Returns the checked vectors of some samples, read block by block to bound the copies."""
+        vectors = np.empty((len(numbers), self.dim), np.float32)
         for first in range(0, len(numbers), BLOCK):
-            mine = numbers[first : first + BLOCK]
-            block = self.embeddings.take(self.layer, mine)
-            found[first : first + BLOCK] = self._prepared(block, mine)
-        return found
+            block_numbers = numbers[first : first + BLOCK]
+            block = self.embeddings.take(self.layer, block_numbers)
+            vectors[first : first + BLOCK] = self._prepare(block, block_numbers)
+        return vectors
 
-    def _prepared(self, vectors: Vectors, numbers: Numbers) -> Vectors:
+    def _prepare(self, vectors: Vectors, numbers: Numbers) -> Vectors:
         samples = self.embeddings.samples
         unit = self.metric == "cosine"
-        part = vectors if self.prefix is None else self.prefix.of(vectors)
-        found = prepared(part, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
-        return found if self.rotation is None else found @ self.rotation
+        vectors = vectors if self.prefix is None else self.prefix.of(vectors)
+        vectors = prepared(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
+        return vectors if self.rotation is None else vectors @ self.rotation
 
     def empty_index(self, plan: Plan) -> Any:
-        """Returns FAISS's index of a plan, without a vector."""
+        """Returns an empty FAISS index for a plan."""
         metric = FAISS_METRICS[compared_by(self.metric, plan.kind)]
         return faiss.index_factory(self.dim, plan.factory, metric)
 
 
 def build_index(
     embeddings: Embeddings | VectorsInMemory,
-    out: str | Path,  # a folder that appears when it is whole
+    out: str | Path,  # a folder that appears once it is complete
     *,
     layer: Layer = "hidden",
     kind: Asked = "auto",  # see `choose`
     metric: Metric = "cosine",  # the inner product of unit vectors
     memory_bytes: int | None = None,  # the budget; None: half of what the machine has free
-    recall: float = 0.95,  # target of recall@k, for which nprobe or efSearch is chosen
+    recall: float = 0.95,  # target of recall@k, by which nprobe or efSearch is chosen
     k: int = 10,  # neighbours that recall is measured on, at most N - 1
-    queries: int = 1000,  # that it is measured on, at most a tenth of the vectors
-    seed: int = 0,  # of the draw
-    width: int | None = None,  # the first numbers of each view's vectors that count; None: all
+    queries: int = 1000,  # number of queries to measure recall on, at most a tenth of the vectors
+    seed: int = 0,  # for drawing queries and training sample
+    width: int | None = None,  # leading dimensions of each view's vectors to index; None: all
     gpu: bool = False,  # k-means, lists and the exact search of recall on GPUs (unmeasured)
     map: MapKind = "pca",  # of all samples, for the page
     progress: bool = True,
@@ -129,21 +127,20 @@ def build_index(
     are in the index, as every sample is; each is left out of its own neighbours.
 
     Raises:
-        RetrievalError: a vector is not finite, or zero under cosine; keys are there twice; a file
-            of the embeddings was altered; the budget is too small; `out` holds something; or GPUs
-            are asked for, and FAISS has none.
-        MissingPackage: a map by UMAP is asked for, and it is not installed.
+        RetrievalError: a vector is not finite, or zero under cosine; keys repeat; the embeddings
+            were altered; the budget is too small; `out` is not empty; or FAISS lacks GPUs.
+        MissingPackage: a map by UMAP is requested, and UMAP is not installed.
     """
     out, count = Path(out), len(embeddings)
-    if map == "umap":  # before the work, if it is not there
+    if map == "umap":  # fail before the work rather than after it
         require("umap", "a map by UMAP")
     if gpu:
         require_gpus()
-    _refuse(embeddings, metric, recall, k, queries)
+    _refuse_options(embeddings, metric, recall, k, queries)
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
     held_out = min(queries, max(1, count // 10))
-    plan = choose(kind, vectors.measures(held_out), memory_bytes)
+    plan = choose(kind, vectors.vector_set(held_out), memory_bytes)
     if plan.kind == "rabitq":
         vectors = replace(vectors, rotation=rotation(vectors.dim, seed))
     embeddings.samples.refuse_duplicates()
@@ -155,16 +152,16 @@ def build_index(
         seconds: dict[str, float] = {}
         index = make(vectors, plan, training, work / INDEX, seconds, gpu)
         with _timed(seconds, "recall"):
-            setting, measured = measure(
+            setting, measured_recall = measure(
                 index, vectors, plan, query_numbers, min(k, count - 1), recall, gpu
             )
         with _timed(seconds, "map"):
-            drawn = draw_map(
+            map_record = draw_map(
                 map, vectors.take, vectors.blocks("map"), embeddings.samples, work / MAP, seed
             )
         with _timed(seconds, "checksums"):
-            made = [INDEX] if drawn is None else [INDEX, MAP]
-            files = embeddings.copy_samples(work) | {n: FileSum.of(work / n) for n in made}
+            written = [INDEX] if map_record is None else [INDEX, MAP]
+            files = embeddings.copy_samples(work) | {n: FileSum.of(work / n) for n in written}
         manifest = IndexManifest(
             format=FORMAT,
             kind=plan.kind,
@@ -180,18 +177,18 @@ def build_index(
             seed=seed,
             faiss=faiss.__version__,
             search={plan.setting: setting} if plan.setting else {},
-            recall=measured,
-            map=drawn,
+            recall=measured_recall,
+            map=map_record,
             seconds=seconds,
             files=files,
         ).write(work / MANIFEST)
     return Index(out, manifest, Samples.load(out), index)
 
 
-def _refuse(
+def _refuse_options(
     embeddings: Embeddings | VectorsInMemory, metric: Metric, recall: float, k: int, queries: int
 ) -> None:
-    """Raises RetrievalError where an option is none, or there is nothing to index."""
+    """Raises RetrievalError if an option is out of range, or there is nothing to index."""
     if not len(embeddings):
         raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
     if metric not in METRICS:
@@ -218,7 +215,7 @@ def make(
     seconds: dict[str, float],
     gpu: bool = False,
 ) -> Any:
-    """Trains, adds and writes; returns FAISS's index, a mapped one with its file mapped."""
+    """Trains, adds and writes; returns the FAISS index, memory-mapped if the plan says so."""
     if plan.kind == "hnsw":
         index = vectors.empty_index(plan)
         with _timed(seconds, "add"):
@@ -244,9 +241,9 @@ def make(
 
 def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
     """Writes the file of a flat index a block at a time, as `faiss.write_index` would."""
-    # FAISS keeps all vectors in memory until it writes them. Its file is a header, then the
-    # vectors: the header of an empty index gets the number of vectors (at byte 8) and of values
-    # (its last 8 bytes). Tests compare the file with FAISS's.
+    # FAISS itself keeps all vectors in memory until it writes them. Its file is a header, then the
+    # vectors: take the header of an empty index and set the number of vectors (at byte 8) and of
+    # values (its last 8 bytes). Tests compare the file with FAISS's.
     header = bytearray(faiss.serialize_index(vectors.empty_index(plan)).tobytes())
     count = len(vectors.embeddings)
     struct.pack_into("<q", header, 8, count)
@@ -258,12 +255,12 @@ def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
 
 
 def train(vectors: LayerVectors, plan: Plan, training: Numbers, gpu: bool = False) -> Any:
-    """Returns an inverted file with centroids, and codes where it has them; k-means on GPUs."""
+    """Returns an empty inverted file with trained centroids, and codes if its kind has them."""
     index = vectors.empty_index(plan)
     if plan.kind == "ivfpq":
         index.pq.cp.max_points_per_centroid = POINTS
         index.use_precomputed_table = -1  # it is not searched before it is read again
-    if gpu:  # FAISS borrows what it clusters with
+    if gpu:  # keep a reference: FAISS only borrows the index that it clusters with
         flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(index.d, index.metric_type))
         index.clustering_index = flat
     sample = vectors.take(training)
@@ -276,21 +273,21 @@ def train(vectors: LayerVectors, plan: Plan, training: Numbers, gpu: bool = Fals
 
 
 def _train_codes(index: Any, sample: Vectors) -> None:
-    """Trains centroids, then codes on what few vectors differ from theirs by."""
-    # `index.train` takes the differences of 100,000 vectors or of all, which need more memory
-    # than the index does.
+    """Trains centroids, then codes on the residuals of a subsample."""
+    # `index.train` takes the residuals of 100,000 vectors or of all, which need more memory than
+    # the index does.
     index.train_q1(len(sample), faiss.swig_ptr(sample), False, index.metric_type)
-    few = np.ascontiguousarray(sample[:: math.ceil(len(sample) / PQ_SAMPLE)])
-    lists = np.ascontiguousarray(index.quantizer.search(few, 1)[1][:, 0])
-    differences = np.empty_like(few)
-    pointers = map(faiss.swig_ptr, (few, differences, lists))
-    index.quantizer.compute_residual_n(len(few), *pointers)
-    index.train_encoder(len(few), *map(faiss.swig_ptr, (differences, lists)))
+    subsample = np.ascontiguousarray(sample[:: math.ceil(len(sample) / PQ_SAMPLE)])
+    lists = np.ascontiguousarray(index.quantizer.search(subsample, 1)[1][:, 0])
+    residuals = np.empty_like(subsample)
+    pointers = map(faiss.swig_ptr, (subsample, residuals, lists))
+    index.quantizer.compute_residual_n(len(subsample), *pointers)
+    index.train_encoder(len(subsample), *map(faiss.swig_ptr, (residuals, lists)))
     index.is_trained = True
 
 
 def assign(index: Any, vectors: LayerVectors, gpu: bool = False) -> Numbers:
-    """Returns the list of every vector, int64 [N]; found on GPUs if asked."""
+    """Returns the inverted list of every vector, int64 [N]."""
     quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpu else index.quantizer
     assigned = np.empty(len(vectors.embeddings), np.int64)
     for start, block in vectors.blocks("assign"):
@@ -305,10 +302,10 @@ def write_lists(
 
     `index` is trained and empty; `assigned` is the list of every vector.
     """
-    # FAISS keeps the lists in memory until it writes them, and a list that grows doubles its room.
-    # Its file is the trained index, the size of each list, then for each list the codes and the
-    # numbers of its vectors. `assigned` tells the size of every list, and so the place of every
-    # code. Tests compare the file with FAISS's.
+    # FAISS itself keeps the lists in memory until it writes them, and a growing list doubles its
+    # room. Its file is the trained index, the size of each list, then for each list the codes and
+    # the numbers of its vectors. `assigned` gives the size of every list, and so the offset of
+    # every code. Tests compare the file with FAISS's.
     header = bytearray(faiss.serialize_index(index).tobytes())
     struct.pack_into("<q", header, 8, len(assigned))
     empty = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"sprs", 0)
@@ -320,9 +317,11 @@ def write_lists(
         )
     header[-len(empty) :] = full
     sizes = np.bincount(assigned, minlength=index.nlist).astype("<u8")
-    entry = index.code_size + 8
-    codes_at = len(header) + sizes.nbytes + np.concatenate([[0], np.cumsum(sizes[:-1])]) * entry
-    numbers_at = codes_at + sizes * index.code_size
+    entry_bytes = index.code_size + 8
+    code_offsets = (
+        len(header) + sizes.nbytes + np.concatenate([[0], np.cumsum(sizes[:-1])]) * entry_bytes
+    )
+    number_offsets = code_offsets + sizes * index.code_size
     with path.open("wb") as stream:
         stream.write(header + sizes.tobytes())
         stream.flush()
@@ -332,12 +331,12 @@ def write_lists(
             index.encode_vectors(len(block), *map(faiss.swig_ptr, (block, lists, codes)))
             order = np.argsort(lists, kind="stable")
             present, firsts = np.unique(lists[order], return_index=True)
-            for number, mine in zip(present, np.split(order, firsts[1:]), strict=True):
-                os.pwrite(stream.fileno(), codes[mine].data, int(codes_at[number]))
-                numbers = (mine + start).astype("<i8")
-                os.pwrite(stream.fileno(), numbers.data, int(numbers_at[number]))
-                codes_at[number] += len(mine) * index.code_size
-                numbers_at[number] += len(mine) * 8
+            for list_number, members in zip(present, np.split(order, firsts[1:]), strict=True):
+                os.pwrite(stream.fileno(), codes[members].data, int(code_offsets[list_number]))
+                numbers = (members + start).astype("<i8")
+                os.pwrite(stream.fileno(), numbers.data, int(number_offsets[list_number]))
+                code_offsets[list_number] += len(members) * index.code_size
+                number_offsets[list_number] += len(members) * 8
 
 
 def measure(
@@ -351,49 +350,16 @@ def measure(
 ) -> tuple[int, Recall | None]:
     """Returns the setting that reaches the target of recall@k, and the recall.
 
-    The queries are the samples `query_numbers`; a lone vector has no recall.
+    The queries are the samples `query_numbers`; a single vector has no recall (None).
     """
-    least, most = {"flat": (0, 0), "hnsw": (16, MOST_EF)}.get(plan.kind, (1, plan.lists))
+    lowest, highest = {"flat": (0, 0), "hnsw": (16, MAX_EF)}.get(plan.kind, (1, plan.lists))
     if not k:
-        return least, None
+        return lowest, None
 
     def search(queries: Vectors, k: int, setting: int) -> Numbers:
         set_default(index, plan, setting)
-        cut = range(0, len(queries), QUERY_BLOCK)
-        return np.concatenate([index.search(queries[i : i + QUERY_BLOCK], k)[1] for i in cut])
+        starts = range(0, len(queries), QUERY_BLOCK)
+        return np.concatenate([index.search(queries[i : i + QUERY_BLOCK], k)[1] for i in starts])
 
     exact = ExactSearch(vectors.take, vectors.blocks(), query_numbers, k, index.metric_type, gpu)
-    return exact.tune(search, least, most, target, plan.kind in CODED)
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Makes a hidden folder beside `out`, which gets that name when all went well, else goes."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RetrievalError(
-            f"{out} is there already; expected a new or an empty folder; give another folder "
-            "(--out), or remove it"
-        )
-    target = out.resolve()  # a link leads to the disk that the folder is to be on
-    if target == Path.cwd():
-        raise RetrievalError(f"{out} is the folder that you are in; expected another (--out)")
-    work = target.with_name(f".{target.name}.part")
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RetrievalError(
-                f"{work} is being written by another build; wait for it, or give another folder "
-                "(--out)"
-            ) from None
-        try:
-            for path in work.iterdir():  # what a killed build left
-                if path.name != LOCK:
-                    path.unlink()
-            yield work
-            work.rename(target)  # in the place of an empty folder
-            (target / LOCK).unlink()  # held until now: no other build has come between
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
+    return exact.tune(search, lowest, highest, target, plan.kind in CODED)

@@ -1,4 +1,4 @@
-"""A checkpoint over a data set: every row once, on any number of processes; a crash resumes.
+"""Embeds a data set with a checkpoint: every row once, on any number of processes, resumably.
 
 accelerate launch --num_processes 8 -m heron.launch.cli embed runs/celeba --out embeddings/celeba
 """
@@ -15,8 +15,9 @@ import torch
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config, load_run_config
+from heron.pipeline.data.dataset import open_reader
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.protocol import assign
+from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.distributed.agreement import differences
 from heron.pipeline.distributed.collectives import gather_objects, rank
@@ -46,19 +47,20 @@ T = TypeVar("T")
 
 def embed(
     run: str | Path,  # folder of a run or of a checkpoint
-    out: str | Path,  # folder to write; what an earlier call of the same finished is kept
+    out: str | Path,  # folder to write; keeps what an earlier identical call has finished
     choice: Choice | None = None,
     overrides: Sequence[str] = (),  # of the run's configuration, such as `data.path=data/other`
     progress: bool = True,
 ) -> Embeddings:
     """Embeds a data set; every process of a launch must call it.
 
-    The run may be of others: parts of its own by dotted path are imported from the Python path,
-    never from its folder; no data set is built, and none is fetched that `overrides` do not name.
+    The run need not be trusted: components that it names by dotted path are imported from the
+    Python path, never from its folder; no data set is built, and none is fetched unless
+    `overrides` name it.
 
     Raises:
-        RetrievalError: `out` holds other embeddings, the data does not fit the model, or an
-            embedding is not finite: names the samples.
+        RetrievalError: `out` holds other embeddings, the data does not fit the model, or
+            embeddings are not finite: names the samples.
         CheckpointError: there is no checkpoint.
         ConfigError: an override does not fit, or there is no such split.
         ShardError: the data set is missing or damaged.
@@ -67,39 +69,40 @@ def embed(
     if choice.part_rows < 1:
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
-    if any(given.startswith("data.path=") for given in overrides):  # its manifest says all
-        overrides = [*overrides, *ALONE]
+    if any(override.startswith("data.path=") for override in overrides):
+        overrides = [*overrides, *DROP_RUN_DATA]
     config = load_run_config(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
-    together(lambda: check_data(config.data, overrides))
-    embedder, plan = together(lambda: _open(checkpoint, config, device, out, choice))
-    for number, other in enumerate(gather_objects(plan)):
-        if differ := differences(plan, other):
+    _fail_together(lambda: check_data(config.data, overrides))
+    embedder, plan = _fail_together(lambda: _open(checkpoint, config, device, out, choice))
+    for other_rank, other_plan in enumerate(gather_objects(plan)):
+        if differ := differences(plan, other_plan):
             raise RetrievalError(
-                f"rank {number} would embed something else: {'; '.join(differ)}; expected the same "
-                "on all; is the run still training? give a checkpoint's folder"
+                f"rank {other_rank} would embed something else: {'; '.join(differ)}; expected the "
+                "same on all; is the run still training? give a checkpoint's folder"
             )
-    together(lambda: _begin(embedder, plan) if rank() == 0 else None)
-    together(lambda: embedder.run_all(progress))
-    records = gather_objects(together(lambda: {n: embedder.record(n) for n in embedder.mine}))
-    together(lambda: _finish(embedder, plan, str(run), records) if rank() == 0 else None)
+    _fail_together(lambda: _start_folder(embedder, plan) if rank() == 0 else None)
+    _fail_together(lambda: embedder.run_all(progress))
+    parts = _fail_together(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
+    by_rank = gather_objects(parts)
+    _fail_together(lambda: _finish(embedder, plan, str(run), by_rank) if rank() == 0 else None)
     return Embeddings.open(out, verify=False)  # it has just been written
 
 
-def together(work: Callable[[], T]) -> T:
-    """Returns what some work gives; a fault of one process is raised on all, which would wait."""
+def _fail_together(work: Callable[[], T]) -> T:
+    """Returns the result of `work`; a fault in one process is raised in all, lest they hang."""
     fault: Exception | None = None
     try:
-        found = work()
+        result = work()
     except (HeronError, OSError) as error:
         fault = error
     texts = gather_objects("" if fault is None else str(fault))
     if fault is not None:
         raise fault
-    for number, text in enumerate(texts):
+    for other_rank, text in enumerate(texts):
         if text:
-            raise RetrievalError(f"rank {number}: {text}")
-    return found
+            raise RetrievalError(f"rank {other_rank}: {text}")
+    return result
 
 
 def _open(
@@ -109,11 +112,11 @@ def _open(
     out: Path,
     choice: Choice,
 ) -> tuple[Embedder, dict[str, Any]]:
-    """Opens model, data and rows; the plan is what tells this embedding from others."""
+    """Opens model, data and rows; the plan identifies this embedding, to resume it."""
     model = EmbeddingModel.open(checkpoint, config, device)
     rows, layers = _rows(model.reader, config, choice), _layers(model, choice)
-    seen = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
-    seen["canvas"] = config.data.decode_size  # the name in plans on disk
+    inputs = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
+    inputs["canvas"] = config.data.decode_size  # the name in plans on disk
     plan = {
         "checkpoint": weights_sha256(checkpoint),
         "data_fingerprint": model.reader.manifest.fingerprint,
@@ -121,7 +124,7 @@ def _open(
         "rows_sha256": hashlib.sha256(rows.tobytes()).hexdigest(),
         "split": choice.split,
         "role": choice.role,
-        "seen": seen,
+        "seen": inputs,
         "batch": config.evaluate.batch,
         "dtype": choice.dtype,
         "layers": list(layers),
@@ -131,30 +134,31 @@ def _open(
     return Embedder(model, config, rows, out, layers, choice.part_rows), plan
 
 
-ALONE = [  # beside `data.path=`: nothing of the run's own data set
+DROP_RUN_DATA = [  # added to a new `data.path`: that data set's manifest says everything
     *("data.webdataset=null", "data.sources=null"),
     *("data.protocol.hide_views={}", "data.protocol.hide_labels=0"),
 ]
 
 
 def check_data(data: Data, overrides: Sequence[str]) -> None:
-    """Refuses a data set that is not there, or is at an address that only the run names.
+    """Refuses a data set that is missing, or remote and named only by the run.
 
-    A run's configuration may be of others: it starts no build, and nothing is fetched by it.
+    A run's configuration need not be trusted: it starts no build and no download.
     """
     remote = [path for path in data.paths if is_remote(path)]
-    if remote and not any(given.startswith("data.path=") for given in overrides):
+    if remote and not any(override.startswith("data.path=") for override in overrides):
         raise RetrievalError(
             f"the run names the data set {remote[0]}, which is fetched only when you give it; "
             f"expected data.path={remote[0]} on the command line"
         )
-    refuse_options(data, any(given.startswith("data.storage_options") for given in overrides))
+    own_options = any(override.startswith("data.storage_options") for override in overrides)
+    refuse_options(data, own_options)
     if data.build is not None and "://" not in data.path and not Path(data.path).exists():
-        words = [f"--{key}={value}" for key, value in data.build.items() if key != "source"]
+        options = [f"--{key}={value}" for key, value in data.build.items() if key != "source"]
         command = ["heron", "shards", "build", str(data.build.get("source")), "--out", data.path]
         raise RetrievalError(
             f"{data.path} is not there; expected the data set of the run, or another by data.path; "
-            f"if you trust the run, build it with: {shlex.join(command + words)}"
+            f"if you trust the run, build it with: {shlex.join(command + options)}"
         )
 
 
@@ -162,8 +166,8 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
     if choice.role is not None:
         if choice.role not in ROLES:
             raise RetrievalError(f"unknown role '{choice.role}'; expected {', '.join(ROLES)}")
-        split = choice.split or config.data.split
-        rows = getattr(assign(reader, split, config.data.protocol), choice.role)
+        roles = _roles(reader, config.data, choice.split or config.data.split)
+        rows = roles.listed(choice.role)
     elif choice.split is not None:
         rows = reader.split_rows(choice.split)
     else:
@@ -176,6 +180,18 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
     return np.sort(rows).astype(np.int64)
 
 
+def _roles(reader: Reader, data: Data, split: str) -> Roles:
+    """Returns the roles of a split's rows, without the partial rows that training drops."""
+    roles = assign(reader, split, data.protocol)
+    if data.protocol.partial_rows == "keep":
+        return roles
+    if data.protocol.hide_labels:  # such rows count as partial; samples keep all of their labels
+        reader = open_reader(data)
+        hide_labels(reader, roles.labelled, data.protocol)
+    seen = list(dict.fromkeys(view.stored for view in data.views))
+    return drop_partial(reader, roles, seen, data.protocol)
+
+
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     """Returns the layers to write, with their widths."""
     if choice.dtype not in ("float32", "float16"):
@@ -186,18 +202,18 @@ def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
             raise RetrievalError(
                 f"the model has no layer '{name}'; found {', '.join(widths)}; expected one of them"
             )
-    asked = [name for name in LAYERS if name in (choice.layers or widths)]
     return {
         name: LayerRecord(dim=widths[name], dtype=choice.dtype, views=model.model.classified)
-        for name in asked
+        for name in LAYERS
+        if name in (choice.layers or widths)
     }
 
 
-def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
-    """Makes the folder, or finds in it a part of the same.
+def _start_folder(embedder: Embedder, plan: dict[str, Any]) -> None:
+    """Makes the folder and saves the plan in it, or resumes a folder with the same plan.
 
     Raises:
-        RetrievalError: it holds something else, or two of the rows have one key.
+        RetrievalError: the folder holds something else, or two rows have the same key.
     """
     out = embedder.out
     samples_of(embedder.reader, embedder.rows).refuse_duplicates()
@@ -205,22 +221,22 @@ def _begin(embedder: Embedder, plan: dict[str, Any]) -> None:
     path = out / PLAN
     if path.exists():
         try:
-            if not isinstance(begun := parse_json(path.read_bytes()), dict):
-                raise ValueError(f"found {shown(begun)}")
+            if not isinstance(saved_plan := parse_json(path.read_bytes()), dict):
+                raise ValueError(f"found {shown(saved_plan)}")
         except ValueError as error:
             raise RetrievalError(
                 f"{path} is no plan: {error}; expected the plan of an unfinished embedding; remove "
                 "the folder, or give another --out"
             ) from None
-        if differ := differences(plan, begun):
+        if differ := differences(plan, saved_plan):
             raise RetrievalError(
                 f"{out} holds embeddings of another kind: {'; '.join(differ)}; expected the same, "
                 "to go on with; give another --out, or remove the folder"
             )
         return
-    if found := sorted(p.name for p in out.iterdir()):
+    if names := sorted(p.name for p in out.iterdir()):
         raise RetrievalError(
-            f"{out} holds {', '.join(found[:3])}; expected an empty folder; give another --out"
+            f"{out} holds {', '.join(names[:3])}; expected an empty folder; give another --out"
         )
     save_json(path, plan)
 
@@ -229,12 +245,12 @@ def _finish(
     embedder: Embedder,
     plan: dict[str, Any],
     run: str,
-    records: Sequence[Mapping[int, PartManifest]],
+    by_rank: Sequence[Mapping[int, PartManifest]],
 ) -> None:
-    """Writes the samples, and last the manifest."""
-    by_number = {number: found for some in records for number, found in some.items()}
-    lost = {row: why for found in by_number.values() for row, why in found.lost.items()}
-    kept = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
+    """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts."""
+    by_number = {number: part for parts in by_rank for number, part in parts.items()}
+    lost = {row: why for part in by_number.values() for row, why in part.lost.items()}
+    rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
     EmbeddingsManifest(
         format=FORMAT,
         run=run,
@@ -242,10 +258,10 @@ def _finish(
         data=embedder.config.data.path,
         data_fingerprint=plan["data_fingerprint"],
         precision=plan["precision"],
-        rows=len(kept),
+        rows=len(rows),
         layers=embedder.layers,
         parts=[by_number[number].part for number in range(len(by_number))],
-        samples=samples_of(embedder.reader, kept).save(embedder.out),
+        samples=samples_of(embedder.reader, rows).save(embedder.out),
         lost=lost,
     ).write(embedder.out / MANIFEST)
 
@@ -254,9 +270,9 @@ def samples_of(reader: Reader, rows: Rows) -> Samples:
     """Returns keys and labels of some rows of a data set."""
     labels = reader.manifest.labels
     known = reader.known(rows)
-    if labels.kind == "complementary":  # a class is known where the others are ruled out
+    if labels.kind == "complementary":  # the class is known if all others are ruled out
         known &= reader.targets(rows).sum(1) == len(labels.names) - 1
-    if reader.unknown:  # what is not known of all labels of a row is none of its
+    if reader.unknown:  # a row counts as labelled only if all its labels are known
         known &= (reader.labels(rows) != labels.unlabelled).all(1)
     targets = np.zeros((len(rows), len(labels.names)), np.uint8)
     if known.any():

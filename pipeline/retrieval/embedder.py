@@ -1,4 +1,4 @@
-"""Parts of an embedding: computed by a process, written while the next is computed."""
+"""Embeds in parts: each process writes one part while it computes the next."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,17 +26,17 @@ from heron.shards.terminal import Bar
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a data set to embed, and how."""
+    """What to embed of a data set, and how."""
 
     split: str | None = None  # of the data set; None: all
-    role: Role | None = None  # of the rows by the run's protocol; None: all rows
-    layers: Sequence[Layer] | None = None  # to write; None: those that the model has
+    role: Role | None = None  # of the rows in the run's protocol; None: all rows
+    layers: Sequence[Layer] | None = None  # to write; None: all that the model has
     dtype: Literal["float32", "float16"] = "float32"  # of the files
-    part_rows: int = 65_536  # rows of a file; a crash costs a process two of them at most
+    part_rows: int = 65_536  # rows per file; a crash costs each process two files at most
 
 
 class PartManifest(Artefact):
-    """A part as it was written, and the rows of it that could not be read."""
+    """A part as it was written, and its rows that could not be read."""
 
     what: ClassVar[str] = "the manifest of a part"
     error: ClassVar[type[RetrievalError]] = RetrievalError
@@ -49,11 +49,11 @@ class PartManifest(Artefact):
 
 
 class _PartBatches:
-    """The batches of the parts that a process embeds: what the reading processes are given."""
+    """The batches of the parts that a process embeds, as its data workers read them."""
 
-    def __init__(self, model: EmbeddingModel, work: list[Rows], size: int) -> None:
-        self.reader, self.names, self.work, self.size = model.reader, model.stored, work, size
-        self.viewed = model.viewed
+    def __init__(self, model: EmbeddingModel, batch_rows: list[Rows], size: int) -> None:
+        self.reader, self.names, self.size = model.reader, model.stored, size
+        self.batch_rows, self.viewed = batch_rows, model.viewed
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
@@ -61,8 +61,8 @@ class _PartBatches:
         return array_specs(self.reader, self.names, self.size, partial=partial)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
-        """Reads batch t; a short one is filled up, so that all are of one size."""
-        rows = np.resize(self.work[t], self.size)
+        """Reads batch t; a short one repeats its rows, so that all have the same size."""
+        rows = np.resize(self.batch_rows[t], self.size)
         self.reader.fill({name: buffer[VIEW + name] for name in self.names}, rows)
         buffer["indices"][:], buffer["rng_keys"][:] = rows, 0
         if self.reader.partial:
@@ -88,52 +88,52 @@ class Embedder:
         self.rows, self.out, self.layers = rows, out, layers
         # The rows of each part, of all processes, and the numbers of this process's parts.
         self.parts = [rows[at : at + part_rows] for at in range(0, len(rows), part_rows)]
-        self.mine = range(rank(), len(self.parts), world_size())
+        self.part_numbers = range(rank(), len(self.parts), world_size())
 
     def run_all(self, progress: bool) -> None:
-        """Embeds this process's parts that are not there, under a bar."""
-        missing = [number for number in self.mine if not self._finished(number)]
-        total = sum(len(self.parts[number]) for number in self.mine)
-        left = sum(len(self.parts[number]) for number in missing)
+        """Embeds this process's missing parts, and shows a progress bar."""
+        missing = [number for number in self.part_numbers if not self._finished(number)]
+        total = sum(len(self.parts[number]) for number in self.part_numbers)
+        remaining = sum(len(self.parts[number]) for number in missing)
         hidden = rank() > 0 or not progress
-        with Bar(total, "row", start=total - left, name=self.out.name, hidden=hidden) as bar:
+        with Bar(total, "row", start=total - remaining, name=self.out.name, hidden=hidden) as bar:
             for count in self.run(missing):
                 bar.update(count)
 
-    def _manifest(self, number: int) -> Path:
-        """The manifest of a part; it is written last."""
+    def _manifest_path(self, number: int) -> Path:
+        """Returns the path of a part's manifest, which is written last."""
         return self.out / f"parts/{number:05d}.json"
 
     def _finished(self, number: int) -> bool:
-        """Returns whether a part is there, as it was written."""
+        """Returns whether a part is complete and undamaged."""
         try:
-            found = self.record(number)
+            manifest = self.record(number)
         except RetrievalError:
             return False
-        files, rows = found.part.files, found.part.count + len(found.lost)
+        files, rows = manifest.part.files, manifest.part.count + len(manifest.lost)
         if files.keys() != self.layers.keys() or rows != len(self.parts[number]):
             return False
         faults = (file.fault(self.out / part_name(n, number)) for n, file in files.items())
         return not any(faults)
 
     def record(self, number: int) -> PartManifest:
-        """Returns what was written of a part."""
-        return PartManifest.read(self._manifest(number))
+        """Reads the manifest of a part."""
+        return PartManifest.read(self._manifest_path(number))
 
     def run(self, missing: Sequence[int]) -> Iterator[int]:
-        """Embeds the parts that are missing; yields the rows of every batch that is done."""
+        """Embeds the missing parts; yields the number of rows of each batch when it is done."""
         size = self.config.evaluate.batch
-        work = [
+        batch_rows = [
             self.parts[number][first : first + size]
             for number in missing
             for first in range(0, len(self.parts[number]), size)
         ]
-        source = _PartBatches(self.model, work, size)
+        source = _PartBatches(self.model, batch_rows, size)
         device = self.model.views.device
         pin = device.type == "cuda"
-        read = batches(source, 0, len(work), readers(self.config.data), pin)
+        batch_iterator = batches(source, 0, len(batch_rows), readers(self.config.data), pin)
         writing: Future[None] | None = None
-        with ThreadPoolExecutor(1) as writer, closing(read):
+        with ThreadPoolExecutor(1) as writer, closing(batch_iterator):
             for number in missing:
                 rows = self.parts[number]
                 arrays = {
@@ -142,14 +142,14 @@ class Embedder:
                 }
                 lost: dict[int, str] = {}
                 for first in range(0, len(rows), size):
-                    batch = next(read).to(device)
+                    batch = next(batch_iterator).to(device)
                     count = min(size, len(rows) - first)
                     for name, vectors in self.model.forward(batch, self.layers).items():
                         arrays[name][first : first + count] = vectors[:count].cpu().numpy()
                     lost |= batch.lost
                     yield count
                 if writing is not None:
-                    writing.result()  # at most one part waits to be written
+                    writing.result()  # at most one part is being written
                 writing = writer.submit(self._write, number, rows, arrays, lost)
             if writing is not None:
                 writing.result()
@@ -157,17 +157,15 @@ class Embedder:
     def _write(
         self, number: int, rows: Rows, arrays: dict[Layer, NDArray[Any]], lost: dict[int, str]
     ) -> None:
-        """Writes a part: its rows that could be read, all of them finite."""
-        kept = ~np.isin(rows, np.array(list(lost), np.int64))
+        """Writes the readable rows of a part; refuses embeddings that are not finite."""
+        readable = ~np.isin(rows, np.array(list(lost), np.int64))
         files = dict[Layer, FileSum]()
         for name, array in arrays.items():
-            vectors = array[kept] if lost else array
+            vectors = array[readable] if lost else array
             if len(bad := np.flatnonzero(~np.isfinite(vectors).all(1))):
-                keys, half = (
-                    self.reader.sample_keys(rows[kept][bad[:5]]),
-                    vectors.dtype == np.float16,
-                )
-                remedy = "embed in float32" if half else "look at the samples and the run's loss"
+                keys = self.reader.sample_keys(rows[readable][bad[:5]])
+                is_half = vectors.dtype == np.float16
+                remedy = "embed in float32" if is_half else "look at the samples and the run's loss"
                 raise RetrievalError(
                     f"layer '{name}' of {len(bad)} samples is not finite in {vectors.dtype}, the "
                     f"first {', '.join(keys)}; expected finite numbers; {remedy}"
@@ -177,6 +175,6 @@ class Embedder:
             with atomic_write(path) as stream:
                 np.save(stream, vectors, allow_pickle=False)
             files[name] = FileSum.of(path)
-        self._manifest(number).parent.mkdir(exist_ok=True)
-        part = Part(count=int(kept.sum()), files=files)
-        PartManifest(format=FORMAT, part=part, lost=lost).write(self._manifest(number))
+        self._manifest_path(number).parent.mkdir(exist_ok=True)
+        part = Part(count=int(readable.sum()), files=files)
+        PartManifest(format=FORMAT, part=part, lost=lost).write(self._manifest_path(number))

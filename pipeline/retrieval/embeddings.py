@@ -1,4 +1,4 @@
-"""Embeddings on disk: arrays of vectors in parts, whose they are, and what made them."""
+"""Embeddings on disk: vectors in parts, the sample of each, and what made them."""
 
 import shutil
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ Width = Annotated[int, Field(ge=1, le=2**24)]  # of vectors
 
 
 class LayerRecord(Record):
-    """One layer of the model: what its vectors are.
+    """The shape and type of one layer's vectors.
 
     `hidden` is S, the features that the classifier sees; `projection` the projections z and
     `weight` HeroCon's H(z), of each view a unit vector, side by side (`views` of them).
@@ -46,8 +46,8 @@ class Part(Record):
 class EmbeddingsManifest(Artefact):
     """What a folder of embeddings holds.
 
-    `checkpoint` is the sha256 of the weights, `data_fingerprint` that of the data set; `lost` are
-    the rows that could not be read, by number, and why.
+    `checkpoint` is the sha256 of the weights, `data_fingerprint` the data set's; `lost` maps the
+    rows that could not be read, by number, to why.
     """
 
     what: ClassVar[str] = "the manifest of embeddings"
@@ -73,8 +73,8 @@ class EmbeddingsManifest(Artefact):
             raise ValueError(f"a part has not one file of each layer: {', '.join(self.layers)}")
         if sorted(self.samples) != sorted(FILES):
             raise ValueError(f"samples are {sorted(self.samples)}; expected {', '.join(FILES)}")
-        if (found := sum(part.count for part in self.parts)) != self.rows:
-            raise ValueError(f"parts of {found:,} vectors; expected {self.rows:,}")
+        if (total := sum(part.count for part in self.parts)) != self.rows:
+            raise ValueError(f"parts of {total:,} vectors; expected {self.rows:,}")
         return self
 
     @property
@@ -86,7 +86,7 @@ class EmbeddingsManifest(Artefact):
 
 
 class Embeddings:
-    """A folder that `heron embed` wrote; vectors are mapped, not read."""
+    """A folder that `heron embed` wrote; vectors are memory-mapped."""
 
     def __init__(self, folder: str | Path, manifest: EmbeddingsManifest) -> None:
         """Maps the samples; see `open`."""
@@ -100,7 +100,7 @@ class Embeddings:
 
     @classmethod
     def open(cls, folder: str | Path, verify: bool = True) -> Self:
-        """Opens a folder of embeddings; compares sizes of its files, with `verify` all bytes.
+        """Opens a folder of embeddings; checks file sizes and, with `verify`, checksums.
 
         Raises:
             RetrievalError: it holds none, or they are unfinished or damaged.
@@ -119,12 +119,12 @@ class Embeddings:
 
     @property
     def usual_layer(self) -> Layer:
-        """The one that is indexed where nobody says which: `hidden`, or the only one."""
-        one, *others = self.manifest.layers
-        return "hidden" if others else one
+        """The layer that is indexed by default: `hidden`, or the only one."""
+        first, *others = self.manifest.layers
+        return "hidden" if others else first
 
     def layer(self, name: Layer) -> LayerRecord:
-        """Returns what is known of a layer; raises a RetrievalError where it is not there."""
+        """Returns the record of a layer; raises a RetrievalError if there is no such layer."""
         if name not in self.manifest.layers:
             raise RetrievalError(
                 f"{self.folder} has no layer '{name}'; found {', '.join(self.manifest.layers)}; "
@@ -133,24 +133,24 @@ class Embeddings:
         return self.manifest.layers[name]
 
     def part_bytes(self, name: Layer) -> int:
-        """Returns the bytes of the largest file of a layer, which is mapped while it is read."""
+        """Returns the bytes of a layer's largest file, which is mapped while it is read."""
         layer, largest = self.layer(name), max(part.count for part in self.manifest.parts)
         return largest * layer.dim * np.dtype(layer.dtype).itemsize
 
     def origin(self) -> dict[str, Any]:
-        """Returns what an index's manifest says of where its vectors come from."""
-        known = self.manifest
+        """Returns the fields of an index's manifest that say where its vectors come from."""
+        manifest = self.manifest
         return {
             "embeddings": str(self.folder),
-            "embeddings_fingerprint": known.fingerprint,
-            "checkpoint": known.checkpoint,
-            "run": known.run,
-            "data": known.data,
-            "data_fingerprint": known.data_fingerprint,
+            "embeddings_fingerprint": manifest.fingerprint,
+            "checkpoint": manifest.checkpoint,
+            "run": manifest.run,
+            "data": manifest.data,
+            "data_fingerprint": manifest.data_fingerprint,
         }
 
     def copy_samples(self, folder: Path) -> dict[str, FileSum]:
-        """Copies keys and labels to a folder, and returns what each file there is, by name."""
+        """Copies keys and labels to a folder; returns the size and checksum of each file."""
         for name in FILES:
             shutil.copyfile(self.folder / name, folder / name)
         self.manifest.check_files(folder, self.manifest.samples)
@@ -158,14 +158,14 @@ class Embeddings:
 
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
         """Maps the vectors of a part, as they are stored."""
-        known, path = self.layer(layer), self.folder / part_name(layer, number)
-        found = mapped_array(path, AGAIN)
-        shape = (self.manifest.parts[number].count, known.dim)
-        if found.shape != shape or found.dtype != known.dtype:
+        record, path = self.layer(layer), self.folder / part_name(layer, number)
+        array = mapped_array(path, AGAIN)
+        shape = (self.manifest.parts[number].count, record.dim)
+        if array.shape != shape or array.dtype != record.dtype:
             raise RetrievalError(
-                f"{path} is {found.dtype} {found.shape}; expected {known.dtype} {shape}; {AGAIN}"
+                f"{path} is {array.dtype} {array.shape}; expected {record.dtype} {shape}; {AGAIN}"
             )
-        return found
+        return array
 
     def blocks(self, layer: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
@@ -176,29 +176,29 @@ class Embeddings:
 
     def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
-        out = np.empty((len(numbers), self.layer(layer).dim), np.float32)
+        vectors = np.empty((len(numbers), self.layer(layer).dim), np.float32)
         parts = np.searchsorted(self._starts, numbers, side="right") - 1
         for number in np.unique(parts).tolist():
-            mine = parts == number
-            out[mine] = self._part(layer, number)[numbers[mine] - self._starts[number]]
-        return out
+            in_part = parts == number
+            vectors[in_part] = self._part(layer, number)[numbers[in_part] - self._starts[number]]
+        return vectors
 
 
-def shards_of(given: str | None, named: str, by: Path) -> str:
-    """Returns the shards that were given, else those that a manifest names.
+def shards_of(data: str | None, named: str, by: Path) -> str:
+    """Returns the shards that the user gave, else those that a manifest names.
 
     Raises:
-        RetrievalError: the manifest of the folder `by` names an address, which is not fetched
-            unless it is given.
+        RetrievalError: the manifest in the folder `by` names remote shards, which are fetched only
+            when the user gives them.
     """
-    if given is None and is_remote(named):
+    if data is None and is_remote(named):
         raise RetrievalError(
             f"{by} names the data set {named}, which is fetched only when you give it; expected "
             f"--data {named}"
         )
-    return named if given is None else given
+    return named if data is None else data
 
 
 def part_name(layer: str, number: int) -> str:
-    """Returns the name of the file of a part of a layer: `hidden/00000.npy`."""
+    """Returns the file name of a layer's part, such as `hidden/00000.npy`."""
     return f"{layer}/{number:05d}.npy"

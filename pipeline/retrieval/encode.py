@@ -1,4 +1,4 @@
-"""A file through the model: decoded with limits, brought to its input as the shards' rows are."""
+"""Embeds files: decodes them within limits and prepares them as rows of the shards are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.show import DRAWN
 
-G = TypeVar("G", str, File)
+FileOrText = TypeVar("FileOrText", str, File)
 
 
 @dataclass(frozen=True)
 class FileEncoder:
-    """Embeds files by a layer of a model; pictures are decoded as those of its data set are."""
+    """Embeds files by a layer of a model; decodes pictures as the model's data set does."""
 
     model: EmbeddingModel
     layer: Layer
@@ -48,92 +48,93 @@ class FileEncoder:
     ) -> Self:
         """Opens the model whose embeddings an index holds.
 
-        Of a run, the newest complete checkpoint is tried first. `data` are the shards that were
-        embedded, whose manifest has shapes and statistics; `precision` is by default the run's.
+        The newest complete checkpoint of the run is tried first. `data` are the shards that were
+        embedded, whose manifest has shapes and statistics; `precision` defaults to the run's.
         `own`: see `SamplePictures.open`.
 
         Raises:
-            RetrievalError: the weights or the data are others.
+            RetrievalError: the weights or the data are not those of the index.
             CheckpointError, ConfigError, ShardError: model or data cannot be opened.
         """
-        folder = _with_weights(run, index.checkpoint)
+        folder = _checkpoint_with(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
         config = load_run_config(folder / "config.yaml", overrides)
-        known = config.data.at(data)
-        refuse_options(known, own)
-        config = config.model_copy(update={"data": known})
+        data_config = config.data.at(data)
+        refuse_options(data_config, own)
+        config = config.model_copy(update={"data": data_config})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))
-        if (found := model.reader.manifest.fingerprint) != index.data_fingerprint:
+        if (fingerprint := model.reader.manifest.fingerprint) != index.data_fingerprint:
             raise RetrievalError(
-                f"{data} has the fingerprint {found[:19]}; expected {index.data_fingerprint[:19]}, "
-                "that of the data set that was embedded; give it (--data), or embed this one"
+                f"{data} has the fingerprint {fingerprint[:19]}; expected "
+                f"{index.data_fingerprint[:19]}, that of the data set that was embedded; give it "
+                "(--data), or embed this one"
             )
         return cls(model, index.layer)
 
-    def files(self, asked: Sequence[str]) -> dict[str, Path]:
-        """Reads `PATH`, or `VIEW=PATH` of each view, as a file of each view that is seen.
+    def files(self, arguments: Sequence[str]) -> dict[str, Path]:
+        """Parses `PATH`, or a `VIEW=PATH` per view, into a file for each view the model sees.
 
         Raises:
-            RetrievalError: they are not of the views that the model sees, each once.
+            RetrievalError: they are not exactly the views that the model sees, each once.
         """
-        found: dict[str, Path] = {}
-        lone = [text for text in asked if text.partition("=")[0] not in self.model.stored]
-        if len(asked) == 1 and lone:
-            return {name: Path(path) for name, path in self._by_view(asked[0]).items()}
-        for text in asked:
-            name, _, path = text.partition("=")
-            if text in lone or name in found:
-                what = "is given twice" if name in found else "names no view"
-                raise RetrievalError(f"--file {text} {what}; expected {self._wanted()}")
-            found[name] = Path(path)
-        self._by_view(found)
-        return found
+        files: dict[str, Path] = {}
+        without_view = [a for a in arguments if a.partition("=")[0] not in self.model.stored]
+        if len(arguments) == 1 and without_view:
+            return {name: Path(path) for name, path in self._by_view(arguments[0]).items()}
+        for argument in arguments:
+            name, _, path = argument.partition("=")
+            if argument in without_view or name in files:
+                fault = "is given twice" if name in files else "names no view"
+                raise RetrievalError(f"--file {argument} {fault}; expected {self._expected()}")
+            files[name] = Path(path)
+        self._by_view(files)
+        return files
 
-    def _wanted(self) -> str:
+    def _expected(self) -> str:
         return " ".join(f"--file {name}=PATH" for name in self.model.stored)
 
-    def _by_view(self, given: G | Mapping[str, G]) -> Mapping[str, G]:
+    def _by_view(self, files: FileOrText | Mapping[str, FileOrText]) -> Mapping[str, FileOrText]:
         """Returns the file of each view."""
         stored = self.model.stored
-        if not isinstance(given, Mapping):
+        if not isinstance(files, Mapping):
             if len(stored) > 1:
                 raise RetrievalError(
                     f"one file, but the model sees the views {', '.join(stored)}; expected "
-                    f"one of each: {self._wanted()}"
+                    f"one of each: {self._expected()}"
                 )
-            return {stored[0]: given}
-        some = self.layer == "projection" and given and set(given) <= set(stored)
-        if set(given) != set(stored) and not some:
+            return {stored[0]: files}
+        is_subset = self.layer == "projection" and files and set(files) <= set(stored)
+        if set(files) != set(stored) and not is_subset:
             raise RetrievalError(
-                f"files of the views {', '.join(given) or '(none)'}; expected those that the model "
-                f"sees: {self._wanted()}"
+                f"files of the views {', '.join(files) or '(none)'}; expected those that the model "
+                f"sees: {self._expected()}"
             )
-        return given
+        return files
 
-    def __call__(self, given: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
-        """Returns the embedding of one sample, [dim], out of the file of each view.
+    def __call__(self, files: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
+        """Returns the embedding of one sample, [dim], from a file of each view.
 
-        Of projections some views will do, such as a picture alone: they stand in the place of the
-        others, so that the product with a sample's projections is the sum of the cosines of its
-        other views with them.
+        For projections some of the views suffice, such as a picture alone. Their normalised sum is
+        put in the place of each missing view, and zeros in their own, so that the product with a
+        sample's projections is the sum of that vector's cosines with the sample's other views.
 
         Raises:
-            RetrievalError: a view's file is missing, too large or not what the view is.
+            RetrievalError: a view's file is missing, too large or not of the view's kind.
         """
-        view = self.model.reader.view
-        rows = {n: self._row(view(n), file, row) for n, file in self._by_view(given).items()}
-        one, none = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
+        view_of = self.model.reader.view
+        rows = {n: self._row(view_of(n), file, row) for n, file in self._by_view(files).items()}
+        zero, no_rows = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
         decoders = self.model.reader.decoders
         empty = {n: np.zeros(decoders[n].shape, decoders[n].dtype) for n in self.model.stored}
         stored = {n: torch.from_numpy(array[None]) for n, array in (empty | rows).items()}
-        batch = Batch(stored, none, one, one, [1])
+        batch = Batch(stored, no_rows, zero, zero, [1])
         vector = self.model.forward(batch, [self.layer])[self.layer][0].float()
         if set(rows) < set(empty):
             views = self.model.views.views[: self.model.model.classified]
-            given_ones = torch.tensor([one.stored in rows for one in views])
-            parts = vector.view(len(views), -1)
-            known = normalize(parts[given_ones].sum(0), dim=0)
-            vector = torch.where(given_ones[:, None], torch.zeros(()), known).flatten()
+            is_given = torch.tensor([view.stored in rows for view in views])
+            by_view = vector.view(len(views), -1)
+            direction = normalize(by_view[is_given].sum(0), dim=0)
+            vector = torch.where(is_given[:, None], torch.zeros(()), direction).flatten()
         if not bool(torch.isfinite(vector).all()):
             raise RetrievalError(
                 f"layer '{self.layer}' of the file is not finite; expected finite numbers; look at "
@@ -142,7 +143,7 @@ class FileEncoder:
         return np.asarray(vector.numpy(), np.float32)
 
     def _row(self, view: View, file: File, row: int) -> NDArray[Any]:
-        """Returns one row of a stored view, out of a file."""
+        """Returns one row of a stored view, read from a file."""
         data, name = read(file)
         if view.kind == "image":
             if data.startswith(NPY):
@@ -161,19 +162,19 @@ class FileEncoder:
         return vector_row(np.frombuffer(data, np.uint8), name, row, view.shape[0])
 
     def _decoded(self, view: View, data: bytes, name: str) -> NDArray[np.int32]:
-        """Returns the token ids of a text, or the row of a graph out of its member of a tar."""
+        """Returns the token ids of a text, or the row of a graph from the bytes of a tar member."""
         decoder = self.model.reader.decoders[view.name]
         assert isinstance(decoder, TextDecoder | GraphDecoder)
         row = np.empty(decoder.shape, np.int32)
         try:
             decoder.decode(data, row)
         except (ValueError, ShardError) as fault:
-            wanted = "; expected a graph, as its member of a tar" * (view.kind == "graph")
-            raise RetrievalError(f"{name} {fault}{wanted}") from None
+            remedy = "; expected a graph, as its member of a tar" * (view.kind == "graph")
+            raise RetrievalError(f"{name} {fault}{remedy}") from None
         return row
 
     def text(self, text: str) -> NDArray[np.float32]:
-        """Returns what finds samples whose other views are near to a text, [dim].
+        """Returns a vector, [dim], that is nearest to samples whose other views match a text.
 
         Raises:
             RetrievalError: the model sees no text, or the index is of another layer.
@@ -181,19 +182,19 @@ class FileEncoder:
         reader = self.model.reader
         texts = [name for name in self.model.stored if reader.view(name).kind == "text"]
         if not texts or self.layer != "projection":
-            what = f"of layer '{self.layer}'" if texts else "of a model that sees no text"
+            fault = f"of layer '{self.layer}'" if texts else "of a model that sees no text"
             raise RetrievalError(
-                f"the index is {what}; a text is compared with the projections of other views: "
+                f"the index is {fault}; a text is compared with the projections of other views: "
                 "expected an index of --layer projection, and a model with a view of text"
             )
         return self({texts[0]: text.encode()})
 
     def _picture(self, view: View, data: bytes, name: str) -> NDArray[np.uint8]:
-        """Returns a picture as the reader would give it, had it been in the shards.
+        """Returns a picture as the reader would, had it been in the shards.
 
-        One of the stored size, or of any where the shards' are of several, is decoded by the very
-        same code. Others are brought to that size: the largest part about the centre of the same
-        shape, resampled. So are those that EXIF says lie otherwise, which are first turned.
+        A picture of the stored size, or of any size if the shards' vary, is decoded by the very
+        same code. Others are centre-cropped to the stored aspect ratio and resampled to the stored
+        size. So are pictures that EXIF says are rotated or mirrored, after they are set upright.
         """
         size, turned = look(data, name)
         decoder, reader = self.model.reader.decoders[view.name], self.model.reader
@@ -214,22 +215,24 @@ class FileEncoder:
             )
         picture = upright(data, name).convert("L" if channels == 1 else "RGB")
         scale = min(picture.width / width, picture.height / height)
-        across, down = max(1, round(width * scale)), max(1, round(height * scale))
-        left, top = (picture.width - across) // 2, (picture.height - down) // 2
-        part = picture.crop((left, top, left + across, top + down))  # or resizing sees beyond it
-        fitted = part.resize((width, height), Image.Resampling.BICUBIC)
-        return np.array(fitted).reshape(height, width, channels)
+        crop_width, crop_height = max(1, round(width * scale)), max(1, round(height * scale))
+        left, top = (picture.width - crop_width) // 2, (picture.height - crop_height) // 2
+        # Crop first: with a box, `resize` would also see pixels around it.
+        cropped = picture.crop((left, top, left + crop_width, top + crop_height))
+        resized = cropped.resize((width, height), Image.Resampling.BICUBIC)
+        return np.array(resized).reshape(height, width, channels)
 
 
-def _with_weights(run: str, wanted: str) -> Path:
-    """Finds the checkpoint of a run that has these weights."""
+def _checkpoint_with(run: str, sha256: str) -> Path:
+    """Finds the checkpoint of a run whose weights have a checksum, the newest first."""
     newest = locate(run)
     folders = dict.fromkeys([newest, *complete(Path(run) / "checkpoints")])
-    found = (path for path in folders if weights_sha256(path) == wanted)
-    if (folder := next(found, None)) is None:
-        other = weights_sha256(newest)
+    matches = (path for path in folders if weights_sha256(path) == sha256)
+    if (folder := next(matches, None)) is None:
+        newest_sha256 = weights_sha256(newest)
         raise RetrievalError(
-            f"{newest} has weights of sha256 {other[:12]}; expected {wanted[:12]}, those that the "
-            "index was made with; give their run or checkpoint (--run), or embed and index again"
+            f"{newest} has weights of sha256 {newest_sha256[:12]}; expected {sha256[:12]}, those "
+            "that the index was made with; give their run or checkpoint (--run), or embed and "
+            "index again"
         )
     return folder

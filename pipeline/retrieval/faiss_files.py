@@ -1,4 +1,4 @@
-"""FAISS's files: read within limits, mapped where they must be, and compared with their plan."""
+"""Reads FAISS's files: within limits, memory-mapped if need be, and checked against their plan."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ CLASSES: dict[Kind, tuple[type[Any], ...]] = {
     "ivfpq": (faiss.IndexIVFPQ,),
     "hnsw": (faiss.IndexHNSWFlat,),
 }
-QUERY_BITS = 4  # of a number, by which RaBitQ looks at the signs first: FAISS's default
-_lock = Lock()  # FAISS's limits are the process's
+QUERY_BITS = 4  # per dimension of a query, when RaBitQ first compares signs: FAISS's default
+_lock = Lock()  # FAISS's limits are global to the process
 
 
 @contextmanager
 def _limits(size: int) -> Iterator[None]:
-    """Has FAISS refuse, while it reads, an array or a loop of more than so many bytes or turns."""
+    """Makes FAISS refuse arrays of more than `size` bytes, or loops of more turns, in a file."""
     names = "deserialization_vector_byte_limit", "deserialization_loop_limit"
     with _lock:
         before = {name: getattr(faiss, f"get_{name}")() for name in names}
@@ -41,12 +41,12 @@ def _limits(size: int) -> Iterator[None]:
 
 
 def read_faiss(path: Path, plan: Plan) -> Any:
-    """Reads FAISS's index, or maps it: pages are then read when a search asks for them.
+    """Reads a FAISS index, or maps it: pages are then read when a search needs them.
 
-    No array of it may be larger than the file.
+    No array in it may be larger than the file.
 
     Raises:
-        RetrievalError: FAISS cannot read it, or it is not of the plan.
+        RetrievalError: FAISS cannot read it, or it does not match the plan.
     """
     flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
     if plan.mapped and plan.lists:
@@ -55,23 +55,23 @@ def read_faiss(path: Path, plan: Plan) -> Any:
         flags |= faiss.IO_FLAG_MMAP_IFC
     try:
         with _limits(path.stat().st_size):
-            found = faiss.read_index(str(path), flags)
-        fault = _difference(found, plan)
-        if plan.table and not fault:  # which may be larger than the file
-            found.precompute_table()
+            index = faiss.read_index(str(path), flags)
+        fault = _mismatch(index, plan)
+        if plan.table and not fault:  # outside the limits: the table may be larger than the file
+            index.precompute_table()
     except (RuntimeError, MemoryError) as error:
         text = " ".join(str(error).split())
         fault = f"FAISS {faiss.__version__} cannot read it: {text}"
     if fault:
         raise RetrievalError(f"{path}: {fault}; {AGAIN}")
-    return found
+    return index
 
 
-def _difference(index: Any, plan: Plan) -> str:
-    """Returns what of FAISS's index is not of the plan, or ""."""
+def _mismatch(index: Any, plan: Plan) -> str:
+    """Returns how a FAISS index differs from its plan, or ""."""
     if type(index) not in CLASSES[plan.kind]:
-        wanted = CLASSES[plan.kind][0].__name__
-        return f"it is a {type(index).__name__}; expected {wanted}, as its kind is {plan.kind}"
+        expected = CLASSES[plan.kind][0].__name__
+        return f"it is a {type(index).__name__}; expected {expected}, as its kind is {plan.kind}"
     pairs = []
     if plan.lists:
         quantizer, inverted = faiss.downcast_index(index.quantizer), index.invlists
@@ -85,7 +85,7 @@ def _difference(index: Any, plan: Plan) -> str:
                 code_bytes(plan.kind, index.d, plan.subvectors, plan.bits),
             ),
             ("vectors in lists", inverted.compute_ntotal(), index.ntotal),
-            *_vectors(quantizer, "centroids", index, plan.lists),
+            *_flat_properties(quantizer, "centroids", index, plan.lists),
         ]
     if plan.subvectors:
         pairs += [
@@ -111,21 +111,23 @@ def _difference(index: Any, plan: Plan) -> str:
     if plan.links:
         pairs += [
             ("links", index.hnsw.nb_neighbors(0), 2 * plan.links),
-            *_vectors(faiss.downcast_index(index.storage), "stored", index, index.ntotal),
+            *_flat_properties(faiss.downcast_index(index.storage), "stored", index, index.ntotal),
         ]
     if plan.kind == "flat":
-        pairs += _vectors(index, "flat", index, index.ntotal)
+        pairs += _flat_properties(index, "flat", index, index.ntotal)
     return "; ".join(
-        f"{name}: {found}, expected {wanted}" for name, found, wanted in pairs if found != wanted
+        f"{name}: {actual}, expected {expected}"
+        for name, actual, expected in pairs
+        if actual != expected
     )
 
 
-def _vectors(flat: Any, what: str, index: Any, count: int) -> list[tuple[str, Any, Any]]:
-    """Returns what must be the same of a flat index within another: found, and expected."""
+def _flat_properties(flat: Any, role: str, index: Any, count: int) -> list[tuple[str, Any, Any]]:
+    """Returns the properties of a flat index within another: name, actual and expected value."""
     return [
-        (f"whether {what} vectors are flat", type(flat) in CLASSES["flat"], True),
-        (f"{what} vectors", flat.ntotal, count),
-        (f"dimensions of {what} vectors", flat.d, index.d),
-        (f"the metric of {what} vectors", flat.metric_type, index.metric_type),
-        (f"bytes of {what} vectors", flat.code_size, 4 * index.d),
+        (f"whether {role} vectors are flat", type(flat) in CLASSES["flat"], True),
+        (f"{role} vectors", flat.ntotal, count),
+        (f"dimensions of {role} vectors", flat.d, index.d),
+        (f"the metric of {role} vectors", flat.metric_type, index.metric_type),
+        (f"bytes of {role} vectors", flat.code_size, 4 * index.d),
     ]

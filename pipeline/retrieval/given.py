@@ -1,4 +1,4 @@
-"""Files that someone gives, a picture or rows of vectors: decoded with limits, never unpickled."""
+"""Reads files of users, pictures or rows of vectors: within limits, and without unpickling."""
 
 import struct
 from io import BytesIO
@@ -14,15 +14,15 @@ from heron.shards.index import array_at
 from heron.shards.picture import PILLOWS, read_header
 
 MOST_BYTES = 20_000_000  # of a file
-MOST_PIXELS = 64_000_000  # of its picture: 192 MB decoded
-NPY = b"\x93NUMPY"  # how an npy file begins
-BOMB = Image.DecompressionBombWarning  # an error where warnings are
+MOST_PIXELS = 64_000_000  # of a picture: 192 MB decoded
+NPY = b"\x93NUMPY"  # the first bytes of an npy file
+BOMB = Image.DecompressionBombWarning  # raised if warnings are errors
 
 File = str | Path | bytes
 
 
 def read(file: File) -> tuple[bytes, str]:
-    """The bytes of a file and its name for messages.
+    """Returns the bytes of a file, and its name for messages.
 
     Raises:
         RetrievalError: there is no file, or it is too large.
@@ -31,8 +31,8 @@ def read(file: File) -> tuple[bytes, str]:
         return file, "the file"
     path = Path(file)
     if not path.is_file():
-        what = "is no file" if path.exists() else "is not there"
-        raise RetrievalError(f"{path} {what}; expected a JPEG, a PNG or an npy file")
+        fault = "is no file" if path.exists() else "is not there"
+        raise RetrievalError(f"{path} {fault}; expected a JPEG, a PNG or an npy file")
     with path.open("rb") as stream:
         data = stream.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -46,28 +46,28 @@ def read(file: File) -> tuple[bytes, str]:
 def vector_row(
     data: NDArray[np.uint8],  # the file's bytes, read or mapped
     name: str,  # of the file, for messages
-    row: int = 0,  # of an array [rows, width]; one [width] has but row 0
-    width: int | None = None,  # that is expected, if any
+    row: int = 0,  # of an array [rows, width]; an array [width] has only row 0
+    width: int | None = None,  # the expected width, if any
 ) -> NDArray[np.float32]:
-    """A row of an npy file of numbers, float32 [width]; nothing of it is unpickled.
+    """Returns a row of an npy file of numbers, float32 [width], without unpickling.
 
     Raises:
-        RetrievalError: it is no such array, has no such row, or one that is not finite.
+        RetrievalError: it is no such array, has no such row, or the row is not finite.
     """
     try:
-        found = array_at(data, 0, len(data), name)
+        array = array_at(data, 0, len(data), name)
     except ShardError as fault:
         raise RetrievalError(
             f"{str(fault).removesuffix(f'; {RESTORE}')}; expected what numpy.save writes"
         ) from None
-    if found.dtype.kind not in "fiu" or found.ndim not in (1, 2):
+    if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
         raise RetrievalError(
-            f"{name} is {found.dtype} {found.shape}; expected numbers, [width] or [rows, width]"
+            f"{name} is {array.dtype} {array.shape}; expected numbers, [width] or [rows, width]"
         )
-    rows = found[None] if found.ndim == 1 else found
+    rows = array[None] if array.ndim == 1 else array
     if not 0 <= row < len(rows):
         raise RetrievalError(f"{name} has {len(rows):,} rows; expected one of number {row} (--row)")
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+    with np.errstate(over="ignore"):  # overflow gives infinity, which is refused below
         vector = np.array(rows[row], np.float32)
     if width is not None and len(vector) != width:
         raise RetrievalError(f"{name} has rows of {len(vector):,}; expected {width:,} numbers")
@@ -80,10 +80,10 @@ def vector_row(
 
 
 def mapped(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file of any size, mapped.
+    """Returns the bytes of a file of any size, memory-mapped.
 
     Raises:
-        RetrievalError: there is no file, or nothing in it.
+        RetrievalError: there is no file, or it is empty.
     """
     try:
         return np.memmap(path, np.uint8, "r")
@@ -92,12 +92,13 @@ def mapped(path: Path) -> NDArray[np.uint8]:
 
 
 def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
-    """Height and width of a picture as it is stored, and whether EXIF says that it lies otherwise.
+    """Returns a picture's stored height and width, and whether EXIF says that it is not upright.
 
-    Nothing is decoded yet: what is too large is refused here. `name` is for messages.
+    Only headers are read, so that pictures that are too large are refused before decoding. `name`
+    is for messages.
 
     Raises:
-        RetrievalError: it is neither, or too large.
+        RetrievalError: it is neither a JPEG nor a PNG, or is too large.
     """
     if len(data) > MOST_BYTES:
         raise RetrievalError(
@@ -116,36 +117,36 @@ def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
                 raise ValueError("has two headers, of two sizes; expected one picture")
             return size, _orientation(image) != 1
     except (ValueError, BOMB, *PILLOWS) as fault:
-        raise RetrievalError(f"{name} {_no_picture(fault)}") from None
+        raise RetrievalError(f"{name} {_picture_fault(fault)}") from None
 
 
-def _no_picture(fault: Exception) -> str:
-    """What is wrong with a file, after its name."""
+def _picture_fault(fault: Exception) -> str:
+    """Says what is wrong with a picture, to follow its name."""
     if type(fault) is ValueError:
         return str(fault)
     return f"is no picture that can be read ({fault}); expected a JPEG or a PNG"
 
 
 def _orientation(image: Image.Image) -> int:
-    """How a picture lies, as EXIF numbers it: 1 is upright, as are those that say nothing."""
+    """Returns a picture's EXIF orientation; 1 is upright, as is a picture without the tag."""
     try:
-        found = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except (ValueError, struct.error, *PILLOWS):  # a broken note beside a sound picture
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except (ValueError, struct.error, *PILLOWS):  # broken EXIF in a sound picture
         return 1
-    return found if found in range(1, 9) else 1
+    return orientation if orientation in range(1, 9) else 1
 
 
 def upright(data: bytes, name: str) -> Image.Image:
-    """The picture in a file, turned as EXIF says, RGB or, of a grey one, L.
+    """Returns the picture in a file, set upright as EXIF says; RGB, or L if it is grey.
 
     Raises:
-        RetrievalError: it is none, is damaged or too large.
+        RetrievalError: it is no picture, damaged or too large.
     """
     _, turned = look(data, name)
     try:
         with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
             image.load()
-            found = ImageOps.exif_transpose(image) if turned else image
-            return found.convert("L" if found.mode in ("1", "L") else "RGB")
+            picture = ImageOps.exif_transpose(image) if turned else image
+            return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
     except (ValueError, BOMB, *PILLOWS) as fault:
         raise RetrievalError(f"{name} is damaged ({fault}); expected a whole picture") from None

@@ -1,4 +1,4 @@
-"""Vectors in memory as something to index, beside a folder of embeddings."""
+"""Vectors in memory, which are indexed like a folder of embeddings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import FileSum
 from heron.shards.manifest import Labels
 
-MOST_CLASSES = 1 << 20  # each has a name, and a column in which every vector has a byte
+MAX_CLASSES = 1 << 20  # each has a name, and a column with a byte per vector
 ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
 
 
 @dataclass(frozen=True)
 class VectorsInMemory:
-    """An array of vectors, and whose they are."""
+    """An array of vectors, and the sample of each."""
 
     array: NDArray[Any]  # [N, dim], real numbers
     samples: Samples  # of each vector
@@ -31,11 +31,11 @@ class VectorsInMemory:
         return len(self.array)
 
     def layer(self, name: Layer) -> LayerRecord:
-        """Returns what is known of the vectors, whatever layer they are of."""
+        """Returns the record of the vectors, whatever the layer."""
         return LayerRecord(dim=self.array.shape[1], dtype="float32", views=1)
 
     def part_bytes(self, name: Layer) -> int:
-        """Returns the bytes of the largest file that is mapped while it is read: there is none."""
+        """Returns 0: no file is mapped."""
         return 0
 
     def blocks(self, name: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -48,11 +48,11 @@ class VectorsInMemory:
         return _float32(self.array[numbers])
 
     def origin(self) -> dict[str, Any]:
-        """Returns what an index's manifest says of where its vectors come from: nothing."""
+        """Returns the fields of an index's manifest that say where its vectors come from: blank."""
         return dict.fromkeys(ORIGINS, "")
 
     def copy_samples(self, folder: Path) -> dict[str, FileSum]:
-        """Writes keys and labels to a folder, and returns what was written by name."""
+        """Writes keys and labels to a folder; returns the size and checksum of each file."""
         return self.samples.save(folder)
 
 
@@ -73,10 +73,10 @@ def vectors_in_memory(
             f"vectors are {array.dtype} {list(array.shape)}; expected numbers [rows, dim], a "
             "vector for each sample, such as `Model.encode` returns"
         )
-    named = [str(n) for n in range(len(array))] if keys is None else [str(key) for key in keys]
-    if len(named) != len(array):
-        raise RetrievalError(f"{len(named):,} keys; expected {len(array):,}, one for each vector")
-    return VectorsInMemory(array, _samples(named, labels, label_names))
+    keys = [str(n) for n in range(len(array))] if keys is None else [str(key) for key in keys]
+    if len(keys) != len(array):
+        raise RetrievalError(f"{len(keys):,} keys; expected {len(array):,}, one for each vector")
+    return VectorsInMemory(array, _samples(keys, labels, label_names))
 
 
 def _samples(
@@ -84,34 +84,36 @@ def _samples(
 ) -> Samples:
     """Returns samples with labels of classes [rows], 0/1 columns [rows, names], or none."""
     count = len(keys)
-    given = np.asarray(np.full(count, -1) if labels is None else labels)
+    values = np.asarray(np.full(count, -1) if labels is None else labels)
     expected = (
         f"expected {count:,} class numbers [rows], -1 where none is known, or 0 and 1 "
         "[rows, names], a column for each label; `label_names` names them in order"
     )
-    whole = given.dtype.kind in "biu" or (given.dtype.kind == "f" and (given % 1 == 0).all())
-    if not whole or given.ndim not in (1, 2) or len(given) != count:
-        raise RetrievalError(f"labels are {given.dtype} {list(given.shape)}; {expected}")
-    width = given.shape[1] if given.ndim == 2 else int(given.max() if count else -1) + 1
-    if label_names is None and width > MOST_CLASSES:
+    are_integers = values.dtype.kind in "biu" or (
+        values.dtype.kind == "f" and (values % 1 == 0).all()
+    )
+    if not are_integers or values.ndim not in (1, 2) or len(values) != count:
+        raise RetrievalError(f"labels are {values.dtype} {list(values.shape)}; {expected}")
+    width = values.shape[1] if values.ndim == 2 else int(values.max() if count else -1) + 1
+    if label_names is None and width > MAX_CLASSES:
         raise RetrievalError(
-            f"labels: class {width - 1:,} is the largest; expected {MOST_CLASSES - 1:,} at most; "
+            f"labels: class {width - 1:,} is the largest; expected {MAX_CLASSES - 1:,} at most; "
             "number the classes from 0 on: np.unique(labels, return_inverse=True)"
         )
     names = [str(n) for n in range(width)] if label_names is None else list(label_names)
-    kind = "multi_label" if given.ndim == 2 else "multi_class" if names else "none"
+    kind = "multi_label" if values.ndim == 2 else "multi_class" if names else "none"
     try:
-        known = Labels.model_validate({"kind": kind, "names": names})
-        stored = given.astype(known.dtype)
-        if (stored != given).any():
+        label_info = Labels.model_validate({"kind": kind, "names": names})
+        stored = values.astype(label_info.dtype)
+        if (stored != values).any():
             raise ValueError("not all are 0 or 1")
-        if fault := known.fault(stored, count):
+        if fault := label_info.fault(stored, count):
             raise ValueError(fault)
     except ValueError as fault:
         raise RetrievalError(f"labels: {fault}; {expected}") from None
-    labelled = known.known(stored)
+    labelled = label_info.known(stored)
     targets = np.zeros((count, len(names)), np.uint8)
-    if given.ndim == 2:
+    if values.ndim == 2:
         targets[labelled] = stored[labelled]
     else:
         targets[labelled, stored[labelled]] = 1
@@ -120,5 +122,5 @@ def _samples(
 
 
 def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
+    with np.errstate(over="ignore"):  # overflow gives infinity, which is refused later
         return vectors.astype(np.float32)

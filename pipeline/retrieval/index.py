@@ -1,4 +1,4 @@
-"""An index on disk: FAISS behind a manifest that says what it holds, and the sample of each row."""
+"""An index on disk: a FAISS index, a manifest that describes it, and the sample of each vector."""
 
 import math
 import shutil
@@ -21,22 +21,23 @@ from heron.pipeline.retrieval.filters import passing
 from heron.pipeline.retrieval.in_memory import vectors_in_memory
 from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, rotation
 from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
+from heron.pipeline.retrieval.new_folder import new_folder
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 
 faiss = require("faiss", "an index")
-TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost its digits
+TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision
 CPU_ONLY: tuple[Kind, ...] = "hnsw", "rabitq"
 
 
 class Neighbours(NamedTuple):
-    """The nearest samples of some queries, the nearest first.
+    """The nearest samples of each query, nearest first.
 
     Attributes:
-        numbers: of samples, int64 [queries, k]; -1 where fewer than k are allowed.
+        numbers: numbers of samples, int64 [queries, k]; -1 where fewer than k are allowed.
         scores: float32 [queries, k]: cosine or inner product, larger is nearer; or the Euclidean
-            distance, smaller is nearer; NaN where there is no sample. Of a kind with codes they
-            are those of the coded vectors.
+            distance, smaller is nearer; NaN where there is no sample. In an index of codes they
+            are computed from the codes.
     """
 
     numbers: Numbers
@@ -47,10 +48,10 @@ class Index:
     """An open index; searches may run in several threads.
 
     Attributes:
-        folder: where it lies.
-        manifest: what it holds.
+        folder: the folder of its files.
+        manifest: its description.
         samples: the sample of each vector.
-        faiss: FAISS's own index.
+        faiss: the FAISS index itself.
     """
 
     def __init__(
@@ -77,24 +78,24 @@ class Index:
         recall: float = 0.95,
         seed: int = 0,
     ) -> "Index":
-        """Indexes vectors in memory; `save` keeps what is otherwise gone with the index.
+        """Indexes vectors in memory; use `save` to keep the index.
 
-        Its files lie in a temporary folder (TMPDIR) for as long: N dim 4 bytes and more, or, of
-        `sq8`, `rabitq` and `ivfpq`, their codes.
+        Until it is garbage-collected its files take up a temporary folder (TMPDIR): N dim 4 bytes
+        and more, or the codes for `sq8`, `rabitq` and `ivfpq`.
 
         Args:
             vectors: real numbers [N, dim], such as `Model.encode` returns.
-            labels: what `where` of a search selects by: class numbers [N], -1 where none is
-                known; or 0 and 1 [N, names], a column for each label.
-            label_names: of classes or columns, in order; by default their numbers.
-            keys: a text for each vector, no two the same; by default its number.
+            labels: what the `where` of a search filters by: class numbers [N], -1 where unknown;
+                or 0 and 1 [N, names], a column for each label.
+            label_names: names of the classes or columns, in order; by default their numbers.
+            keys: a unique text for each vector; by default its number.
             kind: `flat`, `ivf`, `sq8`, `rabitq`, `binary`, `ivfpq`, `hnsw`, or `auto`: the most
                 exact that is fast enough and fits the memory.
             metric: `cosine`, `inner_product` or `euclidean`.
-            layer: of the model that made the vectors, for the record.
-            memory_bytes: the budget; by default half of what the machine has free.
+            layer: the model's layer that made the vectors, for the record.
+            memory_bytes: the memory budget; by default half of what the machine has free.
             recall: target of recall@10, which the index measures on itself.
-            seed: of the draw of training sample and queries.
+            seed: seeds the draw of the training sample and of the queries.
 
         Raises:
             RetrievalError: vectors, labels and names do not fit each other, a vector is not
@@ -102,12 +103,20 @@ class Index:
         """
         from heron.pipeline.retrieval.build import build_index
 
-        given = vectors_in_memory(vectors, labels, label_names, keys)
+        source = vectors_in_memory(vectors, labels, label_names, keys)
         folder = Path(tempfile.mkdtemp(prefix="heron-index-"))
-        options: dict[str, Any] = {"memory_bytes": memory_bytes, "recall": recall, "seed": seed}
-        options |= {"layer": layer, "kind": kind, "metric": metric, "progress": False}
         try:
-            index = build_index(given, folder, **options)
+            index = build_index(
+                source,
+                folder,
+                layer=layer,
+                kind=kind,
+                metric=metric,
+                memory_bytes=memory_bytes,
+                recall=recall,
+                seed=seed,
+                progress=False,
+            )
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -115,13 +124,11 @@ class Index:
         return index
 
     def save(self, folder: str | Path) -> None:
-        """Writes the index to a new folder, which `Index.open` and `heron query` take.
+        """Writes the index to a new folder, for `Index.open` and `heron query`.
 
         Raises:
-            RetrievalError: the folder holds something, or is being written.
+            RetrievalError: the folder is not empty, or is being written.
         """
-        from heron.pipeline.retrieval.build import new_folder
-
         with new_folder(Path(folder)) as work:
             shutil.copytree(self.folder, work, dirs_exist_ok=True)
 
@@ -129,13 +136,13 @@ class Index:
     def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:
         """Opens a folder that `heron index` wrote.
 
-        `verify` compares all files with their checksums, once (see `FileSum.fault`); their sizes
-        are always compared. FAISS is handed no file that fails. `gpu` searches without a filter on
-        all GPUs that faiss-gpu sees (unmeasured).
+        File sizes are always checked, and with `verify` checksums too, once (see `FileSum.fault`);
+        FAISS never reads a file that fails. `gpu` runs unfiltered searches on all GPUs that
+        faiss-gpu sees (unmeasured).
 
         Raises:
             RetrievalError: there is no index, or a file is foreign, truncated or altered; or FAISS
-                has no GPU, or no search of its kind on one.
+                has no GPU, or cannot search this kind on one.
         """
         if gpu:
             require_gpus()
@@ -168,20 +175,20 @@ class Index:
         return self.manifest.count
 
     def check(self, embeddings: Embeddings) -> None:
-        """Refuses embeddings that are of another checkpoint or other samples (RetrievalError)."""
-        mine, other = self.manifest, embeddings.manifest
-        whole = mine.prefix.dim if mine.prefix else mine.dim
+        """Refuses embeddings of another checkpoint or of other samples (RetrievalError)."""
+        expected, actual = self.manifest, embeddings.manifest
+        layer_dim = expected.prefix.dim if expected.prefix else expected.dim
         pairs = [
-            ("checkpoint", mine.checkpoint, other.checkpoint),
-            ("data", mine.data_fingerprint, other.data_fingerprint),
-            ("keys", mine.files["keys.npy"].sha256, other.samples["keys.npy"].sha256),
-            ("dimension", str(whole), str(embeddings.layer(mine.layer).dim)),
-            ("fingerprint", mine.embeddings_fingerprint, other.fingerprint),
+            ("checkpoint", expected.checkpoint, actual.checkpoint),
+            ("data", expected.data_fingerprint, actual.data_fingerprint),
+            ("keys", expected.files["keys.npy"].sha256, actual.samples["keys.npy"].sha256),
+            ("dimension", str(layer_dim), str(embeddings.layer(expected.layer).dim)),
+            ("fingerprint", expected.embeddings_fingerprint, actual.fingerprint),
         ]
         if differ := [f"{name} {b[:19]}, not {a[:19]}" for name, a, b in pairs if a != b]:
             raise RetrievalError(
                 f"{embeddings.folder} is not what {self.folder} was built from: "
-                f"{'; '.join(differ)}; expected the embeddings {mine.embeddings}; {AGAIN}"
+                f"{'; '.join(differ)}; expected the embeddings {expected.embeddings}; {AGAIN}"
             )
 
     def search(
@@ -191,31 +198,31 @@ class Index:
         where: str = "",
         allowed: NDArray[np.bool_] | None = None,
     ) -> Neighbours:
-        """Returns the k nearest samples of each vector, of those that pass the filters.
+        """Returns the k nearest samples of each vector, among those that pass the filters.
 
         Without a filter the index is searched with the setting of its manifest. With one, all
-        that are allowed are compared where they are few; else the setting grows as the share of
-        the allowed falls, for neighbours are then as much further off. Where k exist and fewer
-        were found, the setting doubles until they are.
+        allowed samples are compared if they are few; otherwise the setting grows as their share
+        falls, since neighbours are then that much farther away. While a query has fewer hits than
+        exist, up to k, the setting is doubled for it.
 
         Args:
-            vectors: float32 [queries, dim], not normalised, or the whole vectors of the layer where
+            vectors: float32 [queries, dim], not normalised; or the whole vectors of the layer if
                 the index has a prefix of them.
-            k: neighbours of each, 1 to N; a query that is in the index is its own nearest.
+            k: neighbours per query, 1 to N; a query that is in the index is its own nearest.
             where: a filter by label, such as "Beach and not Urban"; see `filters.parse`.
-            allowed: a filter by sample, bool [N]; samples must pass both.
+            allowed: a filter by sample, bool [N]; samples must pass both filters.
 
         Raises:
             RetrievalError: a vector has another dimension, is not finite, or is zero under
-                cosine; k is not between 1 and N; `where` is no filter or passes no sample;
-                `allowed` is of another length.
+                cosine; k is not between 1 and N; `where` is no filter or passes no sample; or
+                `allowed` has another length.
         """
-        queries = self._queries(vectors)
+        queries = self._prepare_queries(vectors)
         if not isinstance(k, int | np.integer) or not 1 <= k <= len(self):
             raise RetrievalError(
                 f"k is {k!r}; expected 1 to {len(self):,}, the number of vectors in the index"
             )
-        setting, selector, there = self.setting, None, k
+        setting, selector, expected_hits = self.setting, None, k
         if allowed is not None and (allowed.shape != (len(self),) or allowed.dtype != np.bool_):
             raise RetrievalError(
                 f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
@@ -227,78 +234,78 @@ class Index:
         if allowed is not None:
             count = int(allowed.sum())
             if not count:
-                none = np.full((len(queries), k), -1, np.int64)
-                return Neighbours(none, np.full(none.shape, np.nan, np.float32))
-            there = min(k, count)
+                no_hits = np.full((len(queries), k), -1, np.int64)
+                return Neighbours(no_hits, np.full(no_hits.shape, np.nan, np.float32))
+            expected_hits = min(k, count)
             selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-            setting = self._setting(count / len(self))
+            setting = self._filtered_setting(count / len(self))
         if self.gpu is not None and allowed is None:
             scores, numbers = self.gpu.search(queries, k)
         else:
             scores, numbers = self._run(queries, k, setting, selector)
-        while setting and len(short := np.flatnonzero(numbers[:, there - 1] < 0)):
-            setting = 0 if 2 * setting >= self._largest else 2 * setting
+        while setting and len(short := np.flatnonzero(numbers[:, expected_hits - 1] < 0)):
+            setting = 0 if 2 * setting >= self._exhaustive_setting else 2 * setting
             scores[short], numbers[short] = self._run(queries[short], k, setting, selector)
         return Neighbours(numbers, self._scores(numbers, scores))
 
     @property
-    def _largest(self) -> float:
-        """The setting with which about all vectors are compared."""
+    def _exhaustive_setting(self) -> float:
+        """The setting at which about all vectors are compared."""
         plan = self.manifest.plan
         return len(self) / (2 * plan.links) if plan.kind == "hnsw" else plan.lists
 
-    def _setting(self, share: float) -> int:
-        """Returns the setting where a share of the samples is allowed; 0 compares with all of them.
+    def _filtered_setting(self, share: float) -> int:
+        """Returns the setting when a share of the samples is allowed; 0 compares with all of them.
 
-        A share s of N vectors is compared for a query without a filter. With one, neighbours are
-        1 / share times as rare, and s N / share are looked at; all that are allowed are share N.
-        They are compared, which is exact as well, where they are fewer: share^2 <= s.
+        Without a filter a query is compared with s N vectors. With one, neighbours are 1 / share
+        times as rare, so s N / share vectors have to be visited, while only share N are allowed.
+        Comparing with all of those, which is also exact, is cheaper if share^2 <= s.
         """
-        if not self.setting or share * share <= self.setting / self._largest:
+        if not self.setting or share * share <= self.setting / self._exhaustive_setting:
             return 0
         return math.ceil(self.setting / share)
 
     def _run(
         self, queries: Vectors, k: int, setting: int, selector: Any
     ) -> tuple[Vectors, Numbers]:
-        """Searches with a setting; 0 compares with all. FAISS borrows `selector`."""
+        """Searches with a setting; 0 compares with all vectors. FAISS only borrows `selector`."""
         index, plan = self.faiss, self.manifest.plan
-        chosen = {} if selector is None else {"sel": selector}
+        selection = {} if selector is None else {"sel": selector}
         if plan.lists:
             nprobe = min(setting or plan.lists, plan.lists)
-            params = faiss.SearchParametersIVF(nprobe=nprobe, **chosen)
+            params = faiss.SearchParametersIVF(nprobe=nprobe, **selection)
         elif setting:
-            params = faiss.SearchParametersHNSW(efSearch=setting, **chosen)
-        else:  # HNSW keeps its vectors in a flat index
+            params = faiss.SearchParametersHNSW(efSearch=setting, **selection)
+        else:  # HNSW stores its vectors in a flat index
             index = faiss.downcast_index(index.storage) if plan.kind == "hnsw" else index
-            params = faiss.SearchParameters(**chosen)
-        found: tuple[Vectors, Numbers] = index.search(queries, k, params=params)
-        if not -1 <= found[1].min(initial=-1) <= found[1].max(initial=-1) < len(self):
+            params = faiss.SearchParameters(**selection)
+        scores, numbers = index.search(queries, k, params=params)
+        if not -1 <= numbers.min(initial=-1) <= numbers.max(initial=-1) < len(self):
             raise RetrievalError(
-                f"{self.folder / INDEX} holds a vector of number {found[1].max()}; expected 0 to "
+                f"{self.folder / INDEX} holds a vector of number {numbers.max()}; expected 0 to "
                 f"{len(self) - 1}; {AGAIN}"
             )
-        return found
+        return scores, numbers
 
-    def _queries(self, vectors: ArrayLike) -> Vectors:
-        given = np.asarray(vectors)
-        if given.dtype.kind not in "fiu":
+    def _prepare_queries(self, vectors: ArrayLike) -> Vectors:
+        array = np.asarray(vectors)
+        if array.dtype.kind not in "fiu":
             raise RetrievalError(
-                f"queries are {given.dtype} {list(given.shape)}; expected numbers "
+                f"queries are {array.dtype} {list(array.shape)}; expected numbers "
                 f"[queries, {self.manifest.dim}]"
             )
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
-            found = given.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # overflow gives infinity, which is refused below
+            queries = array.astype(np.float32, copy=False)
         prefix = self.manifest.prefix
-        if prefix is not None and found.ndim == 2 and found.shape[1] == prefix.dim:
-            found = prefix.of(found)
-        if found.ndim != 2 or found.shape[1] != self.manifest.dim:
+        if prefix is not None and queries.ndim == 2 and queries.shape[1] == prefix.dim:
+            queries = prefix.of(queries)
+        if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
             raise RetrievalError(
-                f"queries are {list(found.shape)}; expected [queries, {self.manifest.dim}], "
+                f"queries are {list(queries.shape)}; expected [queries, {self.manifest.dim}], "
                 f"vectors of layer '{self.manifest.layer}' as in {self.folder}"
             )
-        found = prepared(found, self.manifest.normalised, lambda row: f"query {row}")
-        return found if self._rotation is None else found @ self._rotation
+        queries = prepared(queries, self.manifest.normalised, lambda row: f"query {row}")
+        return queries if self._rotation is None else queries @ self._rotation
 
     @property
     def _rotation(self) -> Vectors | None:
@@ -306,7 +313,7 @@ class Index:
         return rotation(manifest.dim, manifest.seed) if manifest.kind == "rabitq" else None
 
     def _scores(self, numbers: Numbers, scores: Vectors) -> Vectors:
-        """Turns FAISS's scores into ours: it gives squared distances, and any number for none."""
+        """Converts FAISS's squared distances to scores, in place; NaN where there is no hit."""
         if self.manifest.metric == "euclidean":
             np.sqrt(np.maximum(scores, 0, out=scores), out=scores)
         elif self.manifest.compared_by == "euclidean":
@@ -317,7 +324,7 @@ class Index:
     def vectors(self, numbers: NDArray[np.int64]) -> Vectors:
         """Returns some vectors as the index holds them, float32 [numbers, dim].
 
-        They are unit vectors under cosine, and of a kind with codes what these stand for: of
+        Under cosine they are unit vectors. An index of codes returns the decoded vectors: for
         `rabitq` FAISS decodes the signs alone.
 
         Raises:
@@ -331,34 +338,35 @@ class Index:
             )
         try:
             if self.manifest.plan.lists:
-                with self._lock:  # the first call works out where each vector lies: 8 N bytes
+                with self._lock:  # the first call builds a map to each vector: 8 N bytes
                     self.faiss.make_direct_map()
-            found: Vectors = self.faiss.reconstruct_batch(numbers)
-        except RuntimeError as error:  # FAISS refuses numbers beyond N, and one that is not there
+            vectors: Vectors = self.faiss.reconstruct_batch(numbers)
+        except RuntimeError as error:  # FAISS refuses numbers beyond N, and missing ones
             text = " ".join(str(error).split())
             raise RetrievalError(f"{self.folder / INDEX}: {text}; {AGAIN}") from None
-        return found if self._rotation is None else found @ self._rotation.T
+        return vectors if self._rotation is None else vectors @ self._rotation.T
 
 
 def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]) -> Vectors:
-    """Returns vectors as FAISS gets them: finite, contiguous, of length 1 if asked; [rows, dim].
+    """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
 
     Raises:
-        RetrievalError: rows are not finite, or zero where they must have a direction; `name`
-            names a row in the message.
+        RetrievalError: rows are not finite, or zero where they must have a direction; the message
+            calls each row by its `name`.
     """
     with np.errstate(all="ignore"):
         squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
     least = TINY if unit else 0.0
     if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
-        bad, what, wanted = ~np.isfinite(squares), "not finite, or too large to square", ""
+        bad, fault, condition = ~np.isfinite(squares), "not finite, or too large to square", ""
         if not bad.any():
-            bad, what, wanted = squares < least, "zero, which has no cosine", ", none of them zero"
+            bad, fault = squares < least, "zero, which has no cosine"
+            condition = ", none of them zero"
         rows = np.flatnonzero(bad).tolist()
-        named = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        names = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
         raise RetrievalError(
-            f"{len(rows)} of {len(bad)} vectors are {what}: {named}; expected finite vectors"
-            f"{wanted}; leave these samples out, or look at the model that made them"
+            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; expected finite vectors"
+            f"{condition}; leave these samples out, or look at the model that made them"
         )
     if not unit:
         return np.ascontiguousarray(vectors)
@@ -366,6 +374,6 @@ def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str
 
 
 def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
-    """Has FAISS search with a setting where none is given."""
+    """Sets the default nprobe or efSearch of a FAISS index, if its kind has one."""
     if plan.setting:
         faiss.ParameterSpace().set_index_parameter(faiss_index, plan.setting, setting)

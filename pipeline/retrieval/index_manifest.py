@@ -1,4 +1,4 @@
-"""The manifest of an index: what it holds, how it was made, and how well it finds."""
+"""The manifest of an index: what it holds, how it was made, and its recall."""
 
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, Self
@@ -21,10 +21,10 @@ Setting = Annotated[int, Field(ge=1, le=2**31 - 1)]  # FAISS's nprobe or efSearc
 
 
 class Prefix(Record):
-    """The first numbers of a layer's vectors: Matryoshka embeddings (Kusupati et al. 2022).
+    """The leading dimensions of a layer's vectors: Matryoshka embeddings (Kusupati et al. 2022).
 
-    Of a layer of several views it is the first `width` numbers of each, side by side. Those of
-    projections and weights, which are unit vectors, are made unit vectors again, view by view.
+    Of a layer of several views they are the first `width` of each, side by side. Projections and
+    weights, which are unit vectors, are normalised again, view by view.
     """
 
     width: Width
@@ -33,35 +33,35 @@ class Prefix(Record):
     unit: bool
 
     @classmethod
-    def choose(cls, width: int, layer: Layer, known: LayerRecord) -> "Prefix":
-        """Returns the prefix of a layer; raises a RetrievalError where it has fewer numbers."""
-        whole = known.dim // known.views
-        if not 1 <= width <= whole:
+    def choose(cls, width: int, layer: Layer, record: LayerRecord) -> "Prefix":
+        """Returns the prefix of a layer; raises a RetrievalError if the layer is narrower."""
+        full_width = record.dim // record.views
+        if not 1 <= width <= full_width:
             raise RetrievalError(
-                f"width is {width}; expected 1 to {whole}, as many numbers as layer '{layer}' has "
-                "of a view; give another --width, or none for all"
+                f"width is {width}; expected 1 to {full_width}, as many numbers as layer '{layer}' "
+                "has of a view; give another --width, or none for all"
             )
-        return cls(width=width, views=known.views, dim=known.dim, unit=layer != "hidden")
+        return cls(width=width, views=record.views, dim=record.dim, unit=layer != "hidden")
 
     def of(self, vectors: Vectors) -> Vectors:
         """Returns the prefixes of whole vectors [rows, dim]: [rows, views * width]."""
-        found = vectors.reshape(len(vectors), self.views, -1)[:, :, : self.width]
+        prefixes = vectors.reshape(len(vectors), self.views, -1)[:, :, : self.width]
         scale = np.ones((len(vectors), self.views, 1), np.float32)
         if self.unit:
-            lengths = np.linalg.norm(found, axis=2, keepdims=True)
-            scale = np.where(lengths > 0, lengths, scale)
-        return np.asarray(found / scale, np.float32).reshape(len(vectors), -1)
+            norms = np.linalg.norm(prefixes, axis=2, keepdims=True)
+            scale = np.where(norms > 0, norms, scale)
+        return np.asarray(prefixes / scale, np.float32).reshape(len(vectors), -1)
 
 
 class IndexManifest(Artefact):
-    """What an index holds, how it was made, and how well it finds.
+    """What an index holds, how it was made, and its recall.
 
     `cosine` is the inner product of unit vectors: `normalised` says that the vectors were divided
-    by their length, as queries are. `compared_by` is what FAISS computes: of unit vectors the
-    distance gives the same order, cos = 1 - distance^2 / 2, and codes find far more by it: an
-    inner product prefers codes that are longer than the vector they stand for. `rabitq` has
-    vectors that are rotated by `seed`, as queries are: see `rotation`. What is "" of
-    where the vectors come from is not known: they were given in memory.
+    by their length, as queries are. `compared_by` is what FAISS computes: for unit vectors the
+    distance gives the same order, cos = 1 - distance^2 / 2, and codes find far more by it, as an
+    inner product prefers codes that are longer than the vector they stand for. `rabitq` rotates
+    vectors and queries by `seed`: see `rotation`. Fields that say where the vectors come from are
+    "" if the vectors were given in memory.
     """
 
     what: ClassVar[str] = "the manifest of an index"
@@ -76,7 +76,7 @@ class IndexManifest(Artefact):
     compared_by: Compared
     layer: Layer
     dim: Width
-    prefix: Prefix | None = None  # of the layer's vectors, which is indexed
+    prefix: Prefix | None = None  # the part of the layer's vectors that is indexed
     count: Count
     checkpoint: Sha256 | Literal[""]  # of the model's weights
     embeddings: str
@@ -87,10 +87,10 @@ class IndexManifest(Artefact):
     plan: Plan
     seed: Count
     faiss: str
-    search: dict[str, Setting]  # that reaches the target of recall
+    search: dict[str, Setting]  # reaches the target of recall
     recall: Recall | None
-    map: MapRecord | None = None  # coordinates in the plane; indexes before it have none
-    seconds: dict[str, float]  # what each step took
+    map: MapRecord | None = None  # coordinates in the plane; older indexes have none
+    seconds: dict[str, float]  # per step of the build
     files: dict[str, FileSum]
 
     @model_validator(mode="after")
@@ -105,21 +105,21 @@ class IndexManifest(Artefact):
             ("dim", self.dim, self.prefix.width * self.prefix.views if self.prefix else self.dim),
             ("files", sorted(self.files), sorted([INDEX, *FILES, *[MAP] * (self.map is not None)])),
         ]
-        for name, found, wanted in pairs:
-            if found != wanted:
-                raise ValueError(f"{name}: {found}, expected {wanted}")
+        for name, actual, expected in pairs:
+            if actual != expected:
+                raise ValueError(f"{name}: {actual}, expected {expected}")
         return self
 
 
 @lru_cache(maxsize=4)
 def rotation(dim: int, seed: int) -> Vectors:
-    """Returns a random rotation, orthogonal [dim, dim], the same for a seed.
+    """Returns a random rotation, orthogonal [dim, dim], determined by the seed.
 
-    RaBitQ's bound holds for a random rotation of the vectors (Gao and Long 2024, section 3.1): a
-    bit a number says little of a vector that has its length in few of them. Distances stay.
+    RaBitQ's bound holds for randomly rotated vectors (Gao and Long 2024, section 3.1): one bit per
+    dimension says little of a vector whose norm is in few of them. Distances do not change.
     """
     noise = np.random.default_rng(seed).standard_normal((dim, dim))
     q, r = np.linalg.qr(noise)
-    found = np.asarray(q * np.sign(np.diag(r)), np.float32)  # with these signs there is one alone
-    found.setflags(write=False)
-    return found
+    matrix = np.asarray(q * np.sign(np.diag(r)), np.float32)  # these signs make q unique
+    matrix.setflags(write=False)
+    return matrix

@@ -1,4 +1,4 @@
-"""A trained model, and what its layers make of stored views."""
+"""A trained model and the layers that it computes from stored views."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from heron.shards.store import is_remote
 
 
 def refuse_options(data: Data, own: bool) -> None:
-    """Refuses how a run reaches a remote data set, where the user gave neither it nor the run.
+    """Refuses a run's storage options for remote data unless the user gave them or the run.
 
     An endpoint among `data.storage_options` would be sent the user's own credentials.
     """
@@ -39,7 +39,7 @@ def refuse_options(data: Data, own: bool) -> None:
 
 @dataclass(frozen=True)
 class LayerModel:
-    """A model for evaluation, and what makes its inputs of stored views."""
+    """A model in evaluation, with the views that prepare its inputs."""
 
     model: Heterogeneous
     views: Views
@@ -58,40 +58,40 @@ class LayerModel:
     def widths(self) -> dict[Layer, int]:
         """The layers that the model has, and the width of their vectors."""
         model = self.model
-        there: dict[Layer, int] = {"hidden": model.classified_width}
+        widths: dict[Layer, int] = {"hidden": model.classified_width}
         if len(model.projectors):
-            there["projection"] = model.projection_width * model.classified
-        if hasattr(model, "weight"):  # H, which a term brings
-            there["weight"] = model.projection_width * model.classified
-        return there
+            widths["projection"] = model.projection_width * model.classified
+        if hasattr(model, "weight"):  # H, if a term has added it
+            widths["weight"] = model.projection_width * model.classified
+        return widths
 
     def features(self, batch: Batch) -> Features:
-        """Returns all that the model makes of stored views, by name."""
+        """Returns all features that the model computes from stored views, by name."""
         inputs = self.views(batch, train=False, first=self.model.classified)
-        found: Features = self.model(inputs, batch.rng_keys, batch.sizes, present=batch.present)
-        return found
+        features: Features = self.model(inputs, batch.rng_keys, batch.sizes, present=batch.present)
+        return features
 
     @torch.inference_mode()
     def forward(self, batch: Batch, layers: Iterable[Layer]) -> dict[Layer, Tensor]:
-        """Returns the layers as they are written, each [rows, dim].
+        """Returns the layers as embeddings hold them, each [rows, dim].
 
         Projections and weights of each view are unit vectors, side by side.
         """
-        found = self.features(batch)
-        return {layer: self.layer(found, layer) for layer in layers}
+        features = self.features(batch)
+        return {layer: self.layer(features, layer) for layer in layers}
 
     @staticmethod
-    def layer(found: Features, layer: Layer | Literal["logits"]) -> Tensor:
-        """Returns one layer of what `features` gives, [rows, dim]."""
+    def layer(features: Features, layer: Layer | Literal["logits"]) -> Tensor:
+        """Returns one layer of the features, [rows, dim]."""
         if layer in ("hidden", "logits"):
-            return found[layer][0]
-        heads = found["projections" if layer == "projection" else "weights"]
+            return features[layer][0]
+        heads = features["projections" if layer == "projection" else "weights"]
         return torch.cat([normalize(head, dim=1) for head in heads], 1)
 
 
 @dataclass(frozen=True)
 class EmbeddingModel(LayerModel):
-    """A model for evaluation, and the data set that it sees."""
+    """A model in evaluation, with its data set."""
 
     reader: Reader
 
@@ -105,10 +105,10 @@ class EmbeddingModel(LayerModel):
         """
         reader = open_reader(config.data)
         views = Views(reader, config.data, device)
-        wanted, found = Signature.read(checkpoint).shapes, [list(s) for s in views.shapes]
-        if wanted != found:
+        expected, shapes = Signature.read(checkpoint).shapes, [list(s) for s in views.shapes]
+        if expected != shapes:
             raise RetrievalError(
-                f"the views of {reader.store} are {found}; expected {wanted}, which the model "
+                f"the views of {reader.store} are {shapes}; expected {expected}, which the model "
                 f"of {checkpoint} was trained on; give data of those shapes (data.path, or --data "
                 "of a query), or set data.views"
             )

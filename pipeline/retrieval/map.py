@@ -1,7 +1,7 @@
 """A map of an index: two coordinates of every sample, and regions named by their labels.
 
-`heron index` draws it by PCA, or by UMAP (McInnes et al., 2018) where that is asked for; the page
-of `heron serve` shows it.
+`heron index` draws it by PCA or, on request, by UMAP (McInnes et al., 2018); the page of
+`heron serve` shows it.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
 MAP = "map.npy"  # float32 [N, 2], in the order of the samples
-FITTED = 2**22  # numbers of the vectors that the projection is fitted on, at most
-FEWEST = 3  # samples of a map
-REGIONS = 12  # that are named, at most
-SURE = 4.0  # standard errors by which a label's share in a region is above that of all
-GRID = 2**16 - 1  # the largest coordinate on the grid, in which the page has the map
+FITTED = 2**22  # values (vectors x dimensions) that the projection is fitted on, at most
+FEWEST = 3  # samples that a map needs
+REGIONS = 12  # named regions, at most
+SURE = 4.0  # standard errors by which a label's share in a region must exceed its overall share
+GRID = 2**16 - 1  # the largest coordinate of the integer grid that the page draws
 CORNERS = 100  # of an outline, at most
 
 
@@ -44,51 +44,53 @@ class Region(Record):
 class MapRecord(Record):
     """How a map was drawn."""
 
-    how: Annotated[str, Field(max_length=200)]  # in words
+    how: Annotated[str, Field(max_length=200)]  # the projection, in words
     regions: list[Region]
 
 
 def draw_map(
     kind: MapKind,
     take: Callable[[Numbers], Vectors],  # returns the vectors of some samples, [numbers, dim]
-    blocks: Iterator[tuple[int, Vectors]],  # all vectors, some at a time
+    blocks: Iterator[tuple[int, Vectors]],  # all vectors, in blocks with the number of the first
     samples: Samples,
     path: Path,  # of the file to write, float32 [N, 2]
     seed: int,  # of the draw and the projection
 ) -> MapRecord | None:
-    """Writes two coordinates of every sample; None where there are too few, or `kind` is none.
+    """Writes two coordinates of every sample; returns None if there are too few or `kind` is none.
 
-    The projection is fitted on a drawn sample of the vectors, and then applied to all.
+    The projection is fitted on a random sample of the vectors, and then applied to all.
 
     Raises:
-        MissingPackage: UMAP is asked for and not installed.
+        MissingPackage: UMAP is requested and not installed.
     """
     count = len(samples)
     if kind == "none" or count < FEWEST:
         return None
     dim = take(np.arange(1)).shape[1]
-    most = max(1_000, FITTED // dim)
-    drawn = np.arange(count)
-    if count > most:
-        drawn = np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
-    vectors = take(drawn)
+    max_fitted = max(1_000, FITTED // dim)
+    fitted = np.arange(count)
+    if count > max_fitted:
+        fitted = np.sort(np.random.default_rng(seed).choice(count, max_fitted, replace=False))
+    vectors = take(fitted)
     model, how = _projection(kind, vectors, seed)
-    if len(drawn) < count:
-        how += f", fitted on {len(drawn):,} samples"
-    found = np.zeros((count, 2), np.float32)
+    if len(fitted) < count:
+        how += f", fitted on {len(fitted):,} samples"
+    coordinates = np.zeros((count, 2), np.float32)
     for start, block in blocks:
-        flat = model.transform(block)
-        found[start : start + len(block), : flat.shape[1]] = flat
-    np.save(path, found, allow_pickle=False)
-    return MapRecord(how=how, regions=_regions(found[drawn], samples, drawn, seed))
+        projected = model.transform(block)
+        coordinates[start : start + len(block), : projected.shape[1]] = projected
+    np.save(path, coordinates, allow_pickle=False)
+    return MapRecord(how=how, regions=_regions(coordinates[fitted], samples, fitted, seed))
 
 
 def _projection(kind: MapKind, vectors: Vectors, seed: int) -> tuple[Any, str]:
-    """Returns what projects vectors to the plane, and what it is in words."""
+    """Returns a fitted projection to the plane, and its description."""
     if kind == "umap":
-        near = min(15, len(vectors) - 1)
-        umap = require("umap", "a map by UMAP").UMAP(n_neighbors=near, random_state=seed, n_jobs=1)
-        return umap.fit(vectors), f"UMAP of {vectors.shape[1]} dimensions, {near} neighbours"
+        neighbours = min(15, len(vectors) - 1)
+        umap = require("umap", "a map by UMAP").UMAP(
+            n_neighbors=neighbours, random_state=seed, n_jobs=1
+        )
+        return umap.fit(vectors), f"UMAP of {vectors.shape[1]} dimensions, {neighbours} neighbours"
     from sklearn.decomposition import PCA
 
     pca = PCA(min(2, vectors.shape[1]), random_state=seed).fit(vectors)
@@ -96,24 +98,24 @@ def _projection(kind: MapKind, vectors: Vectors, seed: int) -> tuple[Any, str]:
     return pca, f"PCA of {vectors.shape[1]} dimensions, {share:.0%} of the variance"
 
 
-def _regions(flat: Vectors, samples: Samples, numbers: Numbers, seed: int) -> list[Region]:
+def _regions(coordinates: Vectors, samples: Samples, numbers: Numbers, seed: int) -> list[Region]:
     """Returns clusters of the map with their over-represented labels; none without labels."""
-    known = samples.known[numbers]
-    if not samples.names or known.sum() < 10 * REGIONS:
+    labelled = samples.known[numbers]
+    if not samples.names or labelled.sum() < 10 * REGIONS:
         return []
     from sklearn.cluster import KMeans
 
-    flat, targets = flat[known], samples.targets[numbers[known]]
-    kmeans = KMeans(REGIONS, n_init=3, random_state=seed).fit(flat)
-    share, regions = targets.mean(0), dict[str, tuple[float, Region]]()
+    coordinates, targets = coordinates[labelled], samples.targets[numbers[labelled]]
+    kmeans = KMeans(REGIONS, n_init=3, random_state=seed).fit(coordinates)
+    shares, regions = targets.mean(0), dict[str, tuple[float, Region]]()
     for number, (x, y) in enumerate(kmeans.cluster_centers_.tolist()):
-        mine = targets[kmeans.labels_ == number]
-        error = np.sqrt(np.maximum(share * (1 - share), 1e-6) / max(1, len(mine)))
-        above = (mine.mean(0) - share) / error if len(mine) else np.zeros(len(share))
-        names = [samples.names[i] for i in np.argsort(-above)[:2].tolist() if above[i] >= SURE]
-        # Of the regions that one label leads, the one that it leads most has the name.
-        if names and above.max() > regions.get(names[0], (0.0,))[0]:
-            regions[names[0]] = float(above.max()), Region(x=x, y=y, names=names)
+        members = targets[kmeans.labels_ == number]
+        error = np.sqrt(np.maximum(shares * (1 - shares), 1e-6) / max(1, len(members)))
+        excess = (members.mean(0) - shares) / error if len(members) else np.zeros(len(shares))
+        names = [samples.names[i] for i in np.argsort(-excess)[:2].tolist() if excess[i] >= SURE]
+        # Of several regions with the same leading label, only the most distinct is named.
+        if names and excess.max() > regions.get(names[0], (0.0,))[0]:
+            regions[names[0]] = float(excess.max()), Region(x=x, y=y, names=names)
     return [region for _, region in regions.values()]
 
 
@@ -121,13 +123,13 @@ def _regions(flat: Vectors, samples: Samples, numbers: Numbers, seed: int) -> li
 class SampleMap:
     """The map of an open index, on a grid whose longer side is 0 to `GRID`."""
 
-    how: str  # it was drawn, in words
+    how: str  # the projection, in words
     grid: NDArray[np.uint16]  # [N, 2]
     regions: list[Region]  # as in the manifest, with x and y on the grid
 
     @classmethod
     def of(cls, index: "Index") -> Self | None:
-        """Reads the map of an index, or returns None where it has none.
+        """Reads the map of an index, or returns None if it has none.
 
         Raises:
             RetrievalError: the file is missing, or not what it should be.
@@ -135,19 +137,19 @@ class SampleMap:
         record = index.manifest.map
         if record is None:
             return None
-        flat = mapped_array(index.folder / MAP, AGAIN)
-        if flat.dtype.str != "<f4" or flat.shape != (len(index), 2) or not np.isfinite(flat).all():
+        xy = mapped_array(index.folder / MAP, AGAIN)
+        if xy.dtype.str != "<f4" or xy.shape != (len(index), 2) or not np.isfinite(xy).all():
             raise RetrievalError(
-                f"{index.folder / MAP} is {flat.dtype.str} {flat.shape}; expected finite <f4 "
-                f"({len(index)}, 2); {AGAIN}"
+                f"{index.folder / MAP} is {xy.dtype.str} {xy.shape}; expected finite "
+                f"<f4 ({len(index)}, 2); {AGAIN}"
             )
-        low, high = flat.min(0), flat.max(0)
+        low, high = xy.min(0), xy.max(0)
         scale = GRID / max(float((high - low).max()), 1e-30)
         regions = [
             Region(x=(r.x - low[0]) * scale, y=(r.y - low[1]) * scale, names=r.names)
             for r in record.regions
         ]
-        return cls(record.how, np.rint((flat - low) * scale).astype(np.uint16), regions)
+        return cls(record.how, np.rint((xy - low) * scale).astype(np.uint16), regions)
 
     @cached_property
     def bytes(self) -> bytes:
@@ -157,15 +159,15 @@ class SampleMap:
     def inside(self, outline: str) -> NDArray[np.bool_]:
         """Returns which samples lie within an outline, bool [N], by the even-odd rule.
 
-        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", of 0 to `GRID` + 1; a sample is at the
-        middle of its cell of the grid, and so never on an edge that follows it.
+        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", from 0 to `GRID` + 1; a sample lies in
+        the middle of its grid cell, and so never on an edge along the grid.
 
         Raises:
             RetrievalError: it is no outline.
         """
         words = outline.split(",")
-        sound = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)
-        if not sound or len(words) % 2 or not 3 <= len(words) // 2 <= CORNERS:
+        valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)
+        if not valid or len(words) % 2 or not 3 <= len(words) // 2 <= CORNERS:
             raise RetrievalError(
                 f"an outline of {len(words)} numbers; expected 3 to {CORNERS} corners, x,y,x,y, "
                 f"whole numbers of 0 to {GRID + 1}; draw it on the map"
@@ -173,8 +175,8 @@ class SampleMap:
         from matplotlib.path import Path as Outline  # here: no other use of an index needs it
 
         corners = np.array(words, np.int64).reshape(-1, 2)
-        # Most samples lie apart from most outlines: only those near one meet its corners.
-        near = ((self.grid >= corners.min(0)) & (self.grid < corners.max(0))).all(1)
-        found = np.zeros(len(self.grid), bool)
-        found[near] = Outline(corners).contains_points(self.grid[near] + 0.5)
-        return found
+        # Most samples lie far from most outlines: test only those in the bounding box.
+        in_box = ((self.grid >= corners.min(0)) & (self.grid < corners.max(0))).all(1)
+        inside = np.zeros(len(self.grid), bool)
+        inside[in_box] = Outline(corners).contains_points(self.grid[in_box] + 0.5)
+        return inside

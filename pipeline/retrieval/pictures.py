@@ -27,42 +27,43 @@ class SamplePictures:
     def __init__(self, reader: Reader) -> None:
         """Takes the first view of pictures in 1 or 3 channels, if there is one."""
         self.reader = reader
-        drawn = (v for v in reader.manifest.views if v.kind == "image" and v.shape[2] in DRAWN)
-        self.view = next(drawn, None)
+        views = (v for v in reader.manifest.views if v.kind == "image" and v.shape[2] in DRAWN)
+        self.view = next(views, None)
 
     @classmethod
     def open(cls, data: str, run: str, own: bool = True) -> Self:
         """Opens shards: a folder, or a URL, which is read as the run's configuration says.
 
-        `own`: the user gave the run, whose `data.storage_options` may lead to other addresses.
+        `own` says that the user gave the run, so that its `data.storage_options`, which may lead
+        to other addresses, can be trusted.
 
         Raises:
             RetrievalError: an address needs options of a run that the user did not give.
-            ShardError: they are missing or damaged.
+            ShardError: the shards are missing or damaged.
         """
         if is_remote(data):
             try:
-                known = load_run_config(locate(run) / "config.yaml").data
-                refuse_options(known.model_copy(update={"path": data}), own)
-                cache = ShardCache(known.cache.dir, known.cache.bytes)
-                return cls(Reader(open_store(data, cache, known.storage_options)))
+                config = load_run_config(locate(run) / "config.yaml").data
+                refuse_options(config.model_copy(update={"path": data}), own)
+                cache = ShardCache(config.cache.dir, config.cache.bytes)
+                return cls(Reader(open_store(data, cache, config.storage_options)))
             except (CheckpointError, ConfigError):
-                pass  # there is no such run: the defaults may do
+                pass  # there is no such run: try the defaults
         return cls(Reader(data))
 
     def of(self, samples: Samples, number: int) -> Image.Image | None:
-        """Returns a picture, RGB, of its stored size; None where the sample has none.
+        """Returns a sample's picture, RGB, in its stored size; None if it has none.
 
         Raises:
             RetrievalError: the shards hold another sample there, or no picture.
             ShardError: a shard is missing or damaged.
         """
         row, key, reader = int(samples.rows[number]), samples.key(number), self.reader
-        found = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
-        if found != key:
+        stored_key = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
+        if stored_key != key:
             raise RetrievalError(
-                f"row {row:,} of {reader.store} is '{found}'; expected '{key}', as the index has "
-                "it; give the shards that were embedded (--data)"
+                f"row {row:,} of {reader.store} is '{stored_key}'; expected '{key}', as the index "
+                "has it; give the shards that were embedded (--data)"
             )
         if self.view is None or not reader.present(np.array([row]), [self.view.name]).all():
             return None
@@ -71,7 +72,7 @@ class SamplePictures:
             return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert(
                 "RGB"
             )
-        try:  # as it is stored: the training's reader would turn no picture by its EXIF either
+        try:  # ignore EXIF orientation, as the reader in training does
             data = self._bytes(self.view, row)
             with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
                 return image.convert("RGB")
@@ -82,13 +83,13 @@ class SamplePictures:
             ) from None
 
     def _bytes(self, view: View, row: int) -> bytes:
-        """Returns the file of a sample's picture, as it is in its tar."""
+        """Returns the bytes of a sample's picture file, as stored in its tar."""
         reader = self.reader
         shard = int(np.searchsorted(reader.starts, row, side="right")) - 1
-        known, index = reader.shards[shard], reader.indexes[shard]
-        at = row - int(reader.starts[shard]), reader.manifest.views.index(view)
+        record, index = reader.shards[shard], reader.indexes[shard]
+        member = row - int(reader.starts[shard]), reader.manifest.views.index(view)
         with (
-            reader.store.local(known.file, known.bytes, known.sha256) as held,
-            held.path.open("rb", buffering=0) as stream,
+            reader.store.local(record.file, record.bytes, record.sha256) as local,
+            local.path.open("rb", buffering=0) as stream,
         ):
-            return os.pread(stream.fileno(), int(index.lengths[at]), int(index.offsets[at]))
+            return os.pread(stream.fileno(), int(index.lengths[member]), int(index.offsets[member]))

@@ -10,14 +10,14 @@ from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.dataset import roles_of
 from heron.pipeline.distributed.launch import start_processes
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
-from heron.pipeline.retrieval.embed import ALONE, check_data
+from heron.pipeline.retrieval.embed import DROP_RUN_DATA, check_data
 from heron.pipeline.retrieval.embeddings import Role
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.training.pretrained import locate
 
 
 def predict_rows(
-    run: str | Path,  # folder of a run or of a checkpoint; it may be of others: see `embed.embed`
+    run: str | Path,  # folder of a run or a checkpoint; need not be trusted: see `embed.embed`
     overrides: Sequence[str] = (),  # of its configuration
     data: str | None = None,  # folder of shards, or a URL; None: the run's data set
     split: str | None = None,  # rows of one split; None: of all
@@ -25,22 +25,23 @@ def predict_rows(
 ) -> tuple[list[str], Predictions, list[str]]:
     """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
 
-    Returns keys of the rows, what is predicted of them, and the names of the labels.
+    Returns keys of the rows, their predictions, and the names of the labels.
 
     Raises:
-        InputError: there is no classifier, and the data set is not the run's, which trains a probe.
+        InputError: there is no classifier, and the data set is not the run's own, on which a probe
+            could be trained.
         CheckpointError, ConfigError, RetrievalError, ShardError: see `embed.embed`.
     """
     checkpoint = locate(run)
-    given = [*overrides, *([] if data is None else [f"data.path={data}"])]
-    if other := any(one.startswith("data.path=") for one in given):  # its manifest says all
-        given += ALONE
-    config = load_run_config(checkpoint / "config.yaml", given)
-    check_data(config.data, given)
+    overrides = [*overrides, *([] if data is None else [f"data.path={data}"])]
+    if other_data := any(override.startswith("data.path=") for override in overrides):
+        overrides += DROP_RUN_DATA
+    config = load_run_config(checkpoint / "config.yaml", overrides)
+    check_data(config.data, overrides)
     device = start_processes(config).device
-    known = EmbeddingModel.open(checkpoint, config, device)
-    reader, model = known.reader, known.model
-    if model.classifier is None and other:
+    opened = EmbeddingModel.open(checkpoint, config, device)
+    reader, model = opened.reader, opened.model
+    if model.classifier is None and other_data:
         raise InputError(
             f"the model of {checkpoint} has no classifier, and a probe is trained on the run's own "
             "data set; expected rows of that, or a run with a term such as cross_entropy"
@@ -53,6 +54,6 @@ def predict_rows(
     labelled = np.empty(0, np.int64)
     if model.classifier is None:
         labelled = roles_of(reader, config.data).labelled
-    plain = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
-    found = Evaluator(reader, known.views, plain).predictors(model, labelled, rows)[0][""]
-    return reader.sample_keys(found.rows), found, reader.manifest.labels.names
+    options = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
+    predictions = Evaluator(reader, opened.views, options).predictors(model, labelled, rows)[0][""]
+    return reader.sample_keys(predictions.rows), predictions, reader.manifest.labels.names

@@ -39,38 +39,38 @@ if TYPE_CHECKING:  # both load torch, which a query by key does without
 
 
 class Retriever:
-    """Answers queries over one index; made once, asked often, by several threads if need be.
+    """Answers queries over one index; several threads may share it.
 
-    A query asks for `k` samples that pass the filter `where`, such as "Smiling and not Male" (see
-    `filters.parse`), and stand in a `relation` to it:
+    A query returns the `k` nearest samples that pass the filter `where`, such as "Smiling and not
+    Male" (see `filters.parse`), and that have a `relation` to it:
 
-    - `neighbours`: any.
-    - `hard`: those whose labels are far from the query's.
-    - `false`: those with its labels, or close ones: false negatives, which an unsupervised loss
-      repels. Where there are none, the nearest in label space are found instead.
+    - `neighbours`: any sample.
+    - `hard`: samples whose labels are far from the query's.
+    - `false`: samples with the query's labels, or close ones: false negatives, which an
+      unsupervised loss repels. If there are none, the nearest in label space are returned instead.
 
-    `among` are flags of the samples to choose from, [N], beside the filter; None: all.
+    `among` further restricts the candidates: a flag per sample, [N]; None allows all.
 
     Attributes:
-        index: that is searched.
-        embeddings: that it was built of; None where they are not there, or are others by now.
+        index: the index that is searched.
+        embeddings: what it was built from; None if they are missing or have changed since.
     """
 
     def __init__(
         self,
         index: Index,
         embeddings: Embeddings | None,
-        without: str = "",
+        missing_reason: str = "",
         run: str | Path | None = None,
         data: str | Path | None = None,
     ) -> None:
-        """Puts together what `open` finds; `without` says why there are no embeddings."""
-        self.index, self.embeddings, self._without = index, embeddings, without
+        """Takes what `open` has opened; `missing_reason` says why there are no embeddings."""
+        self.index, self.embeddings, self._missing_reason = index, embeddings, missing_reason
         self.run = index.manifest.run if run is None else str(run)
-        self._own = run is not None  # not one that an index of others names
-        self._given = None if data is None else str(data)
-        self.data = self._given or index.manifest.data
-        self._lock = Lock()  # the shards' readers keep open files in an order of use
+        self._user_run = run is not None  # the user named the run, not just the index's manifest
+        self._user_data = None if data is None else str(data)
+        self.data = self._user_data or index.manifest.data
+        self._lock = Lock()  # the shards' readers are not thread-safe: they keep an LRU of files
 
     @classmethod
     def open(
@@ -78,15 +78,15 @@ class Retriever:
         index: str | Path,
         embeddings: str | Path | None = None,
         run: str | Path | None = None,  # whose model encodes files
-        data: str | Path | None = None,  # the shards that pictures are in
+        data: str | Path | None = None,  # the shards that hold the pictures
         verify: bool = True,  # compare the checksums of index and embeddings
-        gpu: bool = False,  # search without a filter on GPUs: see `Index.open`
+        gpu: bool = False,  # run unfiltered searches on GPUs: see `Index.open`
     ) -> Self:
-        """Opens an index, and the embeddings that it was built of where they are there.
+        """Opens an index, and the embeddings that it was built from if they are still there.
 
-        Embeddings, run and data are by default those that the index names; model and shards are
-        opened when a query needs them. Shards at an address must be given: they are not fetched
-        because an index says so.
+        Embeddings, run and data default to those that the index names; model and shards are
+        opened when a query needs them. Remote shards must be given here: they are not fetched
+        just because an index names them.
 
         Raises:
             RetrievalError: there is no sound index, its embeddings were altered, or `embeddings`
@@ -95,18 +95,18 @@ class Retriever:
         opened = Index.open(Path(index), verify, gpu)
         if embeddings is None and not opened.manifest.embeddings:
             return cls(opened, None, "it was built of vectors in memory", run, data)
-        where = Path(embeddings or opened.manifest.embeddings)
-        if embeddings is None and not (where / MANIFEST).exists():
-            gone = f"{where / MANIFEST} cannot be read: it is not there"
-            return cls(opened, None, gone, run, data)
-        found = Embeddings.open(where, verify)
+        folder = Path(embeddings or opened.manifest.embeddings)
+        if embeddings is None and not (folder / MANIFEST).exists():
+            missing_reason = f"{folder / MANIFEST} cannot be read: it is not there"
+            return cls(opened, None, missing_reason, run, data)
+        opened_embeddings = Embeddings.open(folder, verify)
         try:
-            opened.check(found)
+            opened.check(opened_embeddings)
         except RetrievalError as fault:
             if embeddings is not None:
                 raise
             return cls(opened, None, str(fault), run, data)
-        return cls(opened, found, "", run, data)
+        return cls(opened, opened_embeddings, "", run, data)
 
     @property
     def samples(self) -> Samples:
@@ -122,14 +122,14 @@ class Retriever:
         far: float | None = None,
         among: Flags | None = None,
     ) -> Answer:
-        """Returns the samples nearest to one of them.
+        """Returns the samples nearest to the sample with a key.
 
-        `far` is the label distance from which on a neighbour is hard; by default that of
-        `pipeline.negatives.definition`.
+        `far` is the least label distance of a hard negative; `pipeline.negatives.definition` gives
+        the default.
 
         Raises:
-            RetrievalError: no such sample, k or filter; nothing passes the filter; or the relation
-                needs labels that the query has not.
+            RetrievalError: there is no such sample, k or filter; nothing passes the filter; or the
+                relation needs labels and the query has none.
         """
         number = self.samples.find(key)
         vector, origin = self.vector(number)
@@ -139,19 +139,19 @@ class Retriever:
     def by_keys(
         self, keys: Sequence[str], k: int = 10, where: str = "", among: Flags | None = None
     ) -> Answer:
-        """Returns the samples nearest to the mean of some of them, which are not among the hits.
+        """Returns the samples nearest to the mean of several, which are not among the hits.
 
-        Under cosine each example counts as a unit vector. The query has the labels that all have.
+        Under cosine each example counts as a unit vector. The query has the labels that all share.
 
         Raises:
-            RetrievalError: no such sample, k or filter; or nothing passes the filter.
+            RetrievalError: there is no such sample, k or filter; or nothing passes the filter.
         """
         if not keys:
             raise RetrievalError("there are no keys; expected the key of one sample at least")
         numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
         rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
         vectors, prefix = np.stack(rows), self.index.manifest.prefix
-        if prefix is not None and vectors.shape[1] == prefix.dim:  # as they are compared
+        if prefix is not None and vectors.shape[1] == prefix.dim:  # compare as the index does
             vectors = prefix.of(vectors)
         if self.index.manifest.normalised:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
@@ -176,7 +176,7 @@ class Retriever:
         """Returns the samples whose other views are nearest to a text: see `FileEncoder.text`.
 
         Raises:
-            RetrievalError: the model sees no text, the index is not of projections, or as
+            RetrievalError: the model sees no text, the index is not of projections, or as in
                 `by_file`.
         """
         query = Query(None, text, [], f"the text, by the model of {self.run}")
@@ -189,46 +189,47 @@ class Retriever:
         file: File | Mapping[str, File],
         k: int = 10,
         where: str = "",
-        relation: Relation = "neighbours",  # a file has no labels that others could be told by
-        name: str | None = None,  # what the answer calls it; by default the path
-        row: int = 0,  # of an array of rows
+        relation: Relation = "neighbours",  # the others need labels, and a file has none
+        name: str | None = None,  # of the file in the answer; by default its path
+        row: int = 0,  # the row to take, if the file is an array of rows
         among: Flags | None = None,
     ) -> Answer:
         """Returns the samples nearest to a file, by the model whose embeddings are indexed.
 
-        Its labels are predicted from its nearest neighbours: see `predict`.
-        `file` is the path or the bytes of a JPEG, a PNG or an npy file of vector rows; where the
-        model sees several stored views, one of each by the view's name.
+        The file's labels are predicted from its nearest neighbours: see `predict`. `file` is the
+        path or the bytes of a JPEG, a PNG or an npy file of vector rows; if the model sees several
+        stored views, a mapping from each view's name to its file.
 
         Raises:
-            RetrievalError: it is no such file, the model is another than that of the index, or as
+            RetrievalError: it is no such file, the model is not that of the index, or as in
                 `by_key`.
             CheckpointError: there is no model.
-            ShardError: there is no data set, whose shapes and statistics the model's input has.
+            ShardError: there is no data set to give the input its shapes and statistics.
         """
         files = list(file.values()) if isinstance(file, Mapping) else [file]
-        paths = [str(one) for one in files if not isinstance(one, bytes)]
+        paths = [str(path) for path in files if not isinstance(path, bytes)]
         vector = self.encode(file, row)
         predicted, voters = self.predict(vector)
-        named, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
-        query = Query(None, named, [], origin, [], predicted, voters)
+        name, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
+        query = Query(None, name, [], origin, [], predicted, voters)
         return self._answer(query, vector, k, where, relation, among=among)
 
     def predict(self, vector: NDArray[Any]) -> tuple[dict[str, float], int]:
-        """Returns the labels that half of a vector's nearest have, with their share, and how many.
+        """Predicts the labels of a vector; returns each with its share, and the number of voters.
 
-        Of classes the most frequent one. Neighbours are the nearest `VOTERS` with labels.
+        Labels are those that at least half of the nearest `VOTERS` labelled samples have; of
+        exclusive classes, the most frequent one.
         """
         samples = self.samples
-        most = min(VOTERS, int(samples.known.sum()))
-        if not samples.names or not most:
+        voters = min(VOTERS, int(samples.known.sum()))
+        if not samples.names or not voters:
             return {}, 0
-        known = None if samples.known.all() else np.asarray(samples.known)
-        near = self.index.search(vector[None], most, allowed=known).numbers[0]
-        shares = samples.targets[near[near >= 0]].mean(0)
+        labelled = None if samples.known.all() else np.asarray(samples.known)
+        nearest = self.index.search(vector[None], voters, allowed=labelled).numbers[0]
+        shares = samples.targets[nearest[nearest >= 0]].mean(0)
         order = np.argsort(-shares, kind="stable").tolist()
-        chosen = order[:1] if samples.exclusive else [i for i in order if shares[i] >= 0.5]
-        return {samples.names[i]: float(shares[i]) for i in chosen}, most
+        predicted = order[:1] if samples.exclusive else [i for i in order if shares[i] >= 0.5]
+        return {samples.names[i]: float(shares[i]) for i in predicted}, voters
 
     def by_vector(
         self,
@@ -241,7 +242,7 @@ class Retriever:
         """Returns the samples nearest to a vector of the index's layer, float [dim].
 
         Raises:
-            RetrievalError: it is no such vector, or as `by_key`.
+            RetrievalError: it is no such vector, or as in `by_key`.
         """
         if vector.ndim != 1 or vector.dtype.kind not in "fiu":
             raise RetrievalError(
@@ -254,24 +255,24 @@ class Retriever:
         """Returns the vector of a sample, [dim], and where it comes from, in words."""
         manifest, numbers = self.index.manifest, np.array([number])
         if self.embeddings is not None:
-            found = self.embeddings.take(manifest.layer, numbers)[0]
-            return found, f"the embeddings of {self.embeddings.folder}"
+            vector = self.embeddings.take(manifest.layer, numbers)[0]
+            return vector, f"the embeddings of {self.embeddings.folder}"
         kind = manifest.kind
         lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
-        return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._without}"
+        return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._missing_reason}"
 
     @property
     def takes_text(self) -> bool:
-        """Whether the samples can be asked for by words: see `by_text`."""
+        """Whether the index can be searched by text: see `by_text`."""
         manifest = self.index.manifest
         if manifest.layer != "projection" or not manifest.checkpoint:
             return False
         return any(view.kind == "text" for view in load_manifest(self._shards).views)
 
-    def files(self, asked: Sequence[str]) -> dict[str, Path]:
-        """Reads `PATH`, or `VIEW=PATH` of each view, as a file of each view that the model sees."""
+    def files(self, arguments: Sequence[str]) -> dict[str, Path]:
+        """Parses `PATH`, or a `VIEW=PATH` per view, into a file for each view the model sees."""
         with self._lock:
-            return self._encoder.files(asked)
+            return self._encoder.files(arguments)
 
     def encode(self, file: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
         """Returns the embedding of a file, [dim]; see `by_file`."""
@@ -288,29 +289,31 @@ class Retriever:
                 "a query by a key or a vector; encode files with `Model.encode`"
             )
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
-        return FileEncoder.open(self.run, self._shards, self.index.manifest, precision, self._own)
+        return FileEncoder.open(
+            self.run, self._shards, self.index.manifest, precision, self._user_run
+        )
 
     def picture(self, number: int) -> Image.Image | None:
         """Returns the picture of a sample, RGB, or None where it has none.
 
         Raises:
-            RetrievalError: the shards are others by now, or the picture cannot be read.
-            ShardError: they are missing or damaged.
+            RetrievalError: the shards have changed since, or the picture cannot be read.
+            ShardError: the shards are missing or damaged.
         """
         with self._lock:
             return self._pictures.of(self.samples, number)
 
     @property
     def has_pictures(self) -> bool:
-        """Whether the samples have pictures, though some may lack theirs; raises as `picture`."""
-        self.picture(0)  # of the shards that are there
+        """Whether any sample may have a picture; raises as `picture` does."""
+        self.picture(0)  # raises unless the shards are there
         return self._pictures.view is not None
 
     @cached_property
     def _pictures(self) -> "SamplePictures":
         from heron.pipeline.retrieval.pictures import SamplePictures
 
-        return SamplePictures.open(self._shards, self.run, self._own)
+        return SamplePictures.open(self._shards, self.run, self._user_run)
 
     @property
     def _shards(self) -> str:
@@ -319,7 +322,7 @@ class Retriever:
                 f"{self.index.folder} was built of vectors in memory, and names no data set; "
                 "expected the shards that the vectors are of; give them: --data"
             )
-        return shards_of(self._given, self.index.manifest.data, self.index.folder)
+        return shards_of(self._user_data, self.index.manifest.data, self.index.folder)
 
     def _answer(
         self,
@@ -331,37 +334,47 @@ class Retriever:
         far: float | None = None,
         among: Flags | None = None,
     ) -> Answer:
-        own = query.own
-        others = len(self.samples) - len(own)
-        if not 1 <= k <= others:
+        query_numbers = query.own
+        candidates = len(self.samples) - len(query_numbers)
+        if not 1 <= k <= candidates:
             raise RetrievalError(
-                f"k is {k:,}; expected 1 to {others:,}, as the index holds {len(self.samples):,} "
-                f"samples{' with the query' if own else ''}"
+                f"k is {k:,}; expected 1 to {candidates:,}, as the index holds "
+                f"{len(self.samples):,} samples{' with the query' if query_numbers else ''}"
             )
-        chosen = allowed_samples(self.samples, query, where, relation, far, among)
-        if instead := chosen.apart is not None:
-            hits = self._nearest_labels(query, vector, k, chosen)
+        allowed = allowed_samples(self.samples, query, where, relation, far, among)
+        if allowed.label_distances is not None:
+            hits = self._nearest_in_label_space(query, vector, k, allowed)
         else:
-            # Without a mask more than asked for, as the query is most likely among them.
-            most = k + len(own) if chosen.mask is None else min(k, chosen.count)
-            found = self.index.search(vector[None], most, allowed=chosen.mask)
-            numbers, scores = found.numbers[0], found.scores[0]
-            kept = (numbers >= 0) & ~np.isin(numbers, own)
-            hits = self._hits(query, numbers[kept][:k], scores[kept][:k])
-        rest = chosen.far, self.index.manifest.metric, chosen.close, instead
-        return Answer(query, hits, k, chosen.count or others, where, relation, *rest)
+            # Without a mask the query itself is most likely found: ask for that many more.
+            n = k + len(query_numbers) if allowed.mask is None else min(k, allowed.count)
+            neighbours = self.index.search(vector[None], n, allowed=allowed.mask)
+            numbers, scores = neighbours.numbers[0], neighbours.scores[0]
+            is_hit = (numbers >= 0) & ~np.isin(numbers, query_numbers)
+            hits = self._hits(query, numbers[is_hit][:k], scores[is_hit][:k])
+        return Answer(
+            query=query,
+            hits=hits,
+            k=k,
+            allowed=allowed.count or candidates,
+            where=where,
+            relation=relation,
+            far=allowed.far,
+            metric=self.index.manifest.metric,
+            close=allowed.close,
+            instead=allowed.label_distances is not None,
+        )
 
-    def _nearest_labels(
-        self, query: Query, vector: NDArray[Any], k: int, chosen: Allowed
+    def _nearest_in_label_space(
+        self, query: Query, vector: NDArray[Any], k: int, allowed: Allowed
     ) -> list[Hit]:
-        """Returns the k nearest in label space; those as far in it by their vectors."""
-        assert chosen.apart is not None and chosen.mask is not None
+        """Returns the k nearest by label distance; ties are ordered by vector similarity."""
+        assert allowed.label_distances is not None and allowed.mask is not None
         hits: list[Hit] = []
-        for distance in np.unique(chosen.apart[chosen.mask]):
-            level = chosen.mask & (chosen.apart == distance)
-            most = min(k - len(hits), int(level.sum()))
-            found = self.index.search(vector[None], most, allowed=level)
-            hits += self._hits(query, found.numbers[0], found.scores[0])
+        for distance in np.unique(allowed.label_distances[allowed.mask]):
+            tied = allowed.mask & (allowed.label_distances == distance)
+            n = min(k - len(hits), int(tied.sum()))
+            neighbours = self.index.search(vector[None], n, allowed=tied)
+            hits += self._hits(query, neighbours.numbers[0], neighbours.scores[0])
             if len(hits) >= k:
                 break
         return hits
@@ -370,9 +383,9 @@ class Retriever:
         self, query: Query, numbers: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> list[Hit]:
         samples = self.samples
-        apart = np.full(len(numbers), np.nan, np.float32)
+        distances = np.full(len(numbers), np.nan, np.float32)
         if query.number is not None:
-            apart = samples.label_distance(np.array([query.number]), numbers)
+            distances = samples.label_distance(np.array([query.number]), numbers)
         return [
             Hit(
                 number,
@@ -382,6 +395,6 @@ class Retriever:
                 None if np.isnan(distance) else distance,
             )
             for number, score, distance in zip(
-                numbers.tolist(), scores.tolist(), apart.tolist(), strict=True
+                numbers.tolist(), scores.tolist(), distances.tolist(), strict=True
             )
         ]

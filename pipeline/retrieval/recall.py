@@ -11,14 +11,14 @@ from heron.pipeline.evaluation.knn import Numbers, Vectors, exact_nearest, witho
 from heron.shards.artefact import Count, Record
 
 faiss = require("faiss", "an index")
-GAIN = 0.002  # a doubled setting that gains less, twice running, has reached what the codes allow
-NEAR_BEST = 0.005  # where the target is out of reach
-STEP = 1.15  # settings nearer than this are not told apart
-PAIRS = 4096  # of vectors that are compared at a time
+GAIN = 0.002  # two doublings in a row that gain less have reached what the codes allow
+NEAR_BEST = 0.005  # accepted loss of recall if the target is out of reach
+STEP = 1.15  # the search stops when two settings are within this factor
+PAIRS = 4096  # pairs of vectors compared at a time
 
 
 class RecallPoint(Record):
-    """Recall of one setting (nprobe, efSearch), and the milliseconds that a query took."""
+    """Recall of one setting (nprobe or efSearch), and the milliseconds per query."""
 
     setting: Count
     recall: Share
@@ -28,7 +28,7 @@ class RecallPoint(Record):
 class Recall(Record):
     """Recall@k of held-out queries, as `ExactSearch.recall` defines it.
 
-    `value` is that of the chosen setting; `reached` says whether it is the target or more.
+    `value` is the recall of the chosen setting; `reached` says whether it meets the target.
     """
 
     k: Count
@@ -40,19 +40,19 @@ class Recall(Record):
 
 
 class ExactSearch:
-    """The exact neighbours of held-out queries, and how far another search agrees.
+    """The exact neighbours of held-out queries, to measure another search against.
 
-    The vector of a query lies in the index, for every sample must be found: it is taken out of
-    both answers, and k + 1 are asked for. "Held out" is of what trains k-means and codes.
+    Queries are held out of the training of k-means and codes only. They are in the index, as
+    every sample is, so searches return k + 1 neighbours, and the query is taken out of them.
     """
 
     def __init__(
         self,
-        take: Callable[[Numbers], Vectors],  # the vectors of some samples, as they are compared
-        blocks: Iterable[tuple[int, Vectors]],  # all of them, with the number of each block's first
-        query_numbers: Numbers,  # of samples
-        k: int,  # neighbours of each, at most the number of vectors less one
-        metric: int,  # of FAISS
+        take: Callable[[Numbers], Vectors],  # returns the vectors of some samples
+        blocks: Iterable[tuple[int, Vectors]],  # all vectors, with the number of each block's first
+        query_numbers: Numbers,  # numbers of the samples that are queries
+        k: int,  # neighbours per query, at most the number of vectors less one
+        metric: int,  # FAISS's number of it
         gpu: bool = False,
     ) -> None:
         """Searches block by block."""
@@ -65,56 +65,57 @@ class ExactSearch:
             numbered, self.queries, query_numbers, k, metric, gpu
         )
 
-    def recall(self, found: Numbers) -> float:
-        """Returns recall@k: the share of the exact k nearest that are in `found` [queries, k + 1].
+    def recall(self, neighbours: Numbers) -> float:
+        """Returns recall@k: the share of the exact k nearest that a search has found.
 
-        By numbers, as usual; and a sample that is as near as the k-th nearest, within float32's
-        rounding, is right as well: among equal vectors exact search takes any.
+        `neighbours` are its results, [queries, k + 1], matched by number. A sample as near as the
+        k-th nearest, within float32 rounding, is right as well, as exact search takes any among
+        equal vectors.
         """
-        found = found[without_own(found, self.query_numbers)].reshape(-1, self.k)
-        right = (found[:, :, None] == self.numbers[:, None, :]).any(2)
-        rows, columns = np.nonzero(~right & (found >= 0))
+        neighbours = neighbours[without_own(neighbours, self.query_numbers)].reshape(-1, self.k)
+        correct = (neighbours[:, :, None] == self.numbers[:, None, :]).any(2)
+        rows, columns = np.nonzero(~correct & (neighbours >= 0))
         for first in range(0, len(rows), PAIRS):
             row, column = rows[first : first + PAIRS], columns[first : first + PAIRS]
             a = self.queries[row].astype(np.float64)
-            b = self.take(found[row, column]).astype(np.float64)
-            slack = 1e-6 * ((a * a).sum(1) + (b * b).sum(1))
+            b = self.take(neighbours[row, column]).astype(np.float64)
+            tolerance = 1e-6 * ((a * a).sum(1) + (b * b).sum(1))
             if self.product:
-                right[row, column] = (a * b).sum(1) >= self.scores[row, -1] - slack
+                correct[row, column] = (a * b).sum(1) >= self.scores[row, -1] - tolerance
             else:
-                right[row, column] = ((a - b) ** 2).sum(1) <= self.scores[row, -1] + slack
-        return float(right.mean())
+                correct[row, column] = ((a - b) ** 2).sum(1) <= self.scores[row, -1] + tolerance
+        return float(correct.mean())
 
     def tune(
         self,
-        search: Callable[[Vectors, int, int], Numbers],  # of queries, k and a setting
-        least: int,  # setting to begin with
-        most: int,  # the largest setting
+        search: Callable[[Vectors, int, int], Numbers],  # takes queries, k and a setting
+        lowest: int,  # setting to begin with
+        highest: int,  # setting to end with
         target: float,  # of recall@k
-        coded: bool = False,  # codes bound the recall, so that it may stop rising before `most`
+        coded: bool = False,  # codes bound the recall: it may stop rising before `highest`
     ) -> tuple[int, Recall]:
-        """Finds the cheapest setting whose recall is the target; else the cheapest near the best.
+        """Finds the cheapest setting that reaches the target; else the cheapest near the best.
 
-        Settings are doubled up to the target, then the last interval is halved.
+        The setting is doubled until it reaches the target, then found by bisection.
         """
         curve: dict[int, RecallPoint] = {}
 
         def reaches(setting: int) -> bool:
             if setting not in curve:
                 begin = time.perf_counter()
-                found = search(self.queries, self.k + 1, setting)
+                neighbours = search(self.queries, self.k + 1, setting)
                 ms = 1e3 * (time.perf_counter() - begin) / len(self.query_numbers)
-                value = round(self.recall(found), 6)
+                value = round(self.recall(neighbours), 6)
                 curve[setting] = RecallPoint(setting=setting, recall=value, ms=round(ms, 5))
             return curve[setting].recall >= target
 
-        low = high = least
-        while not reaches(high) and high < most:
+        low = high = lowest
+        while not reaches(high) and high < highest:
             values = [point.recall for point in curve.values()]
-            # Recall rises slowly at first, so a small gain tells nothing below a half.
+            # Recall rises slowly at first: below a half, a small gain tells nothing.
             if coded and len(values) > 2 and values[-1] >= 0.5 and values[-1] - values[-3] < GAIN:
                 break
-            low, high = high, min(2 * high, most)
+            low, high = high, min(2 * high, highest)
         if reached := reaches(high):
             while high > max(low + 1, low * STEP):
                 middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Which samples the rows of an array of embeddings are: keys, row numbers, labels."""
+"""The samples that embeddings are of: keys, row numbers, labels."""
 
 import difflib
 import re
@@ -20,11 +20,11 @@ from heron.shards.index import array_at
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
 AGAIN = "make it again"
-BLOCK = 2**20  # keys that are looked at a time
+BLOCK = 2**20  # keys checked at a time
 
 
 class LabelNames(Record):
-    """What labels are: see `heron.shards.manifest.Labels`."""
+    """Kind and names of labels: see `heron.shards.manifest.Labels`."""
 
     kind: Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
     names: list[str]
@@ -34,10 +34,10 @@ class LabelNames(Record):
 class Samples:
     """N samples, in the order of their vectors."""
 
-    keys: NDArray[np.bytes_]  # UTF-8, [N]; no two are the same
+    keys: NDArray[np.bytes_]  # UTF-8, unique, [N]
     rows: NDArray[np.int64]  # their numbers in the data set, [N]
     targets: NDArray[np.uint8]  # 0/1, [N, names]: a class is one-hot, a row without a label zeros
-    known: NDArray[np.bool_]  # which have labels, [N]
+    known: NDArray[np.bool_]  # which samples have labels, [N]
     names: list[str]  # of the labels
     kind: str  # of the labels: see `heron.shards.manifest.Labels`
 
@@ -50,10 +50,10 @@ class Samples:
         return np.argsort(self.keys, kind="stable")
 
     def _position(self, key: bytes) -> int:
-        """Returns where a key belongs among the sorted ones."""
-        # A key longer than any of these is cut: numpy would copy all of them to its length.
-        wanted = np.bytes_(key[: self.keys.dtype.itemsize])
-        return int(np.searchsorted(self.keys, wanted, sorter=self._order))
+        """Returns the insertion point of a key among the sorted keys."""
+        # Truncate a key longer than all of these, or NumPy would copy all of them to its length.
+        truncated = np.bytes_(key[: self.keys.dtype.itemsize])
+        return int(np.searchsorted(self.keys, truncated, sorter=self._order))
 
     def key(self, number: int) -> str:
         """Returns the key of a sample."""
@@ -65,35 +65,35 @@ class Samples:
         Raises:
             RetrievalError: none has this key; names the nearest ones.
         """
-        at = self._position(key.encode())
-        if at < len(self) and self.keys[self._order[at]] == key.encode():
-            return int(self._order[at])
-        around = [self.key(int(i)) for i in self._order[max(0, at - 50) : at + 50]]
-        near = difflib.get_close_matches(key, around, 3, 0.0)
+        position = self._position(key.encode())
+        if position < len(self) and self.keys[self._order[position]] == key.encode():
+            return int(self._order[position])
+        nearby = [self.key(int(i)) for i in self._order[max(0, position - 50) : position + 50]]
+        similar = difflib.get_close_matches(key, nearby, 3, 0.0)
         raise RetrievalError(
             f"no sample has the key '{key}'; found {len(self):,} others, the nearest "
-            f"{', '.join(near) or 'none'}; expected one of them"
+            f"{', '.join(similar) or 'none'}; expected one of them"
         )
 
-    def keys_with(self, part: str, most: int) -> list[str]:
-        """Returns keys that begin with a text, in order, then others that hold it; at most `most`.
+    def keys_with(self, text: str, limit: int) -> list[str]:
+        """Returns up to `limit` keys: those that begin with `text`, then others that contain it.
 
-        The others come in the order of the samples.
+        The first are sorted; the others come in the order of the samples.
         """
-        width, wanted = self.keys.dtype.itemsize, part.encode()
-        at = self._position(wanted)
-        near = (self.key(int(i)) for i in self._order[at : at + most])
-        found = dict.fromkeys(key for key in near if key.startswith(part))
+        width, encoded = self.keys.dtype.itemsize, text.encode()
+        position = self._position(encoded)
+        candidates = (self.key(int(i)) for i in self._order[position : position + limit])
+        matches = dict.fromkeys(key for key in candidates if key.startswith(text))
         data = np.ascontiguousarray(self.keys).view(np.uint8).data
-        pattern, place = re.compile(re.escape(wanted)), 0
-        if not wanted.strip(b"\0"):
-            return list(found)
-        while len(found) < most and (match := pattern.search(data, place)):
+        pattern, offset = re.compile(re.escape(encoded)), 0
+        if not encoded.strip(b"\0"):
+            return list(matches)
+        while len(matches) < limit and (match := pattern.search(data, offset)):
             number = match.start() // width
-            place = (number + 1) * width  # of the next key, into which a match may reach
-            if match.end() <= place and wanted in self.keys[number]:
-                found[self.key(number)] = None
-        return list(found)
+            offset = (number + 1) * width  # of the next key, which the match may run into
+            if match.end() <= offset and encoded in self.keys[number]:
+                matches[self.key(number)] = None
+        return list(matches)
 
     @cached_property
     def close(self) -> int:
@@ -112,51 +112,51 @@ class Samples:
 
     @cached_property
     def _label_bits(self) -> NDArray[np.uint8]:
-        return np.packbits(self.targets.T, axis=1)  # which samples have each label
+        return np.packbits(self.targets.T, axis=1)  # the samples with each label, as bits
 
     def label_counts(self, allowed: NDArray[np.bool_] | None = None) -> list[int]:
-        """Returns how many of the allowed samples have each label; None: of all."""
+        """Returns how many of the allowed samples have each label; None allows all."""
         bits = self._label_bits if allowed is None else self._label_bits & np.packbits(allowed)
         return np.bitwise_count(bits).sum(1, dtype=np.int64).tolist()  # type: ignore[no-any-return]
 
     def label_names(self, number: int) -> list[str]:
-        """Returns the labels that a sample has, by name."""
+        """Returns the names of a sample's labels."""
         return [self.names[i] for i in np.flatnonzero(self.targets[number]).tolist()]
 
     @property
     def exclusive(self) -> bool:
-        """Whether a sample has one class, and not any number of labels.
+        """Whether a sample has one class rather than any number of labels.
 
-        Complementary labels that are known leave one: see `Reader.truth`.
+        Complementary labels, if known, leave one class: see `Reader.truth`.
         """
         return self.kind in ("multi_class", "hierarchical", "complementary")
 
     def label_distance(
-        self, these: NDArray[np.int64], those: NDArray[np.int64]
+        self, first: NDArray[np.int64], second: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """Returns how far apart samples lie in label space, from 0 (the same labels) to 1.
+        """Returns the distances of pairs of samples in label space, from 0 (same labels) to 1.
 
-        The share of labels in which two samples differ, HeroCon's dist(y_i, y_j) / c (Eq. 7), as
-        H-SCL's and SupCon's 0 or 1 where classes exclude each other; NaN where one has no label.
-        `these` and `those` are numbers of samples, of shapes that broadcast.
+        It is the share of labels in which two samples differ, HeroCon's dist(y_i, y_j) / c (Eq. 7),
+        or H-SCL's and SupCon's 0 or 1 if classes are exclusive; NaN if either has no label.
+        `first` and `second` are numbers of samples, of shapes that broadcast.
         """
-        differ = label_difference(self.targets, these, those, self.exclusive)
+        differ = label_difference(self.targets, first, second, self.exclusive)
         distance = (differ / self.largest).astype(np.float32)
-        return np.where(self.known[these] & self.known[those], distance, np.float32(np.nan))
+        return np.where(self.known[first] & self.known[second], distance, np.float32(np.nan))
 
     def refuse_duplicates(self) -> None:
-        """Raises a RetrievalError where a key is there twice, and names it."""
+        """Raises a RetrievalError that names a key, if two samples have it."""
         ordered = self.keys[self._order]
-        if len(twice := np.flatnonzero(ordered[1:] == ordered[:-1])):
-            first, second = sorted(self._order[twice[0] : twice[0] + 2].tolist())
+        if len(repeated := np.flatnonzero(ordered[1:] == ordered[:-1])):
+            first, second = sorted(self._order[repeated[0] : repeated[0] + 2].tolist())
             raise RetrievalError(
-                f"{len(twice):,} keys are there twice, the first '{self.key(first)}' of samples "
+                f"{len(repeated):,} keys are there twice, the first '{self.key(first)}' of samples "
                 f"{first} and {second}; expected each once; drop one of the two, or embed the "
                 "data set again"
             )
 
     def save(self, folder: Path) -> dict[str, FileSum]:
-        """Writes the arrays to a folder, and returns what was written by name."""
+        """Writes the arrays to a folder; returns the size and checksum of each file."""
         arrays: tuple[NDArray[Any], ...] = self.keys, self.rows, self.targets, self.known
         for name, array in zip(FILES, arrays, strict=False):
             with atomic_write(folder / name) as stream:
@@ -176,23 +176,23 @@ class Samples:
         try:
             labels = LabelNames.model_validate_json(path.read_bytes(), strict=True)
         except (OSError, ValidationError) as error:
-            what = in_words(error) if isinstance(error, ValidationError) else error.strerror
-            raise RetrievalError(f"{path} cannot be read: {what}; {AGAIN}") from None
-        found = cls(keys, rows, targets, known, labels.names, labels.kind)
-        if fault := found._fault():
+            reason = in_words(error) if isinstance(error, ValidationError) else error.strerror
+            raise RetrievalError(f"{path} cannot be read: {reason}; {AGAIN}") from None
+        samples = cls(keys, rows, targets, known, labels.names, labels.kind)
+        if fault := samples._fault():
             raise RetrievalError(f"{folder}: {fault}; {AGAIN}")
-        return found
+        return samples
 
     def _fault(self) -> str:
-        """Returns what of the arrays is not what it should be, or ""."""
+        """Returns what is wrong with the arrays, or ""."""
         count, width = len(self), len(self.names)
-        wanted: list[tuple[str, NDArray[Any], str, tuple[int, ...]]] = [
+        expected: list[tuple[str, NDArray[Any], str, tuple[int, ...]]] = [
             ("keys", self.keys, f"|S{self.keys.itemsize}", (count,)),
             ("rows", self.rows, "<i8", (count,)),
             ("targets", self.targets, "|u1", (count, width)),
             ("known", self.known, "|b1", (count,)),
         ]
-        for name, array, dtype, shape in wanted:
+        for name, array, dtype, shape in expected:
             if array.dtype.str != dtype or array.shape != shape:
                 return f"{name} are {array.dtype.str} {array.shape}; expected {dtype} {shape}"
         if self.rows.min(initial=0) < 0:

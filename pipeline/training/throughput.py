@@ -4,17 +4,14 @@ import copy
 import os
 import re
 import resource
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 
 from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.pipeline.training.host_memory import cgroup_limits
 
-CGROUP_FILE, CGROUP_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 MatmulPrecision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 # Published peak rates in TFLOP/s: fp32 (no tensor cores), tf32 and bf16 (tensor cores). All are
@@ -132,26 +129,3 @@ def memory_capacity(device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(host, *cgroup_limits()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def cgroup_limits(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
-    """Returns the memory limits of the containers and jobs that this process is in; bytes.
-
-    Args:
-        groups: a file of lines HIERARCHY:CONTROLLERS:PATH; version 2 names no controller.
-        mounted: the folder of the hierarchies; version 1 has its memory limits in `memory`.
-    """
-    limits = [sys.maxsize]
-    for line in groups.read_text().splitlines() if groups.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = mounted / controllers
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            for name in ("memory.max", "memory.limit_in_bytes"):
-                with suppress(OSError, ValueError):  # a root has no such file; "max" is no number
-                    limits.append(int((folder / name).read_text()))
-            if folder == root:
-                break
-    return limits

@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.config.experiment import load_config
 from heron.pipeline.data.reader import Reader
+from heron.pipeline.data.streams import open_streams
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.retrieval.embed import embed, samples_of
 from heron.pipeline.retrieval.embedder import Choice, Embedder
@@ -24,8 +25,11 @@ from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import from_pretrained, locate
 from heron.shards.artefact import sha256
+from heron.shards.build import build
 from heron.shards.manifest import Labels
+from heron.shards.sources import make
 from tests import ranks
+from tests.data.test_partial_rows import config as partial_rows_config
 from tests.experiments import frames
 from tests.retrieval import made
 from tests.sealed import seal
@@ -328,3 +332,21 @@ def test_label_distance_is_the_share_of_labels_that_differ() -> None:
     )
     classes = made.samples(np.eye(3, 4, dtype=np.uint8), list("abcd"), "multi_class")
     assert classes.label_distance(np.array([0, 0]), np.array([0, 1])).tolist() == [0, 1]
+
+
+def test_partial_rows_are_dropped_as_in_training(tmp_path: Path) -> None:
+    labels = np.random.default_rng(0).integers(0, 2, (80, 4))
+    views: dict[str, Any] = {name: np.ones((80, 6), np.float32) for name in ("v1", "v2")}
+    np.savez(tmp_path / "mine.npz", labels=labels, **views)
+    build(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
+    protocol = {"labelled": 60, "partial_rows": "drop", "hide_labels": 0.2}
+    data = {"protocol": protocol, "batch": {"labelled": 2, "unlabelled": 2}}
+    config = partial_rows_config(tmp_path, data=data, train={"epochs": None, "steps": 1})
+    roles = open_streams(config).roles
+    pretrain(config)
+    for role in ("labelled", "unlabelled", "test"):
+        out = tmp_path / role
+        samples = embed(tmp_path / "run", out, Choice(role=role), progress=False).samples
+        np.testing.assert_array_equal(samples.rows, roles.listed(role))
+        np.testing.assert_array_equal(samples.targets, labels[samples.rows])
+        assert samples.known.all()  # hidden labels are hidden from training alone

@@ -32,7 +32,7 @@ def indices(
 ) -> dict[tuple[Kind, bool], Index]:
     """Of every kind, in memory and, but for HNSW, mapped; opened from disk."""
     folder, found = tmp_path_factory.mktemp("indices"), {}
-    reading = VectorSet(count=N, dim=DIM, part_bytes=N // 2 * DIM * 4).reading
+    reading = VectorSet(count=N, dim=DIM, part_bytes=N // 2 * DIM * 4).reading_bytes
     for kind in KINDS:
         for mapped in (False, True)[: 1 if kind == "hnsw" else 2]:
             out = folder / f"{kind}-{mapped}"
@@ -242,7 +242,7 @@ def test_the_search_widens_until_k_are_found(
     """All that is allowed lies about other centres than the query's, and few are looked at."""
     index = indices[kind, False]
     monkeypatch.setattr(index, "setting", 1)
-    monkeypatch.setattr(index, "_setting", lambda share: 1)
+    monkeypatch.setattr(index, "_filtered_setting", lambda share: 1)
     allowed = np.arange(N) % 30 > 14
     found = index.search(clustered(6), 40, allowed=allowed)
     assert (found.numbers >= 0).all() and allowed[found.numbers].all()

@@ -1,5 +1,6 @@
 """What an index refuses: vectors, options, damaged files, those of another model."""
 
+import fcntl
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,45 @@ def test_a_folder_appears_when_it_is_whole(
     assert {path.name for path in out.iterdir()} == files | {"map.npy", "manifest.json"}
     with pytest.raises(RetrievalError, match="is there already; expected a new or an empty folder"):
         build_index(embeddings, out, progress=False)
+
+
+def test_a_build_that_loses_the_race_leaves_the_others_index(
+    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "index"
+
+    def other_build_ends(*_: Any) -> tuple[int, None]:
+        shutil.copytree(embeddings.folder, out)
+        return 0, None
+
+    monkeypatch.setattr(build, "measure", other_build_ends)
+    with pytest.raises(RetrievalError, match="index was written by another build meanwhile"):
+        build_index(embeddings, out, kind="flat", progress=False)
+    assert [*tmp_path.iterdir()] == [out] and (out / "manifest.json").exists()
+    assert Embeddings.open(out).manifest == embeddings.manifest
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_build_that_ends_as_this_one_begins(
+    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    out, locks = tmp_path / "index", list[Any]()
+
+    def lock(*arguments: Any) -> None:
+        if not locks:  # between the opening of the lock file and the lock
+            work = out.with_name(".index.part")
+            work.rename(out) if finished else shutil.rmtree(work)
+        locks.append(arguments)
+        flock(*arguments)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lock)
+    if finished:
+        with pytest.raises(RetrievalError, match="is there already; expected a new or an empty"):
+            build_index(embeddings, out, kind="flat", progress=False)
+    else:
+        build_index(embeddings, out, kind="flat", progress=False)
+    assert [*tmp_path.iterdir()] == [out] and len(locks) == 2
 
 
 def test_a_link_to_an_empty_folder_gets_the_index(embeddings: Embeddings, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import faiss
 import pytest
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.pipeline.retrieval import kinds
 from heron.pipeline.retrieval.kinds import (
     LEAST_POINTS,
     Asked,
@@ -144,3 +145,11 @@ def test_codes_are_as_long_as_can_be_learnt() -> None:
     assert most_bits(LEAST_POINTS * 256) == 8
     assert most_bits(LEAST_POINTS * 256 - 1) == 7
     assert most_bits(0) == 0
+
+
+def test_the_budget_keeps_to_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = kinds.free_bytes()
+    assert choose("ivf", MILLION).memory_bytes == pytest.approx(machine / 2, rel=0.5)
+    monkeypatch.setattr(kinds, "cgroup_free", lambda: [700 * MB, 600 * MB], raising=False)
+    assert kinds.free_bytes() == 600 * MB
+    assert choose("auto", MILLION).memory_bytes == 300 * MB

@@ -14,8 +14,8 @@ from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.objectives.deepmtmv import Deepmtmv
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import throughput
+from heron.pipeline.training.host_memory import cgroup_limits
 from heron.pipeline.training.throughput import (
-    cgroup_limits,
     memory_capacity,
     model_flops,
     peak_flops,

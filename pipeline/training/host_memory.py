@@ -1,0 +1,55 @@
+"""Memory limits of the containers and jobs that this process is in, and what they leave free."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+CGROUP_FILE, CGROUP_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Of versions 2 and 1: files of the limit and of the usage, and what of it is unused page cache.
+FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def cgroup_limits(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
+    """Returns the memory limits of the containers and jobs that this process is in; bytes.
+
+    Args:
+        groups: a file of lines HIERARCHY:CONTROLLERS:PATH; version 2 names no controller.
+        mounted: the folder of the hierarchies; version 1 has its memory limits in `memory`.
+    """
+    limits = [sys.maxsize]
+    for folder in _folders(groups, mounted):
+        for limit, _, _ in FILES:
+            with suppress(OSError, ValueError):  # a root has no such file; "max" is no number
+                limits.append(int((folder / limit).read_text()))
+    return limits
+
+
+def cgroup_free(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
+    """Returns what each of `cgroup_limits` leaves free; bytes, unused page cache included."""
+    free = [sys.maxsize]
+    for folder in _folders(groups, mounted):
+        for limit, usage, cache in FILES:
+            with suppress(OSError, ValueError, KeyError):  # as in `cgroup_limits`
+                lines = (folder / "memory.stat").read_text().splitlines()
+                cached = int(dict(line.split(maxsplit=1) for line in lines)[cache])
+                used = int((folder / usage).read_text()) - cached
+                free.append(max(0, int((folder / limit).read_text()) - used))
+    return free
+
+
+def _folders(groups: Path, mounted: Path) -> Iterator[Path]:
+    """Yields the folders of this process's memory groups, and of all groups around them."""
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = mounted / controllers
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield folder
+            if folder == root:
+                break
