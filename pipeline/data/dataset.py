@@ -6,9 +6,9 @@ from pathlib import Path
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.decoders import needed_decoder
-from heron.pipeline.data.plan import MOST_STREAMS, default_streams
+from heron.pipeline.data.plan import MAX_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
-from heron.pipeline.data.reader import OPEN, Reader
+from heron.pipeline.data.reader import MAX_OPEN_SHARDS, Reader
 from heron.pipeline.data.roles import read_roles
 from heron.pipeline.data.workers import readers
 from heron.shards.build import build
@@ -58,7 +58,7 @@ def open_reader(data: Data) -> Reader:
             "data.fingerprint pins; bring that data set back, or pin this one"
         )
     if any(is_remote(path) for path in data.paths):
-        reader.most_open = _most_open(reader, data, cache.limit)
+        reader.max_open_shards = _max_open_shards(reader, data, cache.limit)
     prepare_decoders(reader, data)
     if data.protocol.hide_views:
         hide_views(reader, data.protocol.hide_views, data.protocol)
@@ -90,7 +90,7 @@ def prepare_decoders(reader: Reader, data: Data) -> None:
         )
 
 
-def _most_open(reader: Reader, data: Data, limit: int) -> int:
+def _max_open_shards(reader: Reader, data: Data, limit: int) -> int:
     """Returns how many cached shards a process may hold, so that all of them leave half for others.
 
     Raises:
@@ -99,7 +99,7 @@ def _most_open(reader: Reader, data: Data, limit: int) -> int:
     largest = max(shard.bytes for shard in reader.shards)
     total = sum(shard.bytes for shard in reader.shards)
     batches = data.batch.labelled, data.batch.unlabelled
-    default = sum(MOST_STREAMS if b == "all" else default_streams(b) for b in batches if b)
+    default = sum(MAX_STREAMS if b == "all" else default_streams(b) for b in batches if b)
     streams = data.canonical_streams or default
     needed = min(total, 2 * streams * largest)
     if limit < needed:
@@ -109,6 +109,6 @@ def _most_open(reader: Reader, data: Data, limit: int) -> int:
             "fewer data.canonical_streams"
         )
     if total <= limit:
-        return OPEN
+        return MAX_OPEN_SHARDS
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (readers(data) + 1)
-    return max(1, min(OPEN, limit // (2 * processes * largest)))
+    return max(1, min(MAX_OPEN_SHARDS, limit // (2 * processes * largest)))
