@@ -42,7 +42,7 @@ def test_they_are_those_that_a_run_finds(tmp_path: Path) -> None:
     found, expected = open_streams(other), open_streams(config)
     for role in ROLES:
         assert found.roles.listed(role).tolist() == expected.roles.listed(role).tolist()
-    assert not found.reader.indexes._labels and not found.reader.indexes._kept
+    assert not found.reader.indexes._labels and not found.reader.indexes._indexes
     for one, two in ((found.labelled, expected.labelled), (found.unlabelled, expected.unlabelled)):
         assert (one is None) == (two is None)
         if one is not None and two is not None:
@@ -107,13 +107,13 @@ def test_labels_that_are_too_many_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = built(tmp_path)
-    monkeypatch.setattr(opened, "MOST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     with pytest.raises(ConfigError, match=r"the labels of 700 rows, of 8 bytes .*data.roles"):
         open_streams(config)
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
     write_protocol(str(path), tmp_path / "roles")
     assert "790 rows of " in capsys.readouterr().out
-    monkeypatch.setattr(opened, "MOST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     update = {"roles": str(tmp_path / "roles")}
     open_streams(config.model_copy(update={"data": config.data.model_copy(update=update)}))
