@@ -215,8 +215,8 @@ def test_as_many_are_counted_as_braces_stand_for(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list(braceexpand(text))
-    monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", len(found))
+    monkeypatch.setattr("heron.pipeline.config.endless.MAX_TARS", len(found))
     assert expand([text]) == found
-    monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", len(found) - 1)
+    monkeypatch.setattr("heron.pipeline.config.endless.MAX_TARS", len(found) - 1)
     with pytest.raises(ValueError, match="more than"):
         expand([text])
