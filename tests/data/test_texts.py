@@ -176,7 +176,7 @@ def test_resume_refuses_another_tokenizer(run: Path) -> None:
     more = changes | {"train": {"steps": 3}, "run": {"resume": "auto"}}
     from heron.pipeline.data import texts
 
-    texts._content.cache_clear()
+    texts._tokenizer_text.cache_clear()
     with pytest.raises(CheckpointError, match="texts of 'caption' by another tokenizer"):
         pretrain(mixed(run, "resumed", **more))
 
