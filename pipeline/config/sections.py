@@ -45,18 +45,34 @@ SectionType = TypeVar("SectionType", bound=Section)
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads safe YAML, reads 1e-3 as a number, and refuses duplicate keys."""
+    """Loads safe YAML with merge keys, reads 1e-3 as a number, and refuses duplicate keys."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        values = super().construct_mapping(node, deep)
-        if len(values) < len(keys):
-            ((duplicate, _),) = Counter(keys).most_common(1)
-            line = node.start_mark.line + 1
+    merged = 0  # values that merge keys have copied
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)  # before merging, which adds keys
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if duplicates := [key for key, count in keys.items() if count > 1]:
             raise ConfigError(
-                f"key {shown(duplicate)} is given twice, from line {line} on; keep one of them"
+                f"key {shown(duplicates[0])} is given twice, from line {node.start_mark.line + 1} "
+                "on; keep one of them"
             )
-        return values
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merges the mappings of `<<` into a node, whose own values take precedence."""
+        merges = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
+        for value in merges:
+            for mapping in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(mapping, yaml.MappingNode):
+                    self.flatten_mapping(mapping)
+                    self.merged += len(mapping.value)
+                if self.merged > MAX_VALUES:
+                    raise ConfigError(
+                        f"line {node.start_mark.line + 1} merges more than {MAX_VALUES} values; "
+                        "expected fewer: write some out"
+                    )
+        super().flatten_mapping(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -131,7 +147,14 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not YAML: {error}") from None
     if fault := _plain_fault(value, (), itertools.count()):
         raise ConfigError(f"{where}: {fault}")
-    return value
+    return _without_aliases(value)
+
+
+def _without_aliases(value: Any) -> Any:
+    """Copies a tree, so that an override changes one place of an aliased value alone."""
+    if isinstance(value, dict):
+        return {name: _without_aliases(item) for name, item in value.items()}
+    return [_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
 def _plain_fault(value: Any, path: tuple[str, ...], counter: Iterator[int]) -> str:

@@ -7,6 +7,7 @@ import pytest
 from heron.launch.cli import main
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_config, load_run_config, parse_config
+from heron.pipeline.config.sections import override as set_key
 from heron.pipeline.config.sections import parse_yaml, read_tree
 from tests.config.test_experiment import SMALL
 
@@ -199,3 +200,45 @@ def test_a_path_of_the_command_line(option: str, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err
     assert status.value.code == 2 and "expected a path one can print" in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}", {"x": 3, "y": 2}),
+        ("a: &a {x: 1}\nc: &c {x: 2, y: 3}\nb: {<<: [*a, *c], z: 4}", {"x": 1, "y": 3, "z": 4}),
+        # `d` is merged into `b` before it is read itself.
+        ("a: &a {x: 1}\nc: {e: {d: &d {<<: *a, x: 2}}}\nb: {<<: *d}", {"x": 2}),
+    ],
+)
+def test_a_merge_key_takes_the_values_of_another_mapping(text: str, tree: dict[str, int]) -> None:
+    assert parse_yaml(text, "some.yaml")["b"] == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {x: 1}\nb: {<<: *a, y: 1, y: 2}", "key 'y' is given twice, from line 2 on"),
+        ("a: &a {x: 1, x: 2}\nb: {<<: *a}", "key 'x' is given twice, from line 1 on"),
+        ("a: &a {x: 1}\nb: {<<: *a, <<: *a}", "key '<<' is given twice, from line 2 on"),
+        ("a: &a {<<: *a}", "some.yaml is nested too deeply"),
+        ("b: {<<: 3}", "expected a mapping or list of mappings for merging, but found scalar"),
+        (
+            "a0: &a0 {x: 1, y: 2}\n"
+            + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 9}]}}\n" for n in range(1, 12)),
+            "some.yaml: line 6 merges more than 65536 values; expected fewer: write some out",
+        ),
+    ],
+    ids=["twice", "twice in the other", "merged twice", "itself", "no mapping", "without end"],
+)
+def test_a_merge_key_that_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        parse_yaml(text, "some.yaml")
+    assert message in str(fault.value) and "constructor for" not in str(fault.value)
+
+
+@pytest.mark.parametrize("again", ["*first", "{<<: *first}"])
+def test_an_override_changes_no_other_place_of_an_alias(again: str) -> None:
+    tree = parse_yaml(f"a: &first {{b: {{c: 1}}}}\nd: {again}", "some.yaml")
+    set_key(tree, "d.b.c=2")
+    assert (tree["a"]["b"]["c"], tree["d"]["b"]["c"]) == (1, 2)
