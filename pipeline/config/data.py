@@ -136,6 +136,7 @@ class SourceShare(Section):
 
 # For a URL inside of a text, after `pipe:` and a command, or after `simplecache::`.
 PASSWORD = re.compile(r"://[^/?#\s]*:[^/?#\s]+@")
+KEYS = re.compile(r"keys(?![a-z])", re.I)  # in the name of a number, which counts them
 
 
 def _empty_for_null(path: Any) -> Any:
@@ -297,7 +298,8 @@ def _secret(value: Any, name: str = "") -> str | None:
     if isinstance(value, dict):
         return next((s for key, v in value.items() if (s := _secret(v, str(key)))), None)
     if name:
-        return name if SECRET.search(name) and value not in (None, True, False, "anon") else None
+        text = KEYS.sub("", name) if isinstance(value, int | float) else name
+        return name if SECRET.search(text) and value not in (None, True, False, "anon") else None
     parts = urlsplit(str(value))
     if "://" in str(value) and (parts.password or PASSWORD.search(str(value))):
         return "the password in the URL"
