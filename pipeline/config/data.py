@@ -261,10 +261,13 @@ class Data(Section):
         return [path for path in local if not (Path(path) / MANIFEST).exists()]
 
     def at(self, path: str) -> "Data":
-        """Returns the section for another, complete data set in place of this one."""
+        """Returns the section for the data set at `path` alone, with all of its views and labels.
+
+        `fingerprint` stays where `path` is that of this section.
+        """
         protocol = self.protocol.model_copy(update={"hide_views": {}, "hide_labels": 0.0})
         update = {"path": path, "sources": None, "webdataset": None, "protocol": protocol}
-        update |= {"roles": None}
+        update |= {"roles": None, "fingerprint": self.fingerprint if path == self.path else None}
         return self.model_copy(update=update)
 
     def refuse_missing(self, remedy: str) -> None:
