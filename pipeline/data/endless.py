@@ -215,8 +215,16 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
         yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"
     if config.evaluate.baselines:
         yield "evaluate.baselines is true", "they would train on other rows than the run"
+    if data.roles is not None:
+        yield f"data.roles is {data.roles}", "samples have no numbers, by which roles are written"
     if data.protocol.complementary is not None:
         yield "data.protocol.complementary is set", "it is drawn by the number of the row"
+    if data.protocol.hide_labels:
+        hidden = data.protocol.hide_labels
+        yield f"data.protocol.hide_labels is {hidden:g}", "they are drawn by the number of the row"
+    if data.protocol.partial_rows != "keep":
+        rows = data.protocol.partial_rows
+        yield f"data.protocol.partial_rows is {rows}", "a sample that lacks a view is unreadable"
     if data.canonical_streams is not None:
         yield f"data.canonical_streams is {data.canonical_streams}", "nothing plans the order"
     if data.standardise and not data.path:
