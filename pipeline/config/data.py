@@ -65,7 +65,7 @@ class Protocol(Section):
         if self.folds is not None and self.labelled != "all":
             raise ValueError("give either folds (a fold is labelled) or labelled (a count is)")
         if self.test == "fold" and self.folds is None:
-            raise ValueError("test is 'fold', but folds is not there; expected how many: folds: 10")
+            raise ValueError("test is 'fold', but folds is null; expected a number: folds: 10")
         if self.folds is not None and self.fold >= self.folds and self.test != "fold":
             raise ValueError(f"fold is {self.fold}; expected 0 to {self.folds - 1}")
         return self

@@ -109,7 +109,7 @@ class Config(Section):
     @classmethod
     def _no_tracker_twice(cls, names: list[str]) -> list[str]:
         if len(set(names)) < len(names):
-            raise ValueError("a tracker is there twice; expected each once: take one out")
+            raise ValueError("a tracker is listed twice; expected each once: remove one")
         return names
 
 

@@ -203,8 +203,8 @@ class Network(Section):
     def _freeze_or_lora(self) -> Self:
         if self.freeze and self.lora is not None:
             raise ValueError(
-                "freeze and lora are both there; lora leaves the weights as they are, and learns "
-                "beside them: leave out one of them"
+                "freeze and lora are both set; lora freezes the weights itself, and learns updates "
+                "of them: leave out one of the two"
             )
         return self
 
@@ -228,7 +228,7 @@ class Transformer(Network):
     def _some_network(self) -> Self:
         if self.config is None and self.weights is None:
             raise ValueError(
-                "neither config nor weights is there; expected config: {model_type: bert, ...}, "
+                "neither config nor weights is given; expected config: {model_type: bert, ...}, "
                 "or weights: a folder with config.json"
             )
         if self.config is not None and not isinstance(self.config.get("model_type"), str):

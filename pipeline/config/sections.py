@@ -173,9 +173,9 @@ def _plain_fault(value: Any, path: tuple[str, ...], counter: Iterator[int]) -> s
     elif isinstance(value, int) and abs(value) > LARGEST:
         fault = f"found a number of {value.bit_length()} bits; expected {LARGEST} at most"
     elif not isinstance(value, str | int | float | None):
-        fault = f"found {shown(value)}; expected text, a number or a truth: put it in quotes"
+        fault = f"found {shown(value)}; expected text, a number, true or false: put it in quotes"
     if fault:
-        return f"{'.'.join(path) or 'the whole'}: {fault}"
+        return f"{'.'.join(path) or 'the top level'}: {fault}"
     return next(
         filter(
             None, (_plain_fault(item, (*path, name), counter) for name, item in children.items())
@@ -261,7 +261,7 @@ def _index_in(section: dict[str, Any] | list[Any], name: str, text: str) -> Any:
         return name
     if not (name.isascii() and name.isdigit() and len(name) < 9 and int(name) < len(section)):
         raise ConfigError(
-            f"override {shown(text)}: {shown(name)} is no place in a list of {len(section)}; "
+            f"override {shown(text)}: {shown(name)} is no index of a list of {len(section)}; "
             f"expected 0 to {len(section) - 1}"
         )
     return int(name)

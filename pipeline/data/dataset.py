@@ -5,7 +5,7 @@ from pathlib import Path
 
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.decoders import needed_decoder
+from heron.pipeline.data.decoders import decoder_for_views
 from heron.pipeline.data.plan import MAX_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
 from heron.pipeline.data.reader import MAX_OPEN_SHARDS, Reader
@@ -83,7 +83,7 @@ def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
 def prepare_decoders(reader: Reader, data: Data) -> None:
     """Makes a reader decode pictures at the size that the views need; errors: `open_reader`."""
     for name in dict.fromkeys(view.stored for view in data.views):
-        reader.decoders[name] = needed_decoder(reader.manifest, reader.view(name), data)
+        reader.decoders[name] = decoder_for_views(reader.manifest, reader.view(name), data)
     if data.decode_size is not None and not any(
         decoder.varying for decoder in reader.decoders.values()
     ):

@@ -57,7 +57,7 @@ def stored_decoder(view: View) -> Decoder:
     return PictureDecoder(view.shape, view.shape)
 
 
-def needed_decoder(manifest: Manifest, stored: View, data: Data) -> Decoder:
+def decoder_for_views(manifest: Manifest, stored: View, data: Data) -> Decoder:
     """Returns the decoder of a stored view for the model's views of it: pictures at their size.
 
     Raises:

@@ -15,7 +15,7 @@ from heron.pipeline.data.dataset import open_reader, prepare_decoders
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import Roles, assign
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.skipped import SkippedRows
 from heron.pipeline.data.streams import Streams, refuse_unscored
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import ShardError, shown
@@ -76,10 +76,10 @@ class EndlessStreams(Streams):
         """Empty: samples of an endless stream have no numbers."""
         return np.empty(0, np.int64)
 
-    def skipped(self, most: float) -> Skipped:
+    def skipped(self, most: float) -> SkippedRows:
         """Returns a counter of skipped samples and rows."""
         scored = self.roles.together(["test", "validation"])
-        return Skipped(scored, most, self.config.samples_per_epoch)
+        return SkippedRows(scored, most, self.config.samples_per_epoch)
 
     def describe(self) -> list[str]:
         """Returns a line for each stream, and one for what a stream without an index lacks."""
@@ -90,12 +90,12 @@ class EndlessStreams(Streams):
             for s in (self.labelled, self.unlabelled)
             if s is not None
         ]
-        scored = f"scores are of {self.reader.store}" if self.roles.test.size else "nothing scores"
+        scored = f"{self.reader.store} is scored" if self.roles.test.size else "nothing is scored"
         return [
             *lines,
             "an endless stream: its batches depend on the numbers of processes and of workers; a "
-            "run that is resumed goes on with other samples; no protocol holds, no sample has a "
-            f"number; {scored}",
+            "resumed run continues with other samples; no protocol applies, and samples have no "
+            f"numbers; {scored}",
         ]
 
     def target(self, sample: Sample) -> NDArray[np.float32]:
@@ -231,7 +231,7 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
         yield "data.standardise is true", "there are no statistics but those of data.path"
     for name in ("labelled", "unlabelled"):
         if getattr(data.batch, name) == "all":
-            yield f"data.batch.{name} is 'all'", "nobody knows how many there are"
+            yield f"data.batch.{name} is 'all'", "the number of samples is unknown"
 
 
 def _declared(config: Config) -> Reader:

@@ -83,8 +83,8 @@ def _draw_validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows
     if not 0 < count < len(labelled):
         raise ConfigError(
             f"data.protocol.validation is {protocol.validation:g} of {len(labelled)} labelled "
-            f"rows, which is {count} of them; expected 1 or more, and 1 or more to train on: give "
-            "another share, or more labelled rows"
+            f"rows, which is {count} of them; expected at least 1, and at least 1 left to train "
+            "on: give another share, or more labelled rows"
         )
     rng = np.random.default_rng([protocol.seed, protocol.fold, VALIDATION_DRAW])
     return labelled[stratified(reader.targets(labelled), count, rng)]

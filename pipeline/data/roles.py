@@ -108,7 +108,7 @@ def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> Writt
             "expected none hidden where roles are written"
         )
     if folder.exists():
-        raise ConfigError(f"{folder} is there; expected a new folder; choose another")
+        raise ConfigError(f"{folder} exists; expected a new folder; choose another")
     folder.mkdir(parents=True)
     marks = np.lib.format.open_memmap(
         folder / MARKS, "w+", np.uint8, (int(reader.starts[-1]),), version=(1, 0)

@@ -8,7 +8,7 @@ from heron.pipeline.data.plan import ShardRows
 from heron.shards.errors import ShardError
 
 
-class Skipped:
+class SkippedRows:
     """The rows that all processes have skipped so far, with their faults."""
 
     def __init__(self, rows: ShardRows, max_fraction: float, endless: int = 0) -> None:

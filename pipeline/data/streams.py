@@ -17,7 +17,7 @@ from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.plan import MAX_STREAMS, Listed, Rows, ShardRows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, complementary
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.skipped import SkippedRows
 from heron.shards.show import count_views
 
 
@@ -71,10 +71,10 @@ class Streams:
         """Numbers of the rows whose labels training sees."""
         return self.roles.labelled
 
-    def skipped(self, most: float) -> Skipped:
+    def skipped(self, most: float) -> SkippedRows:
         """Returns a counter of skipped rows among those that the run draws or scores."""
         names = [stream.name for stream in (self.labelled, self.unlabelled) if stream is not None]
-        return Skipped(self.roles.together([*names, "test", "validation"]), most)
+        return SkippedRows(self.roles.together([*names, "test", "validation"]), most)
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
         """Returns {"rows_by_views": {role: {views: rows}}} for the run's result.

@@ -37,11 +37,11 @@ def small(tmp_path: Path) -> Path:
         ("when: 2001-12-15", "when: found datetime.date(2001, 12, 15); expected text, a number or"),
         ("a: !!int ''", "line 1: found '', which cannot be read (string index out of range); exp"),
         ("a: !!bool x", "line 1: found 'x', which cannot be read ("),
-        ("1: 2", "some.yaml: the whole: has the key 1; expected text: put it in quotes"),
+        ("1: 2", "some.yaml: the top level: has the key 1; expected text: put it in quotes"),
         ("a: {~: 2}", "some.yaml: a: has the key None; expected text: put it in quotes"),
         (
             "a: !!binary aGk=",
-            "a: found b'hi'; expected text, a number or a truth: put it in quotes",
+            "a: found b'hi'; expected text, a number, true or false: put it in quotes",
         ),
         ("[" * 10**4, "some.yaml is nested too deeply; expected 40 levels at most"),
         ("[" * 50 + "]" * 50, "leads to more than 65536 values or 40 levels, aliases written out"),
@@ -97,7 +97,9 @@ def test_long_texts_are_read_in_no_time() -> None:
 )
 def test_numbers_that_are_too_large(small: Path, override: str) -> None:
     key, _, value = override.partition("=")
-    with pytest.raises(ConfigError, match=f"^override '{override}': the whole: found .*; expected"):
+    with pytest.raises(
+        ConfigError, match=f"^override '{override}': the top level: found .*; expected"
+    ):
         load_config(small, [override])
     with pytest.raises(ConfigError) as fault:
         small.write_text(SMALL.replace("{weight: 1}", f"{{weight: {value}}}"))
@@ -154,9 +156,9 @@ def test_what_a_message_quotes_stays_on_its_line(small: Path) -> None:
     with pytest.raises(ConfigError) as fault:
         load_config(small, ['optim={"a\\n\\u2028\\e[31m": 1}'])
     assert "optim.a\\n\\u2028\\x1b[31m: unknown key; " in str(fault.value)
-    with pytest.raises(ConfigError, match="'²' is no place in a list of 1"):
+    with pytest.raises(ConfigError, match="'²' is no index of a list of 1"):
         load_config(small, ["data.views.²=1"])
-    with pytest.raises(ConfigError, match="'9+… is no place in a list of 1"):
+    with pytest.raises(ConfigError, match="'9+… is no index of a list of 1"):
         load_config(small, [f"data.views.{'9' * 5000}=1"])
 
 

@@ -101,7 +101,7 @@ def test_skipped_samples_are_told_and_counted_by_the_run(
     assert f"skipped: {tars}/a-01.tar: No such file or directory; expected a tar" in said
     assert "labelled: 8 samples a batch of 4 tars without an index, by passes over each" in said
     assert "an endless stream: its batches depend on the numbers of processes and of work" in said
-    assert "no protocol holds, no sample has a number; nothing scores" in said
+    assert "no protocol applies, and samples have no numbers; nothing is scored" in said
 
 
 def test_where_no_sample_can_be_read_a_run_ends(tars: Path) -> None:
@@ -156,7 +156,7 @@ REFUSED = [
     ({"data": {"protocol": {"partial_rows": "drop"}}}, "partial_rows is drop, but .* is unreadabl"),
     ({"data": {"canonical_streams": 2}}, "canonical_streams is 2, but .* nothing plans the order"),
     ({"data": {"standardise": True}}, "there are no statistics but those of data.path"),
-    ({"data": {"batch": {"labelled": "all"}}}, "'all', but .* nobody knows how many"),
+    ({"data": {"batch": {"labelled": "all"}}}, "'all', but .* the number of samples is"),
     ({"data": {"batch": {"unlabelled": 4}}}, "unlabelled is 4, and .*unlabelled has no tars"),
     ({"data": {"batch": {"labelled": 41}}}, "labelled is 41; expected 2 to 40"),
     ({"data": {"path": "x"}}, "webdataset has image, vector, label or classes beside path"),

@@ -95,7 +95,7 @@ def test_others_are_refused(tmp_path: Path) -> None:
     marks[3] ^= 1
     marks.flush()
     refused(data, r"marks.npy is altered: .*write them again with heron shards protocol")
-    with pytest.raises(ConfigError, match="is there; expected a new folder"):
+    with pytest.raises(ConfigError, match="exists; expected a new folder"):
         written(config, folder)
     hidden = data.protocol.model_copy(update={"hide_views": {"view1": 0.5}})
     with pytest.raises(ConfigError, match="hides views or labels"):
