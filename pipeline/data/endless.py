@@ -76,10 +76,10 @@ class EndlessStreams(Streams):
         """Empty: samples of an endless stream have no numbers."""
         return np.empty(0, np.int64)
 
-    def skipped(self, most: float) -> SkippedRows:
+    def skipped(self, max_fraction: float) -> SkippedRows:
         """Returns a counter of skipped samples and rows."""
         scored = self.roles.together(["test", "validation"])
-        return SkippedRows(scored, most, self.config.samples_per_epoch)
+        return SkippedRows(scored, max_fraction, self.config.samples_per_epoch)
 
     def describe(self) -> list[str]:
         """Returns a line for each stream, and one for what a stream without an index lacks."""

@@ -46,9 +46,9 @@ def shares(total: int, world: int) -> list[int]:
     return [part.stop - part.start for part in slices]
 
 
-def default_streams(batch: int, most: int = MAX_STREAMS) -> int:
-    """Returns the largest divisor of the batch up to `most`."""
-    return max(c for c in range(1, min(most, batch) + 1) if batch % c == 0)
+def default_streams(batch: int, limit: int = MAX_STREAMS) -> int:
+    """Returns the largest divisor of the batch up to `limit`."""
+    return max(c for c in range(1, min(limit, batch) + 1) if batch % c == 0)
 
 
 def by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:

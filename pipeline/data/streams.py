@@ -71,10 +71,10 @@ class Streams:
         """Numbers of the rows whose labels training sees."""
         return self.roles.labelled
 
-    def skipped(self, most: float) -> SkippedRows:
+    def skipped(self, max_fraction: float) -> SkippedRows:
         """Returns a counter of skipped rows among those that the run draws or scores."""
         names = [stream.name for stream in (self.labelled, self.unlabelled) if stream is not None]
-        return SkippedRows(self.roles.together([*names, "test", "validation"]), most)
+        return SkippedRows(self.roles.together([*names, "test", "validation"]), max_fraction)
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
         """Returns {"rows_by_views": {role: {views: rows}}} for the run's result.
