@@ -49,7 +49,7 @@ class _Loader(yaml.SafeLoader):
 
     merged = 0  # values that merge keys have copied
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)  # before merging, which adds keys
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if duplicates := [key for key, count in keys.items() if count > 1]:

@@ -72,7 +72,7 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state to pickle for a loader worker: all but the open files."""
-        closed = {"_open_shards": OrderedDict(), "_block_addresses": {}}
+        closed: dict[str, Any] = {"_open_shards": OrderedDict(), "_block_addresses": {}}
         return self.__dict__ | closed | {"_slots": np.zeros_like(self._slots)}
 
     def _shard_fault(self, shard: Shard, present: set[str] | None) -> str | None:
