@@ -1,4 +1,4 @@
-"""Sections of an experiment that say what is done to a view in training."""
+"""Sections of an experiment for the augmentations of a view in training."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _ordered(values: list[float]) -> list[float]:
+def _ascending(values: list[float]) -> list[float]:
     if values[0] > values[1]:
         raise ValueError(f"from {values[0]} to {values[1]}; expected the lesser first")
     return values
 
 
-TWO = Field(min_length=2, max_length=2)
-Range = Annotated[list[Positive], TWO, AfterValidator(_ordered)]
-Areas = Annotated[list[Annotated[float, Field(gt=0, le=1)]], TWO, AfterValidator(_ordered)]
+PAIR = Field(min_length=2, max_length=2)
+Range = Annotated[list[Positive], PAIR, AfterValidator(_ascending)]
+Areas = Annotated[list[Annotated[float, Field(gt=0, le=1)]], PAIR, AfterValidator(_ascending)]
 
 
 class Crop(Section):
-    """A part of the picture, resampled to the view's size (Szegedy et al. 2015).
+    """A random rectangle of the picture, resampled to the view's size (Szegedy et al. 2015).
 
     Attributes:
-        area: least and greatest share of the picture that the part has.
-        ratio: least and greatest width over height, beside that of the view's size.
+        area: smallest and largest area of the rectangle, as a share of the picture.
+        ratio: smallest and largest width over height, relative to that of the view's size.
         flip: probability of a mirror image.
     """
 
@@ -52,10 +52,10 @@ class Color(Section):
     """Colour distortion (SimCLR, Appendix A): brightness, contrast, saturation and hue.
 
     Attributes:
-        strength: brightness, contrast and saturation change by a factor within this of 1.
-        hue: greatest turn of the hue, as a share of the circle.
-        probability: of any of it.
-        grey: probability of losing all colour.
+        strength: brightness, contrast and saturation change by a factor of 1 ± strength at most.
+        hue: largest rotation of the hue, as a share of the circle.
+        probability: probability of any distortion.
+        grey: probability of turning the picture grey.
     """
 
     strength: Share = 0.4
@@ -68,18 +68,18 @@ class Flip(Section):
     """A mirror image.
 
     Attributes:
-        probability: of the mirror image.
+        probability: probability of the mirror image.
     """
 
     probability: Share = 0.5
 
 
 class Blur(Section):
-    """Gaussian blur of a kernel a tenth of the picture's side (SimCLR, Appendix A).
+    """Gaussian blur with a kernel of a tenth of the picture's side (SimCLR, Appendix A).
 
     Attributes:
-        sigma: least and greatest standard deviation, in pixels.
-        probability: of any blur.
+        sigma: smallest and largest standard deviation, in pixels.
+        probability: probability of blurring.
     """
 
     sigma: Range = [0.1, 2.0]
@@ -90,7 +90,8 @@ class Noise(Section):
     """Gaussian noise on a vector.
 
     Attributes:
-        std: of the noise, in the vector's units, or in standard deviations if it is standardised.
+        std: standard deviation of the noise, in the vector's units, or in its standard deviations
+            if it is standardised.
     """
 
     std: Positive = 0.1
@@ -100,27 +101,27 @@ class DropNodes(Section):
     """A graph without some of its nodes (GraphCL, Section 3.1).
 
     Attributes:
-        share: of the nodes that are taken out.
+        share: share of the nodes that are removed.
     """
 
     share: BelowOne = 0.2
 
 
 class PerturbEdges(Section):
-    """A graph of which some edges are others (GraphCL, Section 3.1).
+    """A graph with some edges replaced by others (GraphCL, Section 3.1).
 
     Attributes:
-        share: of the edges that are taken out, and drawn anew between any two nodes.
+        share: share of the edges that are removed, and drawn anew between any two nodes.
     """
 
     share: Share = 0.2
 
 
 class MaskNodes(Section):
-    """A graph of which some nodes hide their label (GraphCL, Section 3.1).
+    """A graph with the labels of some nodes hidden (GraphCL, Section 3.1).
 
     Attributes:
-        share: of the nodes that do.
+        share: share of the nodes whose labels are hidden.
     """
 
     share: Share = 0.2
@@ -130,27 +131,27 @@ class Subgraph(Section):
     """A connected part of a graph (GraphCL, Section 3.1).
 
     Attributes:
-        share: of the nodes that are kept.
+        share: share of the nodes that are kept.
     """
 
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
 
 
 class OwnAugmentation(Section):
-    """An augmentation of your own: its options and what it does, in one file anywhere.
+    """An augmentation of your own: a section of its options that is also the function.
 
     It is named by the dotted path of its class: `augment: [{my_lab.views.Mask: {part: 0.2}}]`.
     """
 
     @abstractmethod
     def __call__(self, x: Tensor, draw: Callable[[int], Tensor]) -> Tensor:
-        """Returns a batch of the same shape, augmented; it does not write into `x`.
+        """Returns the augmented batch, of the same shape and dtype; must not write into `x`.
 
         Args:
-            x: [rows, width] of vectors; [rows, channels, height, width] in [0, 1] of pictures; of
-                graphs see `data.graphs`.
-            draw: gives so many uniform numbers in [0, 1) a row, [rows, count]: always the same
-                ones, which follow the row and the epoch, not the process.
+            x: [rows, width] for vectors; [rows, channels, height, width] in [0, 1] for pictures;
+                for graphs see `data.graphs`.
+            draw: `draw(count)` returns uniform numbers in [0, 1), [rows, count]: the same ones on
+                every call, a function of row and epoch, not of the process.
         """
 
 
@@ -170,22 +171,22 @@ class Augmentation(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _load(cls, given: Any) -> Any:
-        """Takes a key that is a dotted path for the augmentation of your own that it names."""
-        if not (isinstance(given, dict) and len(given) == 1 and "." in str(next(iter(given)))):
-            return given
-        ((path, options),) = given.items()
-        found = load_class(path, OwnAugmentation)  # type: ignore[type-abstract]
-        if inspect.isabstract(found):
+    def _load_own(cls, value: Any) -> Any:
+        """Loads the augmentation of your own that a dotted path names."""
+        if not (isinstance(value, dict) and len(value) == 1 and "." in str(next(iter(value)))):
+            return value
+        ((path, options),) = value.items()
+        augmentation = load_class(path, OwnAugmentation)  # type: ignore[type-abstract]
+        if inspect.isabstract(augmentation):
             raise ValueError(f"{path} does nothing; expected a method __call__(x, draw)")
-        return {"own": (path, found.model_validate({} if options is None else options))}
+        return {"own": (path, augmentation.model_validate({} if options is None else options))}
 
     @model_validator(mode="after")
-    def _one(self) -> Augmentation:
-        if len(chosen := [name for name, value in self if value is not None]) != 1:
-            known = [name for name in type(self).model_fields if name != "own"]
+    def _exactly_one(self) -> Augmentation:
+        if len(chosen := [name for name, section in self if section is not None]) != 1:
+            names = [name for name in type(self).model_fields if name != "own"]
             raise ValueError(
-                f"an augmentation is one of {', '.join(known)} or the dotted path of your own, not "
+                f"an augmentation is one of {', '.join(names)} or the dotted path of your own, not "
                 f"{' and '.join(chosen) or 'none'}; give each an item of its own"
             )
         return self
@@ -196,12 +197,16 @@ class Augmentation(Section):
 
     @property
     def name(self) -> str:
-        """Its name: `crop`, `color`, ..., or a dotted path."""
-        return self.own[0] if self.own else next(n for n, value in self if value is not None)
+        """The name: `crop`, `color`, ..., or a dotted path."""
+        return (
+            self.own[0]
+            if self.own
+            else next(field for field, section in self if section is not None)
+        )
 
     @property
     def options(self) -> Section:
-        """Its section."""
+        """The section of the chosen augmentation."""
         section: Section = self.own[1] if self.own else getattr(self, self.name)
         return section
 
@@ -214,18 +219,18 @@ SIMCLR: list[Any] = [
 ]
 
 
-def _written_out(value: Any) -> Any:
-    """Returns options for bare names: the defaults of an augmentation, the three of `simclr`."""
+def _expand_names(value: Any) -> Any:
+    """Expands bare names: an augmentation with its defaults, or the three of `simclr`."""
     if not isinstance(value, list):
         return value
-    known = [*(name for name in Augmentation.model_fields if name != "own"), "simclr"]
+    names = [*(name for name in Augmentation.model_fields if name != "own"), "simclr"]
     items = []
     for item in value:
-        if isinstance(item, str) and item not in known and "." not in item:
-            raise ValueError(f"no augmentation {item!r}; expected one of {', '.join(known)}")
-        bare = [{item: {}}] if isinstance(item, str) else [item]
-        items += SIMCLR if item == "simclr" else bare
+        if isinstance(item, str) and item not in names and "." not in item:
+            raise ValueError(f"no augmentation {item!r}; expected one of {', '.join(names)}")
+        written_out = [{item: {}}] if isinstance(item, str) else [item]
+        items += SIMCLR if item == "simclr" else written_out
     return items
 
 
-Augmentations = Annotated[list[Augmentation], BeforeValidator(_written_out)]
+Augmentations = Annotated[list[Augmentation], BeforeValidator(_expand_names)]

@@ -1,4 +1,4 @@
-"""Every key of an experiment: its type, default and meaning, as the sections' docstrings say it."""
+"""Describes the keys of an experiment: type, default, and meaning from the sections' docstrings."""
 
 import inspect
 import re
@@ -20,18 +20,18 @@ BLOCK = re.compile(r"^(?:Attributes|Args):\n((?:(?: +.*)?\n?)*)", re.MULTILINE)
 ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 NAMES = {"integer": "whole number", "string": "text", "boolean": "true or false"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-WIDEST = 2**53  # a bound beyond is one of the machine
+WIDEST = 2**53  # larger bounds are limits of the machine and not shown
 
 
 class Key(NamedTuple):
-    """A key of an experiment; N in `name` is a place in a list, VIEW the name of a view.
+    """A key of an experiment; N in `name` stands for a list index, VIEW for the name of a view.
 
     Attributes:
-        name: dotted, as an override takes it.
-        of: the kind of encoder that has it, or "".
-        type: what is expected, with bounds.
+        name: dotted key, as in an override.
+        of: the kind of encoder that has the key, or "".
+        type: expected type, with bounds.
         default: as YAML, or `required`.
-        meaning: one sentence or more.
+        meaning: one or more sentences.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Key(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Its name, and what has it."""
+        """The name, with the kind of encoder, if any, in parentheses."""
         return f"{self.name} ({self.of})" if self.of else self.name
 
 
@@ -52,36 +52,40 @@ def describe_keys() -> list[Key]:
 
 
 def keys_at(name: str) -> list[Key]:
-    """Returns a key, and those inside it.
+    """Returns a key and the keys inside it.
 
     Raises:
         ConfigError: there is no such key; names the nearest.
     """
-    every, wanted = describe_keys(), re.sub(r"\.\d+(?=\.|$)", ".N", name)
-    wanted = re.sub(r"^model\.encoders\.[^.]+", "model.encoder", wanted)  # each is one
-    if found := [key for key in every if f"{key.name}.".startswith(f"{wanted}.")]:
-        return found
-    raise ConfigError(f"unknown key {name!r}; {suggest(wanted, [key.name for key in every])}")
+    all_keys, normalized = describe_keys(), re.sub(r"\.\d+(?=\.|$)", ".N", name)
+    normalized = re.sub(
+        r"^model\.encoders\.[^.]+", "model.encoder", normalized
+    )  # all encoders have the keys of `encoder`
+    if matches := [key for key in all_keys if f"{key.name}.".startswith(f"{normalized}.")]:
+        return matches
+    raise ConfigError(
+        f"unknown key {name!r}; {suggest(normalized, [key.name for key in all_keys])}"
+    )
 
 
 def _keys(section: type[BaseModel], prefix: str, of: str) -> Iterator[Key]:
     meanings = documented(section)
     for name, field in section.model_fields.items():
         if section is Augmentation and name == "own":
-            continue  # which a dotted path names
-        default = "required" if field.is_required() else _yaml(field.get_default())
-        inside = list(_inside(f"{prefix}{name}", field))
-        kind = "section" if inside else _type(_schema(field))
-        if inside and _container(field.annotation) is list:
+            continue  # a dotted path takes its place
+        default = "required" if field.is_required() else _yaml_default(field.get_default())
+        nested = list(_nested_keys(f"{prefix}{name}", field))
+        kind = "section" if nested else _type_text(_schema(field))
+        if nested and _container(field.annotation) is list:
             kind = "list of sections"
-        own = models_in(field.annotation)  # a section that says itself what it is
-        meaning = meanings.get(name) or (_first_line(own[0]) if own else "")
+        sections = models_in(field.annotation)  # whose own docstring is the fallback
+        meaning = meanings.get(name) or (_first_line(sections[0]) if sections else "")
         yield Key(f"{prefix}{name}", of, kind, default, meaning)
-        yield from inside
+        yield from nested
 
 
-def _inside(name: str, field: FieldInfo) -> Iterator[Key]:
-    """Yields the keys inside a field that holds sections."""
+def _nested_keys(name: str, field: FieldInfo) -> Iterator[Key]:
+    """Yields the keys inside a field of sections."""
     annotation = field.annotation
     if annotation is Terms:
         for term, options in named_terms().items():
@@ -89,35 +93,35 @@ def _inside(name: str, field: FieldInfo) -> Iterator[Key]:
             yield from _keys(options, f"{name}.{term}.", "")
         return
     sections = models_in(annotation)
-    several = {list: "N.", dict: "VIEW."}.get(_container(annotation), "")
+    index = {list: "N.", dict: "VIEW."}.get(_container(annotation), "")
     for section in sections:
         of = section.__name__.lower() if len(sections) > 1 else ""
-        yield from _keys(section, f"{name}.{several}", of)
+        yield from _keys(section, f"{name}.{index}", of)
 
 
 def _container(annotation: Any) -> Any:
-    """Returns `list` or `dict` where sections lie in one, as in `list[View] | None`."""
+    """Returns `list` or `dict` if an annotation has one, as in `list[View] | None`, or None."""
     if (origin := get_origin(annotation)) in (list, dict):
         return origin
     return next(filter(None, map(_container, get_args(annotation))), None)
 
 
 def documented(section: type[BaseModel]) -> dict[str, str]:
-    """Returns the meanings of a section's keys: by its `Attributes`, or those of what it extends.
+    """Returns the meanings of a section's keys, from its `Attributes` and those of its bases.
 
-    A term's are also those of the arguments of its loss, the function of its name.
+    For a term also from the arguments of its loss, the function of its name.
     """
-    found: dict[str, str] = {}
-    texts = [base.__dict__.get("__doc__") or "" for base in section.__mro__]
-    for text in [*texts, *_of_loss(section)]:
+    meanings: dict[str, str] = {}
+    docs = [base.__dict__.get("__doc__") or "" for base in section.__mro__]
+    for text in [*docs, *_loss_docs(section)]:
         for block in BLOCK.findall(inspect.cleandoc(text)):
             for name, meaning in ENTRY.findall(block):
-                found.setdefault(name, " ".join(meaning.split()))
-    return found
+                meanings.setdefault(name, " ".join(meaning.split()))
+    return meanings
 
 
-def _of_loss(section: type[BaseModel]) -> list[str]:
-    """Returns the docstring of the loss that a term stands for: the function of its name."""
+def _loss_docs(section: type[BaseModel]) -> list[str]:
+    """Returns the docstring of a term's loss, the function of its name, in a list; or []."""
     if not issubclass(section, Term):
         return []
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", section.__name__).lower()
@@ -127,10 +131,10 @@ def _of_loss(section: type[BaseModel]) -> list[str]:
 
 def _first_line(section: type[BaseModel]) -> str:
     first = inspect.cleandoc(section.__doc__ or "").partition("\n")[0]
-    return _of_loss(section)[0].partition("\n")[0] if first.startswith("See ") else first
+    return _loss_docs(section)[0].partition("\n")[0] if first.startswith("See ") else first
 
 
-def _yaml(value: Any) -> str:
+def _yaml_default(value: Any) -> str:
     plain = TypeAdapter(Any).dump_python(value, mode="json")
     if isinstance(plain, dict) and plain:
         return "its keys'"
@@ -142,17 +146,17 @@ def _schema(field: FieldInfo) -> dict[str, Any]:
     return TypeAdapter(hint).json_schema()
 
 
-def _type(schema: dict[str, Any]) -> str:
-    """Returns what a JSON schema expects, in words."""
+def _type_text(schema: dict[str, Any]) -> str:
+    """Describes the type that a JSON schema expects."""
     if "anyOf" in schema:
-        return " or ".join(map(_type, schema["anyOf"]))
+        return " or ".join(map(_type_text, schema["anyOf"]))
     if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
         return " or ".join(map(str, choices))
     kind = schema.get("type", "any")
     if kind == "array":
-        least, most = schema.get("minItems"), schema.get("maxItems")
-        count = f"{least} of" if least is not None and least == most else "list of"
-        return f"{count}: {_type(schema.get('items', {}))}"
+        min_items, max_items = schema.get("minItems"), schema.get("maxItems")
+        count = f"{min_items} of" if min_items is not None and min_items == max_items else "list of"
+        return f"{count}: {_type_text(schema.get('items', {}))}"
     bounds = [
         f"{sign} {schema[name]:g}"
         for name, sign in BOUNDS.items()

@@ -1,4 +1,4 @@
-"""The section of tars that are streamed without an index, by webdataset."""
+"""The section for tars that webdataset streams without an index."""
 
 import re
 from itertools import chain
@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator
 from heron.pipeline.config.sections import Natural, PathText, Section
 from heron.shards.artefact import Count
 
-MOST_TARS = 1 << 20
-# What counts in braces: what is escaped, ranges of numbers and of letters, and marks.
+MAX_TARS = 1 << 20
+# Tokens of brace expansion: escapes, ranges of numbers or letters, and punctuation.
 BRACES = re.compile(
     r"\\.|\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}"
     r"|\{([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?\}|[{},]"
@@ -26,8 +26,8 @@ def expand(tars: list[str]) -> list[str]:
     Raises:
         ValueError: braces are not balanced, or there are too many addresses.
     """
-    if sum(map(_count, tars)) > MOST_TARS:  # counted first: the library makes whole ranges at once
-        raise ValueError(f"more than {MOST_TARS:,} tars; expected {MOST_TARS:,} at most")
+    if sum(map(_count, tars)) > MAX_TARS:  # counted first: the library expands whole ranges at once
+        raise ValueError(f"more than {MAX_TARS:,} tars; expected {MAX_TARS:,} at most")
     try:
         return list(chain.from_iterable(map(braceexpand.braceexpand, tars)))
     except RecursionError:
@@ -35,27 +35,31 @@ def expand(tars: list[str]) -> list[str]:
 
 
 def _count(text: str) -> int:
-    """Returns how many addresses the braces of a text stand for, or that they are too many."""
-    outside = list[tuple[int, int]]()  # of each brace that is open, the two numbers before it
-    before, here = 0, 1  # addresses up to the last comma of a brace, and since
-    for found in BRACES.finditer(text):
-        if range_ := next((n for n in (found.groups()[:3], found.groups()[3:]) if n[0]), None):
-            first, last = (LETTERS.index(x) if x.isalpha() else int(x) for x in range_[:2])
-            here *= abs(last - first) // abs(int(range_[2] or 1) or 1) + 1
-        elif found[0] == "{":
-            outside.append((before, here))
-            before, here = 0, 1
-        elif found[0] == "," and outside:
-            before, here = before + here, 1
-        elif found[0] == "}" and outside:
-            inside = before + here
-            before, here = outside.pop()
-            here *= inside
-        here = min(here, MOST_TARS + 1)  # or a long text would make a number of as many digits
-    return here
+    """Counts the addresses that the braces of a text stand for, up to MAX_TARS + 1."""
+    enclosing = list[tuple[int, int]]()  # both counts outside of each open brace
+    earlier, alternatives = 0, 1  # addresses before the last comma of a brace, and since
+    for match in BRACES.finditer(text):
+        if bounds := next(
+            (groups for groups in (match.groups()[:3], match.groups()[3:]) if groups[0]), None
+        ):
+            first, last = (
+                LETTERS.index(bound) if bound.isalpha() else int(bound) for bound in bounds[:2]
+            )
+            alternatives *= abs(last - first) // abs(int(bounds[2] or 1) or 1) + 1
+        elif match[0] == "{":
+            enclosing.append((earlier, alternatives))
+            earlier, alternatives = 0, 1
+        elif match[0] == "," and enclosing:
+            earlier, alternatives = earlier + alternatives, 1
+        elif match[0] == "}" and enclosing:
+            inside = earlier + alternatives
+            earlier, alternatives = enclosing.pop()
+            alternatives *= inside
+        alternatives = min(alternatives, MAX_TARS + 1)  # so that long texts give no huge numbers
+    return alternatives
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -64,31 +68,31 @@ def _expandable(tars: list[str]) -> list[str]:
     return tars
 
 
-Tars = Annotated[list[PathText], BeforeValidator(_listed), AfterValidator(_expandable)]
+Tars = Annotated[list[PathText], BeforeValidator(_as_list), AfterValidator(_expandable)]
 
 
 class WebDataset(Section):
-    """Tars that are read as they come, again and again, by webdataset: `docs/data.md` has a guide.
+    """Tars that webdataset streams in an endless loop, without an index: see `docs/data.md`.
 
-    What lies in a sample is what `data.path` says, a data set with the same members, on which the
-    run is scored; or, without `data.path`, what the keys from `image` on say, as of `heron shards
-    index`. An epoch is of the stream that `data.epoch` names.
+    The members of a sample are those of `data.path`, a data set on which the run is scored; or,
+    without `data.path`, those declared by the keys from `image` on, as for `heron shards index`. An
+    epoch is one of the stream that `data.epoch` names.
 
     Attributes:
         labelled: tars of samples with labels: a path, an address or `pipe:COMMAND`, with braces, or
-            a list of them.
-        unlabelled: tars of samples whose labels, if any, are not looked at.
-        samples_per_epoch: samples of an epoch.
-        shuffle: samples in the buffer that the next one is drawn from.
-        resampled: whether each reading process draws from all tars, with replacement; otherwise it
+            a list of these.
+        unlabelled: tars of samples whose labels, if any, are ignored.
+        samples_per_epoch: number of samples in an epoch.
+        shuffle: size of the buffer, in samples, from which the next sample is drawn.
+        resampled: whether each loader process draws from all tars, with replacement; otherwise it
             goes through tars of its own, in an order that changes from pass to pass.
-        tar_bytes: the most that a tar may have.
+        tar_bytes: maximal size of a tar in bytes.
         image: suffixes of the members that are pictures, a view each.
         vector: suffixes of the members that are vectors, a view each, and their widths.
         text: suffixes of the members that are texts, or `json:FIELD`, a view each.
         label: suffix of the member that is the label, or `json:FIELD`.
         label_kind: whether a sample has one class or several labels.
-        classes: names of the classes or labels, or how many there are.
+        classes: names of the classes or labels, or their number.
     """
 
     labelled: Tars = []
@@ -106,7 +110,7 @@ class WebDataset(Section):
 
     @property
     def views(self) -> int:
-        """How many views are declared."""
+        """The number of declared views."""
         return len(self.image) + len(self.vector) + len(self.text)
 
     @property
@@ -117,5 +121,5 @@ class WebDataset(Section):
     @property
     def names(self) -> list[str]:
         """The names of the classes."""
-        given = self.classes
-        return given if isinstance(given, list) else [str(number) for number in range(given)]
+        classes = self.classes
+        return classes if isinstance(classes, list) else [str(number) for number in range(classes)]

@@ -1,38 +1,38 @@
-"""What stops a run: each message names the thing, what was found, what was expected, the remedy."""
+"""Errors that stop a run: each names the thing, what was found and expected, and the remedy."""
 
 from heron.shards.errors import HeronError
 
-STOPPED = 75  # exit status: a signal came, the state is saved; run again to go on (EX_TEMPFAIL)
-INTERRUPTED = 130  # exit status: Ctrl-C ended it at once, as a shell says
+STOPPED = 75  # exit status: stopped by a signal, state saved; run again to continue (EX_TEMPFAIL)
+INTERRUPTED = 130  # exit status: ended at once by Ctrl-C, as shells report it
 LOST = 76  # exit status: a process is dead, hangs, or cannot be reached
 
 
 class ConfigError(HeronError):
-    """A configuration that cannot be run, or does not fit the data."""
+    """A configuration is invalid or does not fit the data."""
 
 
 class CheckpointError(HeronError):
-    """A checkpoint that cannot be loaded."""
+    """A checkpoint cannot be loaded."""
 
 
 class TrainingError(HeronError):
-    """A run that cannot start or cannot go on."""
+    """A run cannot start or continue."""
 
 
 class Held(TrainingError):
-    """A run whose folder another run has."""
+    """Another run is using the folder of this run."""
 
 
 class InputError(HeronError):
-    """Rows that are given to a model are not what it takes."""
+    """Rows passed to a model do not fit its inputs."""
 
 
 class RetrievalError(HeronError):
-    """Embeddings, an index or a query that is not what it should be."""
+    """Embeddings, an index or a query are invalid."""
 
 
 class StudyError(HeronError):
-    """A study that cannot be run or read."""
+    """A study cannot be run or read."""
 
 
 class Stopped(Exception):
@@ -40,4 +40,4 @@ class Stopped(Exception):
 
 
 class Lost(Exception):
-    """Another process cannot be reached any more."""
+    """Another process can no longer be reached."""

@@ -1,4 +1,4 @@
-"""The experiment as one typed YAML file, with dotted overrides and errors that name the remedy."""
+"""The experiment: one typed YAML file, with dotted overrides and errors that name the remedy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,13 +29,12 @@ TrackerName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
 
 class RunFolder(Section):
-    """Where a run leaves what it made.
+    """The folder of a run, and whether a run resumes from it.
 
     Attributes:
-        dir: folder of the run, made where it is not there.
-        resume: whether to go on from the newest whole checkpoint (`auto`), also where data or
-            options differ from it (`force`), or to begin anew and set earlier checkpoints aside
-            (`never`).
+        dir: folder of the run; it is created if it does not exist.
+        resume: `auto`: continue from the newest complete checkpoint; `force`: also if data or
+            options differ from it; `never`: start anew and set earlier checkpoints aside.
     """
 
     dir: PathText
@@ -43,13 +42,13 @@ class RunFolder(Section):
 
 
 class Config(Section):
-    """One experiment; what is in a section is said there.
+    """One experiment; each section documents its own keys.
 
     Attributes:
-        seed: of the weights, the batches, the augmentation and dropout.
-        objective: terms of the loss by name or dotted path, whose weighted sum is minimised.
-        tracking: trackers of accelerate by name, and dotted paths of your own, beside
-            metrics.jsonl: see `training.trackers`.
+        seed: seed of the initial weights, the batches, the augmentation and dropout.
+        objective: terms of the loss by name or dotted path; their weighted sum is minimised.
+        tracking: trackers, besides metrics.jsonl: names of accelerate's, and dotted paths of your
+            own; see `training.trackers`.
     """
 
     seed: Count = 0
@@ -73,7 +72,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _terms_ring(self) -> "Config":
+    def _ring_terms(self) -> "Config":
         if self.distributed.exchange == "ring":
             for name, term in self.objective.terms().items():
                 if why := term.why_no_ring():
@@ -84,7 +83,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _validated(self) -> "Config":
+    def _needs_validation(self) -> "Config":
         validated = self.data.protocol.validation > 0
         if not self.evaluate.test and (not validated or self.evaluate.baselines):
             found = "evaluate.baselines is true" if validated else "data.protocol.validation is 0"
@@ -100,7 +99,7 @@ class Config(Section):
         return self
 
     def in_precision(self, precision: Precision) -> "Config":
-        """Returns the experiment with a precision in the stead of `auto`."""
+        """Returns the experiment with `precision` in place of `auto`."""
         if self.train.precision != "auto":
             return self
         train = self.train.model_copy(update={"precision": precision})
@@ -110,12 +109,12 @@ class Config(Section):
     @classmethod
     def _no_tracker_twice(cls, names: list[str]) -> list[str]:
         if len(set(names)) < len(names):
-            raise ValueError("a tracker is there twice; expected each once: take one out")
+            raise ValueError("a tracker is listed twice; expected each once: remove one")
         return names
 
 
 METHODS = CONFIGS / "methods.yaml"
-CLASSIFIERS = ("bce", "cross_entropy")  # what a method with `classifier: true` keeps
+CLASSIFIERS = ("bce", "cross_entropy")  # terms that a method with `classifier: true` keeps
 
 
 def load_config(
@@ -125,37 +124,37 @@ def load_config(
 
     Args:
         path: of the file.
-        overrides: `key.key=value`; the value is read as YAML, `null` takes a section out; a
-            number is a place in a list: `data.views.0.size=64`.
-        method: a name of configs/methods.yaml, which then chooses the terms of the objective; an
-            override of these counts where the method has them.
+        overrides: `key.key=value`; the value is read as YAML, and `null` removes a section; a
+            number is a list index: `data.views.0.size=64`.
+        method: a name in configs/methods.yaml, which then chooses the terms of the objective;
+            overrides of terms that the method has still apply.
 
     Raises:
-        ConfigError: the file is missing or no YAML mapping, or a key or value does not fit; the
-            message lists every fault with the nearest right key.
+        ConfigError: the file is missing or no YAML mapping, or keys or values do not fit; the
+            message lists the faults with the nearest valid keys.
     """
     tree = read_tree(path)
-    for given in overrides:
-        override(tree, given)
+    for text in overrides:
+        override(tree, text)
     if method is not None:
-        _choose(method, tree)
+        _apply_method(method, tree)
     return parse_config(tree)
 
 
 def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Returns the experiment that a run has written, of this edition or the first.
+    """Returns the experiment that a run has written, by this edition of Heron or the first.
 
     Args and Raises: see `load_config`.
     """
     tree = read_tree(path)
     move_renamed(tree)
-    for given in overrides:
-        override(tree, given)
+    for text in overrides:
+        override(tree, text)
     return parse_config(tree)
 
 
 def parse_config(tree: dict[str, Any]) -> Config:
-    """Returns a tree of plain values as an experiment; see `load_config` for the errors."""
+    """Validates a tree of plain values as an experiment; see `load_config` for the errors."""
     refuse_renamed(tree)
     return check(Config, tree, "the configuration")
 
@@ -165,25 +164,25 @@ def dump_config(config: Config) -> str:
     return dump_yaml(config.model_dump(mode="json"))
 
 
-def _choose(method: str, tree: dict[str, Any]) -> None:
-    """Makes an experiment into a method, with the options that it gives the method's parts."""
-    given: dict[str, Any] = tree.get("objective") or {}
-    if not isinstance(given, dict):
-        return  # which is refused with the other faults
+def _apply_method(method: str, tree: dict[str, Any]) -> None:
+    """Replaces the objective by a method's terms, with the experiment's options for them."""
+    objective: dict[str, Any] = tree.get("objective") or {}
+    if not isinstance(objective, dict):
+        return  # validation refuses it with the other faults
     methods: dict[str, dict[str, Any]] = parse_yaml(METHODS.read_text(), str(METHODS))
     if method not in methods:
         raise ConfigError(f"unknown method '{method}'; {suggest(method, list(methods))}")
-    chosen = methods[method]
-    kept = CLASSIFIERS if chosen.get("classifier") else ()
+    method_options = methods[method]
+    kept = CLASSIFIERS if method_options.get("classifier") else ()
     terms = {
-        name: options for name, options in given.items() if name in kept and options is not None
+        name: options for name, options in objective.items() if name in kept and options is not None
     }
     if kept and not terms:
         raise ConfigError(
             f"method '{method}' keeps the experiment's classifier, and it has none; expected "
             f"objective.{' or objective.'.join(CLASSIFIERS)}"
         )
-    for name, options in chosen.get("terms", {}).items():
-        asked = given.get(name) or {}
-        terms[name] = {**asked, **options} if isinstance(asked, dict) else asked
+    for name, options in method_options.get("terms", {}).items():
+        own_options = objective.get(name) or {}
+        terms[name] = {**own_options, **options} if isinstance(own_options, dict) else own_options
     tree["objective"] = terms

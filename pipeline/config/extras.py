@@ -1,11 +1,11 @@
-"""Packages that not everybody installs: what needs one says how to get it."""
+"""Optional packages: imports them, or explains how to install them."""
 
 import importlib
 from types import ModuleType
 
 from heron.shards.errors import HeronError
 
-EXTRAS = {  # of pyproject.toml, by the module that one brings
+EXTRAS = {  # how to install each optional module, by an extra of pyproject.toml
     "faiss": "pip install 'heron-pretrain[cpu]', or 'heron-pretrain[gpu]' for CUDA",
     "fastapi": "pip install 'heron-pretrain[serve]'",
     "uvicorn": "pip install 'heron-pretrain[serve]'",
@@ -22,18 +22,18 @@ EXTRAS = {  # of pyproject.toml, by the module that one brings
 
 
 class MissingPackage(HeronError):
-    """A package of an extra that is not installed."""
+    """A package of an extra is not installed."""
 
 
 def require(module: str, what: str) -> ModuleType:
-    """Returns a module of an extra.
+    """Imports a module of an extra.
 
     Args:
-        module: a key of `EXTRAS`, or a module of that package.
-        what: needs it, for the error.
+        module: a key of `EXTRAS`, or a module inside that package.
+        what: the feature that needs it, for the error.
 
     Raises:
-        MissingPackage: it is not installed; says what to type.
+        MissingPackage: it is not installed; says how to install it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Sections of an experiment that say what the model is made of."""
+"""Sections of an experiment that describe the model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Sizes = Annotated[list[Natural], Field(min_length=1)]
 
 
 class Connected(Section):
-    """Connected layers, Linear-ReLU-BatchNorm, each with dropout; without `norm` Linear-ReLU.
+    """Fully connected layers, Linear-ReLU-BatchNorm, each with dropout; without `norm` Linear-ReLU.
 
     Attributes:
-        widths: of the connected layers.
+        widths: widths of the fully connected layers.
         dropout: share of values that are dropped after each layer.
         norm: whether each layer has a BatchNorm.
     """
@@ -46,10 +46,10 @@ class Connected(Section):
 
 
 class Mlp(Connected):
-    """Connected layers alone.
+    """Fully connected layers alone.
 
     Attributes:
-        kind: of the encoder.
+        kind: kind of encoder.
     """
 
     kind: Literal["mlp"] = "mlp"
@@ -59,8 +59,8 @@ class Linear(Section):
     """One linear layer: with a classifier on it, a linear model.
 
     Attributes:
-        kind: of the encoder.
-        width: of the features.
+        kind: kind of encoder.
+        width: width of the features.
     """
 
     kind: Literal["linear"] = "linear"
@@ -68,16 +68,17 @@ class Linear(Section):
 
 
 class Cnn(Section):
-    """Stages of a stride-2 convolution, BatchNorm and ReLU, means over places, connected layers.
+    """Stages of a stride-2 convolution, BatchNorm and ReLU; average pooling; connected layers.
 
-    Where pictures are aligned, as faces are, more than one place keeps what is seen where.
+    For aligned pictures, such as faces, `places` above 1 keep spatial information.
 
     Attributes:
-        kind: of the encoder.
-        channels: out of each stage.
-        places: side of the square of means that the last stage is pooled to.
-        widths: of connected layers after them, Linear-ReLU-BatchNorm; none by default.
-        dropout: share of values that are dropped after each connected layer.
+        kind: kind of encoder.
+        channels: output channels of each stage.
+        places: side of the square grid that the last stage is average-pooled to.
+        widths: widths of the fully connected layers that follow, Linear-ReLU-BatchNorm; none by
+            default.
+        dropout: share of values that are dropped after each fully connected layer.
     """
 
     kind: Literal["cnn"] = "cnn"
@@ -88,14 +89,14 @@ class Cnn(Section):
 
 
 class Convnet(Connected):
-    """Stages of a convolution, ReLU, BatchNorm and max-pool, then connected layers.
+    """Stages of a convolution, ReLU, BatchNorm and max-pool, then fully connected layers.
 
     Without `norm` no layer has a BatchNorm.
 
     Attributes:
-        kind: of the encoder.
-        channels: out of each stage.
-        kernel: side of the convolutions.
+        kind: kind of encoder.
+        channels: output channels of each stage.
+        kernel: side of the convolution kernels.
         shape: [channels, height, width] that a vector is laid out as; null: the view is a picture.
     """
 
@@ -108,13 +109,13 @@ class Convnet(Connected):
 class Vgg(Connected):
     """VGG (default VGG-16): stages of 3 x 3 convolutions and a max-pool, then connected layers.
 
-    `norm` adds a BatchNorm to every layer, which the original has not.
+    `norm` adds a BatchNorm to every layer, unlike the original.
 
     Attributes:
-        kind: of the encoder.
-        channels: out of each stage.
-        depths: convolutions of each stage.
-        places: side of the square of means that the last stage is pooled to.
+        kind: kind of encoder.
+        channels: output channels of each stage.
+        depths: number of convolutions of each stage.
+        places: side of the square grid that the last stage is average-pooled to.
     """
 
     kind: Literal["vgg"] = "vgg"
@@ -125,7 +126,7 @@ class Vgg(Connected):
 
     @model_validator(mode="after")
     def _stages(self) -> Self:
-        _same_stages("channels", self.channels, self.depths)
+        _refuse_unequal_stages("channels", self.channels, self.depths)
         return self
 
 
@@ -133,13 +134,13 @@ class Resnet(Section):
     """A ResNet, by default ResNet-18 for small images.
 
     Attributes:
-        kind: of the encoder.
-        widths: channels out of each stage.
-        depths: residual layers of each stage.
-        layer: of two 3 x 3 convolutions, or a bottleneck of three.
+        kind: kind of encoder.
+        widths: output channels of each stage.
+        depths: number of residual layers of each stage.
+        layer: residual layer: two 3 x 3 convolutions (`basic`), or a `bottleneck` of three.
         stem: `small` is a 3 x 3 convolution, for pictures of 32 x 32; `standard` is the 7 x 7
             convolution of stride 2 and the max-pool of He et al. 2016, for 224 x 224.
-        stem_stride: of the first convolution of a small stem; 2 halves the picture at once.
+        stem_stride: stride of the first convolution of a small stem; 2 halves the picture there.
     """
 
     kind: Literal["resnet"] = "resnet"
@@ -151,7 +152,7 @@ class Resnet(Section):
 
     @model_validator(mode="after")
     def _stages(self) -> Self:
-        _same_stages("widths", self.widths, self.depths)
+        _refuse_unequal_stages("widths", self.widths, self.depths)
         if self.layer == "bottleneck" and (uneven := [w for w in self.widths if w % 4]):
             raise ValueError(
                 f"widths hold {uneven}; a bottleneck has a quarter of its stage's channels; "
@@ -160,7 +161,7 @@ class Resnet(Section):
         return self
 
 
-def _same_stages(name: str, sizes: list[int], depths: list[int]) -> None:
+def _refuse_unequal_stages(name: str, sizes: list[int], depths: list[int]) -> None:
     if len(sizes) != len(depths):
         raise ValueError(
             f"{name} are of {len(sizes)} stages and depths of {len(depths)}; expected a width and "
@@ -169,12 +170,12 @@ def _same_stages(name: str, sizes: list[int], depths: list[int]) -> None:
 
 
 class Lora(Section):
-    """Low-rank changes of layers that otherwise stay as they are (Hu et al. 2022), by peft.
+    """Low-rank updates of otherwise frozen layers (Hu et al. 2022), by peft.
 
     Attributes:
-        rank: of the change of a layer's matrix.
-        alpha: the change is scaled by alpha / rank.
-        targets: last parts of the names of the layers; null: those that peft has for the network.
+        rank: rank of the update of a layer's matrix.
+        alpha: the update is scaled by alpha / rank.
+        targets: last components of the layers' names; null: peft's defaults for the network.
     """
 
     rank: Natural = 8
@@ -183,14 +184,14 @@ class Lora(Section):
 
 
 class Network(Section):
-    """What networks of all libraries have. Their own dropout is off, as it would not follow rows.
+    """Options of networks from libraries. Their own dropout is off: it would not follow the rows.
 
     Attributes:
-        weights: to begin with; null: they are drawn at random.
-        freeze: whether they stay as they are.
-        lora: changes of low rank, which alone are learnt; null: all weights are learnt.
-        layer_decay: rate of a layer as a share of the next higher one's; the highest has
-            `optim.lr` (Bao et al. 2022). 1: all layers have one rate.
+        weights: initial weights; null: random.
+        freeze: whether the weights stay as they are.
+        lora: low-rank updates, which alone are learnt; null: all weights are learnt.
+        layer_decay: learning rate of a layer as a share of that of the next higher layer; the
+            highest has `optim.lr` (Bao et al. 2022). 1: all layers have the same rate.
     """
 
     weights: PathText | None = None
@@ -199,24 +200,24 @@ class Network(Section):
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _freeze_or_lora(self) -> Self:
         if self.freeze and self.lora is not None:
             raise ValueError(
-                "freeze and lora are both there; lora leaves the weights as they are, and learns "
-                "beside them: leave out one of them"
+                "freeze and lora are both set; lora freezes the weights itself, and learns updates "
+                "of them: leave out one of the two"
             )
         return self
 
 
 class Transformer(Network):
-    """A model of transformers (`AutoModel`), of token ids or of pictures.
+    """A model of transformers (`AutoModel`), for token ids or pictures.
 
     Attributes:
-        kind: of the encoder.
-        config: its configuration, with `model_type`, such as {model_type: bert, hidden_size: 64};
-            null: that of `weights`.
+        kind: kind of encoder.
+        config: the network's configuration, with `model_type`, such as {model_type: bert,
+            hidden_size: 64}; null: that of `weights`.
         weights: a folder with config.json and safetensors files.
-        pooling: mean over the tokens that are there, or the first token's output.
+        pooling: `mean` of the outputs of all tokens except padding, or the `first` token's output.
     """
 
     kind: Literal["transformers"] = "transformers"
@@ -227,7 +228,7 @@ class Transformer(Network):
     def _some_network(self) -> Self:
         if self.config is None and self.weights is None:
             raise ValueError(
-                "neither config nor weights is there; expected config: {model_type: bert, ...}, "
+                "neither config nor weights is given; expected config: {model_type: bert, ...}, "
                 "or weights: a folder with config.json"
             )
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
@@ -236,15 +237,15 @@ class Transformer(Network):
 
 
 class Timm(Network):
-    """A model of timm, of pictures.
+    """A model of timm, for pictures.
 
     Attributes:
-        kind: of the encoder.
-        name: timm's, such as vit_small_patch16_224 or resnet50.
-        options: of `timm.create_model`, such as {patch_size: 8}; the size of pictures is the
-            view's.
-        weights: a safetensors file of that model, whose mean and standard deviation of pictures
-            count then.
+        kind: kind of encoder.
+        name: timm's name of the model, such as vit_small_patch16_224 or resnet50.
+        options: options of `timm.create_model`, such as {patch_size: 8}; the size of pictures is
+            the view's.
+        weights: a safetensors file of that model; pictures are then standardised by the model's
+            mean and standard deviation.
     """
 
     kind: Literal["timm"] = "timm"
@@ -253,12 +254,12 @@ class Timm(Network):
 
 
 class Gin(Section):
-    """A graph isomorphism network of torch_geometric; features are those of all layers.
+    """A graph isomorphism network of torch_geometric; the features are those of all layers.
 
     Attributes:
-        kind: of the encoder.
-        width: of a layer; a graph has `layers` times as many features.
-        layers: how many there are.
+        kind: kind of encoder.
+        width: width of a layer; a graph has `layers` times as many features.
+        layers: number of layers.
     """
 
     kind: Literal["gin"] = "gin"
@@ -267,7 +268,7 @@ class Gin(Section):
 
 
 class OwnEncoder(Section):
-    """An encoder of your own: its options and its layers, in one file anywhere.
+    """An encoder of your own: a section of its options that builds its layers.
 
     `kind` is the dotted path of its class: `encoder: {kind: my_lab.nets.Mine, width: 64}`.
     """
@@ -279,35 +280,36 @@ class OwnEncoder(Section):
         """Returns the encoder of one view, and the width of its features.
 
         Args:
-            shape: of one sample: [width], [height, width, channels], [tokens, vocabulary] of text,
-                or [nodes, edges, 2, labels] of graphs.
-            salt: for random numbers that follow the rows, as of `models.encoders.RowDropout`.
+            shape: shape of a sample: [width], [height, width, channels], [tokens, vocabulary] of
+                text, or [nodes, edges, 2, labels] of graphs.
+            salt: for random numbers that are functions of the rows, as in
+                `models.encoders.RowDropout`.
 
         Returns:
-            A module that is called with a batch ([rows, width]; [rows, channels, height, width] of
-            pictures; token ids [rows, tokens] of text, -1 where there is none; graphs as
-            `data.graphs` has them) and `rng_keys`, the keys of the rows' random numbers, and gives
-            features [rows, features' width]; and that width.
+            A module that takes a batch ([rows, width]; [rows, channels, height, width] of pictures;
+            token ids [rows, tokens] of text, padded with -1; rows of `data.graphs`) and `rng_keys`,
+            the keys of the rows' random numbers, and returns features [rows, features' width]; and
+            that width.
         """
 
 
-def _own(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Returns an encoder of your own where `kind` is a dotted path."""
-    if isinstance(given, OwnEncoder):
-        return given
-    kind = given.get("kind") if isinstance(given, dict) else None
+def _load_own(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Returns an encoder of your own if `kind` is a dotted path, else lets `handler` validate."""
+    if isinstance(value, OwnEncoder):
+        return value
+    kind = value.get("kind") if isinstance(value, dict) else None
     if not (isinstance(kind, str) and "." in kind):
-        return handler(given)
-    found = load_class(kind, OwnEncoder)  # type: ignore[type-abstract]
-    if inspect.isabstract(found):
+        return handler(value)
+    encoder = load_class(kind, OwnEncoder)  # type: ignore[type-abstract]
+    if inspect.isabstract(encoder):
         raise ValueError(f"{kind} has no build; expected a method build(shape, salt)")
-    return found.model_validate(given)
+    return encoder.model_validate(value)
 
 
 Encoder = Annotated[
     Mlp | Linear | Cnn | Convnet | Vgg | Resnet | Transformer | Timm | Gin,
     Field(discriminator="kind"),
-    WrapValidator(_own),
+    WrapValidator(_load_own),
     PlainSerializer(lambda encoder: encoder.model_dump(mode="json")),
 ]
 
@@ -316,17 +318,17 @@ class ModelConfig(Section):
     """Per-view encoder and projector, the weight net H, and the classifier.
 
     Attributes:
-        encoder: of each view; its keys depend on `kind`, or on your own class, of which `kind` is
-            the dotted path.
-        encoders: of single views by their names, in the stead of `encoder`.
-        projector: one Linear-ReLU-BatchNorm layer, or `mlp`: Linear-ReLU-Linear.
-        projection_width: of the projections that the loss compares.
-        matryoshka: how many of a projection's first numbers are compared: a term of projections is
-            then the mean over these widths (see `objectives.objective`); []: all numbers alone.
+        encoder: encoder of each view; its keys depend on `kind`, which may be the dotted path of a
+            class of your own.
+        encoders: encoders of single views by their names, in place of `encoder`.
+        projector: `layer`: one Linear-ReLU-BatchNorm layer; `mlp`: Linear-ReLU-Linear.
+        projection_width: width of the projections that the loss compares.
+        matryoshka: widths to which projections are truncated; a term of projections is then the
+            mean over these widths (see `objectives.objective`); []: full width only.
         shared_encoder: whether all views have one encoder.
         shared_projector: whether all views have one projector.
-        classify_on: what the classifier, the probe and evaluation see: every view's hidden
-            features, or the first's.
+        classify_on: input of the classifier, the probe and evaluation: the hidden features of all
+            views, or of the first one.
     """
 
     encoder: Encoder = Mlp()
@@ -339,7 +341,7 @@ class ModelConfig(Section):
     classify_on: Literal["all_views", "first_view"] = "all_views"
 
     @model_validator(mode="after")
-    def _one_shared(self) -> Self:
+    def _shared_or_per_view(self) -> Self:
         if self.shared_encoder and self.encoders:
             raise ValueError(
                 f"shared_encoder is true, and encoders has {', '.join(self.encoders)}; expected "
@@ -348,7 +350,7 @@ class ModelConfig(Section):
         return self
 
     def encoder_of(self, view: str) -> tuple[str, Encoder | OwnEncoder]:
-        """Returns the key and the options of the encoder of a view, by the view's name."""
+        """Returns the configuration key and the section of a view's encoder."""
         if view in self.encoders:
             return f"model.encoders.{view}", self.encoders[view]
         return "model.encoder", self.encoder

@@ -1,11 +1,11 @@
-"""Keys of the first edition: what they are called now."""
+"""Keys of the first edition of Heron that were renamed since."""
 
 from typing import Any
 
 from heron.pipeline.config.errors import ConfigError
 
-# Key of the first edition: what it was where nobody had set it, which a run's config.yaml may
-# hold; the new key.
+# For each key of the first edition: its default, which the config.yaml of a run may have, and the
+# new key.
 RENAMED: dict[str, tuple[Any, str]] = {
     "data.canvas": (None, "data.decode_size"),
     "model.task_groups": (None, "objective.deepmtmv"),
@@ -34,24 +34,24 @@ def move_renamed(tree: dict[str, Any]) -> None:
         if isinstance(objective.get("c2ae"), dict):
             code = {"hidden": autoencoder.get("hidden"), "code": autoencoder.get("width")}
             objective["c2ae"] |= code
-    if isinstance(own := objective.get("custom"), dict):
+    if isinstance(custom_terms := objective.get("custom"), dict):
         del objective["custom"]
-        objective |= own
+        objective |= custom_terms
 
 
 def refuse_renamed(tree: dict[str, Any]) -> None:
-    """Takes keys of the first edition out of a configuration where they say nothing.
+    """Removes keys of the first edition that have their defaults from a configuration.
 
     Args:
         tree: plain values, changed in place.
 
     Raises:
-        ConfigError: one of them says something; names the key that it is now.
+        ConfigError: one of them has another value; names the new key.
     """
-    for key, (default, now) in RENAMED.items():
+    for key, (default, new_key) in RENAMED.items():
         section, name = key.split(".")
-        inside = tree.get(section)
-        if isinstance(inside, dict) and name in inside:
-            if (found := inside[name]) not in (default, None):
-                raise ConfigError(f"{key} is {found}; this key is now {now}: move it there")
-            del inside[name]
+        values = tree.get(section)
+        if isinstance(values, dict) and name in values:
+            if (value := values[name]) not in (default, None):
+                raise ConfigError(f"{key} is {value}; this key is now {new_key}: move it there")
+            del values[name]

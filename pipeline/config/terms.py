@@ -1,6 +1,6 @@
-"""A term of the objective as one object: its options, what it needs, its parts, memory and loss.
+"""A term of the objective: a section with its options, required inputs, modules, memory and loss.
 
-The YAML's key is the class's name in snake case (`nt_xent` is `NtXent`, in one of the files of
+The YAML key is the class's name in snake case (`nt_xent` is `NtXent`, in one of the files of
 `pipeline/objectives/`), or the dotted path of a class of your own.
 """
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from heron.pipeline.objectives.batch import GlobalBatch
     from heron.pipeline.objectives.memory import Memory, RunSpec
 
-Temperature = Annotated[float, Field(ge=0.003)]  # exp(2 / tau) has no float64 below
+Temperature = Annotated[float, Field(ge=0.003)]  # below, exp(2 / tau) overflows float64
 KNOWN = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
-ONE = ("multi_class", "hierarchical")  # one class a row
+ONE = ("multi_class", "hierarchical")  # labels with one class per row
 WRONG = ("complementary",)  # labels that say what a row is not
 
 
@@ -41,15 +41,17 @@ class Needs:
     """What a term's loss reads, by name: features of the model, `inputs`, or `paths`.
 
     Attributes:
-        gathered: of all rows of all processes, such as `projections`; differentiable, whatever the
-            loss makes of them: in backward every row is sent what each process found for it.
-        labelled: of the labelled rows of all processes, such as `hidden`; likewise.
-        vectors: of all rows of all processes, of which the own rows alone have a gradient: for a
-            loss that finds their whole gradient, as `objectives.mirroring` does; nothing goes back.
-        labelled_vectors: of the labelled rows, likewise.
-        own: of this process's rows alone, such as `logits`.
-        labels: the kinds of labels that the term is defined for; none: it looks at no label.
-        views: the fewest views that it is defined for.
+        gathered: features of all rows of all processes, such as `projections`. They are
+            differentiable for any loss: backward sends every row the gradients that each process
+            has computed for it.
+        labelled: the same for the labelled rows of all processes, such as `hidden`.
+        vectors: features of all rows of all processes, of which only this process's rows have a
+            gradient: for a loss that computes the whole gradient of its own rows, as
+            `objectives.mirroring` does. Backward exchanges nothing.
+        labelled_vectors: the same for the labelled rows.
+        own: features of this process's rows alone, such as `logits`.
+        labels: the kinds of labels that the term is defined for; (): it uses no labels.
+        views: the smallest number of views that the term is defined for.
     """
 
     gathered: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ class Needs:
     labelled_vectors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses a name where names are expected, which Python would take letter by letter."""
+        """Refuses a plain string in place of a tuple, which would be read letter by letter."""
         for name in ("gathered", "labelled", "own", "labels", "vectors", "labelled_vectors"):
             if not isinstance(getattr(self, name), tuple):
                 raise TypeError(
@@ -74,19 +76,19 @@ class Needs:
 
     @property
     def features(self) -> set[str]:
-        """Everything that is read of any row."""
-        own = {*self.gathered, *self.labelled, *self.own}
-        return {*own, *self.vectors, *self.labelled_vectors}
+        """The names of all features that the loss reads."""
+        names = {*self.gathered, *self.labelled, *self.own}
+        return {*names, *self.vectors, *self.labelled_vectors}
 
 
 @dataclass(frozen=True)
 class TermSetting:
-    """What a term stands in, which it may refuse.
+    """The context of a term in a configuration, which the term may refuse.
 
     Attributes:
         model: the model's configuration.
         terms: all terms of the objective by name.
-        labelled: labelled rows of a global batch.
+        labelled: number of labelled rows in a global batch.
     """
 
     model: ModelConfig
@@ -98,50 +100,50 @@ class Term(Section):
     """A term of the objective: `weight * min(epoch / ramp_epochs, 1)` times its loss.
 
     Derive from it in a file of your own, and name the class by its dotted path:
-    `objective: {my_lab.losses.Mine: {weight: 1}}`. Fields are the YAML's options.
+    `objective: {my_lab.losses.Mine: {weight: 1}}`. The fields are the options in the YAML.
 
     Attributes:
-        weight: factor of the term in the objective; 0 takes it out.
-        ramp_epochs: epochs over which the weight rises from 0; 0: it is whole from the start.
+        weight: factor of the term in the objective; 0 removes the term.
+        ramp_epochs: epochs over which the weight rises from 0; 0: full weight from the start.
     """
 
     weight: Annotated[float, Field(ge=0)] = 1.0
     ramp_epochs: Count = 0
 
     needs: ClassVar[Needs] = Needs()
-    # Features with as many numbers as a projection, whose first ones are compared alone under
-    # `model.matryoshka`. (): the loss itself takes `batch.widths`, as one must that moves its
-    # memory. None: the term has no meaning on a part of a projection.
+    # Features as wide as a projection that are truncated under `model.matryoshka`. (): the loss
+    # itself uses `batch.widths`, as it must if it updates its memory. None: the term has no meaning
+    # on a part of a projection.
     nested: ClassVar[tuple[str, ...] | None] = ("projections",)
     repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
-    rings: ClassVar[bool] = False  # whether its loss takes keys that come round: `objectives.ring`
-    remembers_rows: ClassVar[bool] = False  # whether its memory is of rows by their numbers
+    rings: ClassVar[bool] = False  # whether its loss supports ring exchange: `objectives.ring`
+    remembers_rows: ClassVar[bool] = False  # whether its memory is indexed by row numbers
     # Whether its loss is defined where rows lack views (`GlobalBatch.present`), and where single
-    # labels of a row are unknown (NaN); the objective refuses it there otherwise.
+    # labels of a row are unknown (NaN); otherwise the objective refuses such data.
     missing_views: ClassVar[bool] = False
     unknown_labels: ClassVar[bool] = False
 
     def requires(self) -> Needs:
-        """Returns what the term needs under its options."""
+        """Returns what the term's loss reads under its options."""
         return self.needs
 
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """Returns how many numbers a row processes tell each other of what its anchors found.
+        """Returns the numbers per row that processes exchange about anchors in a step.
 
-        One a collective of a step: of a term that reads `needs.vectors` by all rows, of another by
-        the labelled ones.
+        The list has one entry per collective. If the term reads `needs.vectors`, the rows are all
+        rows, else the labelled ones.
 
         Args:
-            shapes: of one sample of each view.
-            labels: how many there are.
-            levels: of a label path.
+            shapes: shape of a sample of each view.
+            labels: number of labels.
+            levels: number of levels of a label path.
         """
         return []
 
     def why_no_ring(self) -> str:
-        """Returns why the keys of its loss cannot come round a ring; empty: they can."""
+        """Returns why the loss does not support ring exchange; "": it does."""
         needs = self.requires()
         if needs.gathered or {*needs.labelled} - {"paths"}:
             return "it finds gradients of other processes' rows, which would have to go back"
@@ -150,58 +152,58 @@ class Term(Section):
         return ""
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Returns how many numbers a row go round in each round of a step.
+        """Returns the numbers per row that each round of ring exchange in a step passes on.
 
         Args:
-            views: how many there are.
-            widths: numbers a row of each feature, those of all views together.
+            views: number of views.
+            widths: numbers per row of each feature, over all views.
         """
         needs = self.requires()
         compared = sum(widths[name] for name in (*needs.vectors, *needs.labelled_vectors))
         return [compared] * 2 if compared else []
 
     def refuse(self, name: str, setting: TermSetting) -> None:
-        """Raises ConfigError where the term, `name` in the YAML, does not fit what it stands in."""
+        """Raises ConfigError if the term, `name` in the YAML, does not fit its setting."""
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
-        """Returns what builds the modules that the model gets for this term, by name.
+        """Returns functions, by name, that build the modules that this term adds to the model.
 
-        A module with a method `add_features(encoded) -> {name: [tensor a view]}` adds these to what
-        the model makes of a batch (see `models.heterogeneous.Encoded`). What two terms ask for by
-        one name is built once, by the first.
+        A module with a method `add_features(encoded) -> {name: [tensor of each view]}` adds these
+        features to the model's outputs (see `models.heterogeneous.Encoded`). A module that two
+        terms request by the same name is built once, by the first term.
         """
         return {}
 
     def classifier(self, spec: ModelSpec) -> nn.Module | None:
-        """Returns what takes the place of the linear classifier, if anything does."""
+        """Returns a module that replaces the linear classifier, or None."""
         return None
 
     def memory(self, run: RunSpec) -> Memory | None:
-        """Returns what the term remembers between steps, if anything."""
+        """Returns the term's state between steps, or None."""
         return None
 
     @abstractmethod
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor | None:
-        """Returns this process's share of the loss, a scalar; the shares' sum is the loss.
+        """Returns this process's share of the loss, a scalar; the loss is the sum of the shares.
 
-        A term that only adds parts or a memory returns None.
+        A term that only adds modules or a memory returns None.
 
         Args:
-            batch: the features of the whole batch, and which rows are this process's own.
-            memory: what `memory` has made.
+            batch: the features of the global batch, and which rows are this process's own.
+            memory: the result of `memory`.
 
         Raises:
-            ValueError: the batch cannot be compared; the message says why.
+            ValueError: the loss is not defined for the batch; the message says why.
         """
 
 
 @cache
 def named_terms() -> dict[str, type[Term]]:
-    """Returns the terms that come with Heron, by name: the classes of `pipeline/objectives/`."""
+    """Returns Heron's own terms by name: the classes of `pipeline/objectives/`."""
     package = importlib.import_module("heron.pipeline.objectives")
     modules = [
-        importlib.import_module(f"{package.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(package.__path__)
+        importlib.import_module(f"{package.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(package.__path__)
     ]
     return {
         re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): value
@@ -218,43 +220,43 @@ def find_term(name: str) -> type[Term]:
     """Returns the class of a term by its name or dotted path.
 
     Raises:
-        ValueError: there is none; names the nearest.
+        ValueError: there is no such term; names the nearest.
     """
     if "." not in name:
-        known = named_terms()
-        if name not in known:
-            hint = suggest(name, sorted(known))
+        terms = named_terms()
+        if name not in terms:
+            hint = suggest(name, sorted(terms))
             raise ValueError(f"unknown key; {hint}, or the dotted path of a class of your own")
-        return known[name]
-    found = load_class(name, Term)  # type: ignore[type-abstract]
-    if inspect.isabstract(found):
+        return terms[name]
+    term = load_class(name, Term)  # type: ignore[type-abstract]
+    if inspect.isabstract(term):
         raise ValueError(f"{name} has no loss; expected a method loss(batch, memory)")
-    if not isinstance(found.needs, Needs):
-        raise ValueError(f"{name}.needs is {found.needs!r}; expected Needs(gathered=(...), ...)")
-    return found
+    if not isinstance(term.needs, Needs):
+        raise ValueError(f"{name}.needs is {term.needs!r}; expected Needs(gathered=(...), ...)")
+    return term
 
 
-def _build(given: Any) -> Any:
-    """Returns the term of a name and its options: see `Terms`."""
-    if isinstance(given, Term):
-        return given
-    return find_term(given["term"]).model_validate(given["options"])
+def _build_term(value: Any) -> Any:
+    """Returns the term for {"term": name, "options": options}: see `Terms`."""
+    if isinstance(value, Term):
+        return value
+    return find_term(value["term"]).model_validate(value["options"])
 
 
-class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(_build)]]]):
-    """The weighted sum that training minimises; a term of weight 0 is not built."""
+class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(_build_term)]]]):
+    """The weighted sum of terms that training minimises; terms of weight 0 are not built."""
 
     model_config = ConfigDict(frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _name(cls, given: Any) -> Any:
-        """Puts a term's name beside its options, so that each is checked by its own class."""
-        if not isinstance(given, dict):
-            return given
+    def _with_names(cls, value: Any) -> Any:
+        """Puts each term's name beside its options, which the term's class then validates."""
+        if not isinstance(value, dict):
+            return value
         return {
             name: options if isinstance(options, Term) else {"term": str(name), "options": options}
-            for name, options in given.items()
+            for name, options in value.items()
             if options is not None
         }
 
@@ -266,9 +268,9 @@ class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(
 
     @classmethod
     def section(cls, name: str) -> type[Section]:
-        """Returns the section that a name stands for, whose keys an error lists."""
+        """Returns the class of a term, whose keys an error message lists."""
         return find_term(name)
 
     def terms(self) -> dict[str, Term]:
-        """Returns the terms that take part, by name."""
+        """Returns the terms of weight above 0, by name."""
         return {name: term for name, term in self.root.items() if term.weight > 0}

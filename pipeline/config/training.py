@@ -1,4 +1,4 @@
-"""How a run trains and is scored: optimiser, mined negatives, length, precision, evaluation."""
+"""Sections for training and scoring: optimiser, mined negatives, length, precision, evaluation."""
 
 from typing import Literal
 
@@ -20,13 +20,13 @@ class Optim(Section):
 
     Attributes:
         kind: optimiser.
-        lr: learning rate, after the warm-up.
-        momentum: of sgd and lars.
+        lr: learning rate after the warm-up.
+        momentum: momentum of sgd and lars.
         weight_decay: L2 penalty of sgd, lars and adam; decoupled in adamw.
-        trust_coefficient: of lars (You et al. 2017).
-        lars_exclude_1d: whether biases and batch norm are left out of lars's trust ratio and of the
-            decay.
-        schedule: how the rate goes after the warm-up; cosine ends at 0.
+        trust_coefficient: trust coefficient of lars (You et al. 2017).
+        lars_exclude_1d: whether biases and batch norm are excluded from lars's trust ratio and from
+            weight decay.
+        schedule: learning rate after the warm-up; cosine ends at 0.
         milestones: epochs at which schedule `step` multiplies the rate by `gamma`.
         gamma: factor of schedule `step`.
         warmup_epochs: epochs over which the rate rises linearly.
@@ -56,11 +56,11 @@ class Negatives(Section):
     See `pipeline.negatives.mine`.
 
     Attributes:
-        mine: mined hard negatives that are added to every labelled batch; 0: none.
-        every_steps: steps after which the labelled rows are embedded anew, and their hard negatives
-            found while training goes on.
-        nearest: hard negatives that are found of a row.
-        gpu: whether they are searched for on a GPU.
+        mine: number of mined hard negatives that are added to every labelled batch; 0: none.
+        every_steps: steps after which the labelled rows are embedded anew; their hard negatives are
+            then searched for while training continues.
+        nearest: number of hard negatives searched for each row.
+        gpu: whether the search runs on a GPU.
     """
 
     mine: Count = 0
@@ -73,46 +73,46 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
 
 class Distributed(Section):
-    """What the processes of a run exchange.
+    """How the processes of a run exchange vectors.
 
     Attributes:
-        exchange: how vectors of other processes come: `gather`: all at once; `ring`: those of rows
-            of one process after another, while those before are compared, so that a process holds
-            two processes' at a time, and each comes two or three times a step. The numbers are the
-            same to rounding. `auto`: a ring where every term can and what would be gathered takes
-            more than an eighth of a process's memory; the run says which.
+        exchange: how a process receives the vectors of the others. `gather`: all at once; `ring`:
+            those of one process after another, each while the previous ones are compared, so that
+            it holds the vectors of two processes at a time and receives each two or three times a
+            step. Both give the same numbers up to rounding. `auto`: a ring if every term supports
+            it and the gathered vectors would take more than an eighth of a process's memory; the
+            run reports its choice.
     """
 
     exchange: Literal["auto", "gather", "ring"] = "auto"
 
 
 class Train(Section):
-    """How long, how often measured for collapse, evaluated, saved, and how a step is computed.
+    """Length of a run, intervals of measuring, evaluating and saving, and how steps are computed.
 
-    On SIGTERM or SIGUSR1 a run saves and ends.
+    On SIGTERM or SIGUSR1 a run saves a checkpoint and ends.
 
     Attributes:
         epochs: epochs of the run.
-        steps: steps at which a run ends at the latest; null: at the end of its epochs.
-        micro_batch: most rows of a process that are embedded with a graph at a time; the gradient
-            stays that of the whole batch. null: all.
-        precision: bf16 computes the model by autocast; tf32 is fp32 whose convolutions round their
-            factors to 11 bits, where a GPU can; fp64 has parameters, inputs and losses in float64,
-            which shows exactness. auto: bf16 on a GPU that has it, tf32 on another, fp32 on CPUs;
-            the run says which, and its config.yaml has that.
+        steps: largest number of steps of the run; null: all steps of its epochs.
+        micro_batch: largest number of a process's rows that are embedded with an autograd graph at
+            a time; the gradient stays that of the whole batch. null: all.
+        precision: bf16 computes the model under autocast; tf32 is fp32 whose convolutions round
+            their factors to 11 bits, on GPUs that can; fp64 has parameters, inputs and losses in
+            float64, to show exactness. auto: bf16 on GPUs that support it, tf32 on others, fp32 on
+            CPUs; the run reports its choice and writes it to its config.yaml.
         compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
-            numbers are the same to rounding. Evaluation stays as it is.
-        activation_checkpointing: whether the blocks of encoders keep their input alone, and compute
-            the rest again in backward: less memory, the same numbers, a second forward.
-        deterministic: whether only kernels are used whose numbers repeat; one that has none such
-            is refused. On CPUs numbers repeat anyway.
+            numbers are the same up to rounding. Evaluation is not compiled.
+        activation_checkpointing: whether the blocks of encoders keep only their inputs and
+            recompute the rest in backward: less memory, the same numbers, a second forward.
+        deterministic: whether only deterministic kernels are used; an operation without one is
+            refused. CPUs are deterministic anyway.
         measure_every_steps: steps between two measurements of collapse.
         evaluate_every_epochs: epochs between two evaluations; null: one at the end.
-        save_every_epochs: epochs between two checkpoints; null: one at the end, or when a signal
-            comes.
+        save_every_epochs: epochs between two checkpoints; null: one at the end, or on a signal.
         save_every_steps: steps between two checkpoints; null: see `save_every_epochs`.
-        keep_checkpoints: newest checkpoints that stay.
-        timeout_s: seconds that nothing may move before the run ends.
+        keep_checkpoints: number of newest checkpoints that are kept.
+        timeout_s: seconds without progress after which the run ends.
         cpu_threads: threads of a process on CPUs; null: its share of the cores.
     """
 
@@ -145,27 +145,27 @@ class Evaluate(Section):
     """How predictions are scored, and whether a probe makes some: see `evaluation.probe`.
 
     Attributes:
-        probe: when a probe makes predictions: where no term trains a classifier (`auto`),
-            also beside one (`always`), or `never`.
-        probe_by: what a probe is: logistic regression, or support vector machines of classes that
-            exclude each other (see `evaluation.probe`).
-        knn: labelled neighbours that vote on each test row at every evaluation, which then has
-            RankMe of the test rows too; null: none vote.
+        probe: when a probe makes predictions: only if no term trains a classifier (`auto`),
+            also beside a classifier (`always`), or `never`.
+        probe_by: kind of probe: logistic regression, or support vector machines for exclusive
+            classes (see `evaluation.probe`).
+        knn: number of labelled neighbours that vote on each test row at every evaluation, which
+            then also measures RankMe of the test rows; null: no vote.
         knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
-        cross_view: whether there is recall@k of each view's test rows by the projections of each
+        cross_view: whether to measure recall@k of each view's test rows by the projections of each
             other view: see `evaluation.cross_view`.
-        threshold: probability above which a label of a multi-label row is predicted, which F1 and
-            accuracy hang on, and AUC and mAP do not; `fitted`: that with the best weighted F1 of
-            the validation rows, one for all labels.
-        batch: rows that are evaluated at a time.
-        map: whether the report has a map of test rows and some with their nearest neighbours;
-            `auto`: where training took two minutes or more.
-        map_rows: test rows on the map, about, at most.
+        threshold: probability above which a label of a multi-label row is predicted; F1 and
+            accuracy depend on it, AUC and mAP do not. `fitted`: the one with the best weighted F1
+            on the validation rows, the same for all labels.
+        batch: number of rows that are evaluated at a time.
+        map: whether the report has a map of test rows, and some rows with their nearest neighbours;
+            `auto`: if training took two minutes or more.
+        map_rows: largest number of test rows on the map, approximately.
         baselines: whether logistic regression and the plain network are trained on the same labels,
             for comparison; `plain`: the plain network alone.
-        seeds: seeds on which networks are trained, from `seed` on, in folders `seed-N` of the
-            run's; the report shows their spread. Logistic regression draws nothing by the seed.
-        test: whether the test rows are scored; false: a search's trials leave them unread.
+        seeds: number of seeds, from `seed` on, with which networks are trained, in folders `seed-N`
+            of the run's folder; the report shows their spread. Logistic regression uses no seed.
+        test: whether the test rows are scored; false: they stay unread, as in a search's trials.
     """
 
     probe: Literal["auto", "always", "never"] = "auto"

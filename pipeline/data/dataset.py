@@ -1,14 +1,14 @@
-"""The data set of a run: built where it is missing, opened and read, its rows given their roles."""
+"""Builds the data set of a run if it is missing, opens it, and assigns roles to its rows."""
 
 import os
 from pathlib import Path
 
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.decoders import needed_decoder
-from heron.pipeline.data.plan import MOST_STREAMS, default_streams
+from heron.pipeline.data.decoders import decoder_for_views
+from heron.pipeline.data.plan import MAX_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
-from heron.pipeline.data.reader import OPEN, Reader
+from heron.pipeline.data.reader import MAX_OPEN_SHARDS, Reader
 from heron.pipeline.data.roles import read_roles
 from heron.pipeline.data.workers import readers
 from heron.shards.build import build
@@ -20,7 +20,7 @@ from heron.shards.store import Store, is_remote, open_store
 
 
 def build_data(data: Data, progress: bool = True) -> None:
-    """Makes the data set of `data.build` unless it is there already."""
+    """Builds the data set of `data.build` unless it exists."""
     if data.build is not None:
         options = dict(data.build)
         source = options.pop("source", None)
@@ -35,10 +35,11 @@ def build_data(data: Data, progress: bool = True) -> None:
 
 
 def open_reader(data: Data) -> Reader:
-    """Opens the shards, pictures to be decoded at the size that the views need.
+    """Opens the shards, with decoders that give pictures at the size that the views need.
 
     Raises:
-        ConfigError: a view is not there, or is asked for what it cannot be; no data set is named.
+        ConfigError: a stored view does not exist or does not fit its options, or no data set is
+            named.
         ShardError: the data set is missing or damaged.
     """
     if not all(data.paths):
@@ -49,16 +50,16 @@ def open_reader(data: Data) -> Reader:
     cache = ShardCache(data.cache.dir, data.cache.bytes)
     store: Store = open_store(data.paths[0], cache, data.storage_options)
     if data.sources is not None:
-        stores = [open_store(one.path, cache, data.storage_options) for one in data.sources]
-        store = MixedStore(stores, [one.weight for one in data.sources])
+        stores = [open_store(source.path, cache, data.storage_options) for source in data.sources]
+        store = MixedStore(stores, [source.weight for source in data.sources])
     reader = Reader(store, data.on_error)
-    if data.fingerprint not in (None, found := reader.manifest.fingerprint):
+    if data.fingerprint not in (None, fingerprint := reader.manifest.fingerprint):
         raise ShardError(
-            f"{store} has the fingerprint {found}; expected {data.fingerprint}, which "
+            f"{store} has the fingerprint {fingerprint}; expected {data.fingerprint}, which "
             "data.fingerprint pins; bring that data set back, or pin this one"
         )
     if any(is_remote(path) for path in data.paths):
-        reader.most_open = _most_open(reader, data, cache.limit)
+        reader.max_open_shards = _max_open_shards(reader, data, cache.limit)
     prepare_decoders(reader, data)
     if data.protocol.hide_views:
         hide_views(reader, data.protocol.hide_views, data.protocol)
@@ -66,9 +67,9 @@ def open_reader(data: Data) -> Reader:
 
 
 def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
-    """Returns the roles of the rows that are used, with labels hidden as the protocol says.
+    """Returns the roles of a split's rows, and hides labels in the reader as the protocol says.
 
-    `split` is by default the one that is trained on. Raises as `assign` and `drop_partial`.
+    `split` defaults to the one that is trained on. Raises the errors of `assign`, `drop_partial`.
     """
     if data.roles is not None and split in (None, data.split):
         return read_roles(reader, data, Path(data.roles))
@@ -80,27 +81,31 @@ def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
 
 
 def prepare_decoders(reader: Reader, data: Data) -> None:
-    """Has a reader decode pictures at the size that the views need; raises as `open_reader`."""
+    """Makes a reader decode pictures at the size that the views need; errors: `open_reader`."""
     for name in dict.fromkeys(view.stored for view in data.views):
-        reader.decoders[name] = needed_decoder(reader.manifest, reader.view(name), data)
-    if data.decode_size is not None and not any(d.varying for d in reader.decoders.values()):
+        reader.decoders[name] = decoder_for_views(reader.manifest, reader.view(name), data)
+    if data.decode_size is not None and not any(
+        decoder.varying for decoder in reader.decoders.values()
+    ):
         raise ConfigError(
             f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
             "leave it out"
         )
 
 
-def _most_open(reader: Reader, data: Data, limit: int) -> int:
-    """Returns how many cached shards a process may hold, so that all of them leave half for others.
+def _max_open_shards(reader: Reader, data: Data, limit: int) -> int:
+    """Returns how many cached shards a process may keep open, so that half of the cache stays free.
 
     Raises:
         ConfigError: the cache cannot hold the shards that are read at a time.
     """
     largest = max(shard.bytes for shard in reader.shards)
     total = sum(shard.bytes for shard in reader.shards)
-    batches = data.batch.labelled, data.batch.unlabelled
-    default = sum(MOST_STREAMS if b == "all" else default_streams(b) for b in batches if b)
-    streams = data.canonical_streams or default
+    batch_sizes = data.batch.labelled, data.batch.unlabelled
+    default_count = sum(
+        MAX_STREAMS if rows == "all" else default_streams(rows) for rows in batch_sizes if rows
+    )
+    streams = data.canonical_streams or default_count
     needed = min(total, 2 * streams * largest)
     if limit < needed:
         raise ConfigError(
@@ -109,6 +114,6 @@ def _most_open(reader: Reader, data: Data, limit: int) -> int:
             "fewer data.canonical_streams"
         )
     if total <= limit:
-        return OPEN
+        return MAX_OPEN_SHARDS
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (readers(data) + 1)
-    return max(1, min(OPEN, limit // (2 * processes * largest)))
+    return max(1, min(MAX_OPEN_SHARDS, limit // (2 * processes * largest)))

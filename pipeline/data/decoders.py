@@ -1,4 +1,4 @@
-"""What a row of each stored view is in memory, and what decodes it."""
+"""Decoders of stored views: the shape and dtype of a row, and how its bytes are decoded."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from heron.pipeline.data.texts import TextDecoder, text_decoder
 from heron.shards.index import array_at
 from heron.shards.manifest import Manifest, View
 
-TOKENS = 77  # of a text, where nobody says how many
+TOKENS = 77  # of a text, by default
 
 
 @dataclass(frozen=True)
 class VectorDecoder:
-    """Reads a vector that is a member of its own; those of blocks are copied.
+    """Decodes a vector stored as a member of its own; vectors in blocks are copied instead.
 
     Attributes:
         shape: of a row.
     """
 
     shape: tuple[int, ...]
-    varying = False  # as of pictures, which have several sizes
+    varying = False  # only pictures may have several sizes
     dtype = "float32"
     vocabulary = 0
 
@@ -33,7 +33,7 @@ class VectorDecoder:
         """Writes the vector of an npy file to `out`, of `shape`.
 
         Raises:
-            ValueError, ShardError: it is no such file, of another shape or type, or not finite.
+            ValueError, ShardError: it is no npy file, has another shape or dtype, or is not finite.
         """
         array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "is no vector")
         if (array.shape, array.dtype) != (out.shape, out.dtype):
@@ -47,7 +47,7 @@ Decoder = VectorDecoder | PictureDecoder | TextDecoder | GraphDecoder
 
 
 def stored_decoder(view: View) -> Decoder:
-    """Returns what decodes a view as it is stored."""
+    """Returns the decoder of a view as it is stored."""
     if view.kind == "vector":
         return VectorDecoder(view.shape)
     if view.kind == "graph":
@@ -57,11 +57,11 @@ def stored_decoder(view: View) -> Decoder:
     return PictureDecoder(view.shape, view.shape)
 
 
-def needed_decoder(manifest: Manifest, stored: View, data: Data) -> Decoder:
-    """Returns what decodes a stored view for the model's views of it: pictures at their size.
+def decoder_for_views(manifest: Manifest, stored: View, data: Data) -> Decoder:
+    """Returns the decoder of a stored view for the model's views of it: pictures at their size.
 
     Raises:
-        ConfigError: the view is asked for what it cannot be.
+        ConfigError: the options of a model's view do not fit the stored view.
     """
     views = [view for view in data.views if view.stored == stored.name]
     for view in views:
@@ -74,6 +74,6 @@ def needed_decoder(manifest: Manifest, stored: View, data: Data) -> Decoder:
             )
         return text_decoder(views[0], stored.field)
     if stored.kind == "image":
-        in_blocks = manifest.block_rows is not None  # then nothing is decoded
+        in_blocks = manifest.block_rows is not None  # of raw pixels: nothing is decoded
         return picture_decoder(stored, views, data.draft and not in_blocks, data.decode_size)
     return stored_decoder(stored)

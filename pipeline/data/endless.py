@@ -1,4 +1,4 @@
-"""The streams of a run on tars without an index: what lies in a sample, and where it is scored."""
+"""The streams of a run on tars without an index: the members of a sample, and the scored rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from heron.pipeline.data.dataset import open_reader, prepare_decoders
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.data.protocol import Roles, assign
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.skipped import SkippedRows
 from heron.pipeline.data.streams import Streams, refuse_unscored
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import ShardError, shown
@@ -24,12 +24,12 @@ from heron.shards.layout import Layout
 from heron.shards.manifest import LABELS, Labels, Manifest
 from heron.shards.stream import TarReader
 
-Sample = Mapping[str, Any]  # bytes by suffix, and `__key__` and `__url__`
+Sample = Mapping[str, Any]  # bytes by suffix, with `__key__` and `__url__`
 
 
 @dataclass(frozen=True)
 class EndlessStream:
-    """The tars of one stream, and how many samples of it there are in a global batch."""
+    """The tars of one stream, and the number of its samples in a global batch."""
 
     name: str
     tars: list[str]
@@ -38,25 +38,25 @@ class EndlessStream:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in what is called an epoch."""
+        """Batches in an epoch of `samples_per_epoch`."""
         return self.samples_per_epoch // self.batch
 
 
 @dataclass(frozen=True)
 class EndlessStreams(Streams):
-    """What the trainer draws from, of tars: its samples have no numbers, and lack nothing.
+    """The streams of tars: their samples have no numbers, and lack neither views nor labels.
 
-    The reader is the data set of `data.path`, on whose rows the run is scored, or one without rows
-    that says what is declared.
+    The reader is that of `data.path`, on whose rows the run is scored, or one without rows that
+    has the declared views and labels.
 
     Attributes:
-        config: of the stream.
-        tar_reader: reads them.
-        suffixes: of the members of each stored view, by its name.
-        annotation: where labels lie, if anywhere.
+        config: section of the stream.
+        tar_reader: reads the tars.
+        suffixes: member suffixes of each stored view, by its name.
+        annotation: where labels are stored, if anywhere.
     """
 
-    # Of these the trainer asks for the sizes alone: they cannot be drawn from by number.
+    # The trainer only reads the sizes of these: they have no rows by number.
     labelled: EndlessStream | None  # type: ignore[assignment]
     unlabelled: EndlessStream | None  # type: ignore[assignment]
     epoch_stream: EndlessStream  # type: ignore[assignment]
@@ -65,24 +65,24 @@ class EndlessStreams(Streams):
     suffixes: dict[str, tuple[str, ...]]
     annotation: Annotation | None
 
-    missing = unknown = False  # samples are whole, or cannot be read
+    missing = unknown = False  # a sample that lacks something is unreadable
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Returns nothing: see `missing`."""
+        """Returns an empty dictionary: no sample lacks a view."""
         return {}
 
     @property
     def labelled_rows(self) -> Rows:
-        """None: samples of an endless stream have no numbers."""
+        """Empty: samples of an endless stream have no numbers."""
         return np.empty(0, np.int64)
 
-    def skipped(self, most: float) -> Skipped:
-        """Returns what counts the samples and rows that are skipped."""
+    def skipped(self, max_fraction: float) -> SkippedRows:
+        """Returns a counter of skipped samples and rows."""
         scored = self.roles.together(["test", "validation"])
-        return Skipped(scored, most, self.config.samples_per_epoch)
+        return SkippedRows(scored, max_fraction, self.config.samples_per_epoch)
 
     def describe(self) -> list[str]:
-        """Returns a line a stream, and what does not hold of one without an index."""
+        """Returns a line for each stream, and one for what a stream without an index lacks."""
         lines = [
             f"{s.name}: {s.batch:,} samples a batch of {len(s.tars):,} tars without an index, by "
             + ("resampling" if self.config.resampled else "passes over each process's own tars")
@@ -90,23 +90,23 @@ class EndlessStreams(Streams):
             for s in (self.labelled, self.unlabelled)
             if s is not None
         ]
-        scored = f"scores are of {self.reader.store}" if self.roles.test.size else "nothing scores"
+        scored = f"{self.reader.store} is scored" if self.roles.test.size else "nothing is scored"
         return [
             *lines,
             "an endless stream: its batches depend on the numbers of processes and of workers; a "
-            "run that is resumed goes on with other samples; no protocol holds, no sample has a "
-            f"number; {scored}",
+            "resumed run continues with other samples; no protocol applies, and samples have no "
+            f"numbers; {scored}",
         ]
 
     def target(self, sample: Sample) -> NDArray[np.float32]:
-        """Returns the label of a sample as 0/1 columns; ValueError where it has none or another."""
+        """Returns the 0/1 labels of a sample, [labels]; ValueError if they are missing or unfit."""
         assert self.annotation is not None
         suffix, names = self.annotation.suffix, self.reader.manifest.labels.names
         if suffix not in sample:
             raise ValueError(f"lacks the label '{suffix}'; found {_members(sample)}")
         label = self.annotation.read(sample[suffix])
-        one = label.kind.startswith("class")
-        if one != (self.kind == "multi_class"):
+        single_class = label.kind.startswith("class")
+        if single_class != (self.kind == "multi_class"):
             raise ValueError(f"has as its label a {label.kind}; expected a {self.kind} one")
         row = np.zeros(len(names), np.float32)
         if label.kind == "vector of 0 and 1":
@@ -114,10 +114,10 @@ class EndlessStreams(Streams):
                 raise ValueError(f"has {len(label.values)} labels; expected {len(names)}")
             row[:] = label.values
         else:
-            row[[self._number(value, label) for value in label.values]] = 1
+            row[[self._class_index(value, label) for value in label.values]] = 1
         return row
 
-    def _number(self, value: int | str, label: Label) -> int:
+    def _class_index(self, value: int | str, label: Label) -> int:
         names = self.reader.manifest.labels.names
         if label.kind == "class number":
             if int(value) < len(names):
@@ -127,16 +127,16 @@ class EndlessStreams(Streams):
         raise ValueError(f"is of class {shown(value)}; expected one of {len(names)} that are known")
 
     def fill(self, name: str, sample: Sample, out: NDArray[Any]) -> None:
-        """Decodes a view of a sample into `out`; ValueError says what is wrong with it."""
-        found = [suffix for suffix in self.suffixes[name] if suffix in sample]
-        if len(found) != 1:
-            wanted = " or ".join(map(repr, self.suffixes[name]))
-            fault = "has both" if found else "lacks"
-            raise ValueError(f"{fault} {wanted}; found {_members(sample)}")
+        """Decodes a view of a sample into `out`; ValueError if it is missing or damaged."""
+        suffixes = [suffix for suffix in self.suffixes[name] if suffix in sample]
+        if len(suffixes) != 1:
+            expected = " or ".join(map(repr, self.suffixes[name]))
+            fault = "has both" if suffixes else "lacks"
+            raise ValueError(f"{fault} {expected}; found {_members(sample)}")
         try:
-            self.reader.decoders[name].decode(sample[found[0]], out)
+            self.reader.decoders[name].decode(sample[suffixes[0]], out)
         except (ValueError, ShardError) as fault:
-            raise ValueError(f"member '{found[0]}' {fault}") from None
+            raise ValueError(f"member '{suffixes[0]}' {fault}") from None
 
 
 def _members(sample: Sample) -> list[str]:
@@ -144,16 +144,16 @@ def _members(sample: Sample) -> list[str]:
 
 
 def open_endless(config: Config) -> EndlessStreams:
-    """Opens what the samples of the tars are compared with; no tar is opened yet.
+    """Opens the data set, or makes the declaration, that samples must fit; opens no tar yet.
 
     Raises:
-        ConfigError: an option does not go with a stream without an index.
-        SourceError: a member or a label is asked for that cannot be read.
+        ConfigError: an option is not supported by a stream without an index.
+        SourceError: a declared member or label cannot be read.
         ShardError: the data set that the run is scored on is missing or damaged.
     """
     data = config.data
     assert data.webdataset is not None
-    for key, why in _unfit(config):
+    for key, why in _unsupported(config):
         raise ConfigError(
             f"{key}, but data.webdataset streams samples without an index: {why}; leave it out, or "
             "index the tars (heron shards index) and give data.path"
@@ -176,14 +176,14 @@ def open_endless(config: Config) -> EndlessStreams:
             f"{manifest.labels.kind}; expected multi_class or multi_label: data.webdataset.label "
             "and classes, or 0 labelled rows"
         )
-    none = np.empty(0, np.int64)
-    roles = Roles(reader.starts, none, none, none, none)
+    no_rows = np.empty(0, np.int64)
+    roles = Roles(reader.starts, no_rows, no_rows, no_rows, no_rows)
     if data.path:
         roles = assign(reader, data.split, data.protocol)
     refuse_unscored(reader, roles)
     labelled, unlabelled = _stream("labelled", config), _stream("unlabelled", config)
-    present = [s for s in (labelled, unlabelled) if s is not None]
-    if not present:
+    active = [stream for stream in (labelled, unlabelled) if stream is not None]
+    if not active:
         raise ConfigError(
             "data.batch asks for no rows; expected labelled or unlabelled above 0, with tars of "
             "that name in data.webdataset"
@@ -193,7 +193,7 @@ def open_endless(config: Config) -> EndlessStreams:
         roles=roles,
         labelled=labelled,
         unlabelled=unlabelled,
-        epoch_stream=next((s for s in present if s.name == data.epoch), present[0]),
+        epoch_stream=next((stream for stream in active if stream.name == data.epoch), active[0]),
         stored=list(dict.fromkeys(view.stored for view in data.views)),
         viewed=[view.stored for view in data.views],
         protocol=data.protocol,
@@ -205,8 +205,8 @@ def open_endless(config: Config) -> EndlessStreams:
     )
 
 
-def _unfit(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the options that need an index, and why."""
+def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the options that need an index, and the reasons."""
     data = config.data
     for name, term in config.objective.terms().items():
         if term.remembers_rows:
@@ -215,51 +215,59 @@ def _unfit(config: Config) -> Iterator[tuple[str, str]]:
         yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"
     if config.evaluate.baselines:
         yield "evaluate.baselines is true", "they would train on other rows than the run"
+    if data.roles is not None:
+        yield f"data.roles is {data.roles}", "samples have no numbers, by which roles are written"
     if data.protocol.complementary is not None:
         yield "data.protocol.complementary is set", "it is drawn by the number of the row"
+    if data.protocol.hide_labels:
+        hidden = data.protocol.hide_labels
+        yield f"data.protocol.hide_labels is {hidden:g}", "they are drawn by the number of the row"
+    if data.protocol.partial_rows != "keep":
+        rows = data.protocol.partial_rows
+        yield f"data.protocol.partial_rows is {rows}", "a sample that lacks a view is unreadable"
     if data.canonical_streams is not None:
         yield f"data.canonical_streams is {data.canonical_streams}", "nothing plans the order"
     if data.standardise and not data.path:
         yield "data.standardise is true", "there are no statistics but those of data.path"
     for name in ("labelled", "unlabelled"):
         if getattr(data.batch, name) == "all":
-            yield f"data.batch.{name} is 'all'", "nobody knows how many there are"
+            yield f"data.batch.{name} is 'all'", "the number of samples is unknown"
 
 
 def _declared(config: Config) -> Reader:
-    """Returns a reader of no rows, whose manifest says what `data.webdataset` declares."""
-    data, given = config.data, config.data.webdataset
-    assert given is not None
-    asked = {
-        "image": given.image,
-        "vector": list(given.vector),
-        "text": given.text,
-        "label": given.label,
+    """Returns a reader without rows whose manifest has what `data.webdataset` declares."""
+    data, options = config.data, config.data.webdataset
+    assert options is not None
+    layout_options = {
+        "image": options.image,
+        "vector": list(options.vector),
+        "text": options.text,
+        "label": options.label,
     }
-    layout = Layout.of(asked)
-    if (given.label is None) != (not given.names):
+    layout = Layout.of(layout_options)
+    if (options.label is None) != (not options.names):
         raise ConfigError(
-            f"data.webdataset has label {given.label} and {len(given.names)} classes; expected "
+            f"data.webdataset has label {options.label} and {len(options.names)} classes; expected "
             "both, or neither: labels are counted before the first sample is read"
         )
-    plain = draft(Path("data.webdataset"), layout, {})
-    widths = iter(given.vector.values())
+    drafted = draft(Path("data.webdataset"), layout, {})
+    widths = iter(options.vector.values())
     views = [
         view.model_copy(update={"shape": (next(widths),)}) if view.kind == "vector" else view
-        for view in plain.views
+        for view in drafted.views
     ]
-    labels = Labels(kind=given.label_kind if given.label else "none", names=given.names)
+    labels = Labels(kind=options.label_kind if options.label else "none", names=options.names)
     changes = {"views": views, "labels": labels}
-    manifest = Manifest.model_validate(dict(plain) | changes).sealed()
+    manifest = Manifest.model_validate(dict(drafted) | changes).sealed()
     reader = Reader(Path("data.webdataset"), data.on_error, manifest=manifest)
     prepare_decoders(reader, data)
     return reader
 
 
 def _stream(name: str, config: Config) -> EndlessStream | None:
-    data, given = config.data, config.data.webdataset
-    assert given is not None
-    batch, tars = getattr(data.batch, name), getattr(given, name)
+    data, options = config.data, config.data.webdataset
+    assert options is not None
+    batch, tars = getattr(data.batch, name), getattr(options, name)
     if bool(batch) != bool(tars):
         raise ConfigError(
             f"data.batch.{name} is {batch}, and data.webdataset.{name} has "
@@ -267,9 +275,9 @@ def _stream(name: str, config: Config) -> EndlessStream | None:
         )
     if not batch:
         return None
-    if not 2 <= batch <= given.samples_per_epoch:
+    if not 2 <= batch <= options.samples_per_epoch:
         raise ConfigError(
-            f"data.batch.{name} is {batch}; expected 2 to {given.samples_per_epoch}, which is "
+            f"data.batch.{name} is {batch}; expected 2 to {options.samples_per_epoch}, which is "
             "data.webdataset.samples_per_epoch"
         )
-    return EndlessStream(name, expand(tars), batch, given.samples_per_epoch)
+    return EndlessStream(name, expand(tars), batch, options.samples_per_epoch)

@@ -1,4 +1,4 @@
-"""Rows that someone gives a model in memory, brought to what a reader of shards would give it."""
+"""Converts rows that a caller holds in memory to what a reader of shards would return."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,20 +17,20 @@ from heron.shards.errors import HeronError, some
 from heron.shards.graph import graph_fault, tidy
 from heron.shards.manifest import View
 
-# An array or a tensor [rows, ...]; or a row each: an array, and of a picture also the bytes of a
-# JPEG or PNG; or a text each; or a graph each: the labels of its nodes, and its edges [edges, 2].
+# An array or a tensor [rows, ...], or a sequence with one item per row: an array; a picture, also
+# as the bytes of a JPEG or PNG; a text; or a graph: its node labels, and its edges [edges, 2].
 GivenRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes | str]
 REAL = "fiu"  # kinds of numpy's dtypes
 
 
 class GivenView:
-    """Rows of one stored view; nothing is copied before `read` asks for it."""
+    """Rows of one stored view; nothing is copied before `read`."""
 
     def __init__(self, view: View, decoder: Decoder | None, rows: GivenRows) -> None:
-        """Looks at shape and type; `decoder` is that of pictures, of texts or of graphs.
+        """Checks shape and type; `decoder` is that of pictures, texts or graphs, None for vectors.
 
         Raises:
-            InputError: they are not those of the view.
+            InputError: shape or type do not fit the view.
         """
         self.view, self.decoder = view, decoder
         self.rows: Any = rows
@@ -44,8 +44,8 @@ class GivenView:
                 raise self._refused(f"is {type(rows).__name__}")
             texts: Any = rows
             self.rows = list(texts)
-            if wrong := [row for row in self.rows if not isinstance(row, str)]:
-                raise self._refused(f"holds {type(wrong[0]).__name__}")
+            if not_text := [row for row in self.rows if not isinstance(row, str)]:
+                raise self._refused(f"holds {type(not_text[0]).__name__}")
             return
         if not listed or decoder is None:
             self.rows = self._array(rows)
@@ -53,26 +53,26 @@ class GivenView:
             self._refuse_array(self.rows)
 
     def __len__(self) -> int:
-        """Returns how many rows there are."""
+        """The number of rows."""
         return len(self.rows)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Returns some rows: float32 [rows, width], uint8 [rows, height, width, channels], or ids.
+        """Returns rows `start` to `stop` - 1 as `Reader.fill` has them.
 
         Raises:
             InputError: a number is not finite, or a picture cannot be read or is of another size.
         """
-        part = self.rows[start:stop]
+        rows = self.rows[start:stop]
         if self.decoder is not None:
-            out = np.empty((len(part), *self.decoder.shape), self.decoder.dtype)
-            for number, row in enumerate(part):
+            out = np.empty((len(rows), *self.decoder.shape), self.decoder.dtype)
+            for number, row in enumerate(rows):
                 try:
                     _decode(self.decoder, row, out[number])
-                except (ValueError, TypeError, HeronError) as fault:
-                    raise self._refused(f"row {start + number} {fault}") from None
+                except (ValueError, TypeError, HeronError) as error:
+                    raise self._refused(f"row {start + number} {error}") from None
             return out
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
-            vectors = _numpy(part).astype(np.float32)
+        with np.errstate(over="ignore"):  # overflow gives infinities, which are refused
+            vectors = _numpy(rows).astype(np.float32)
         if len(bad := np.argwhere(~np.isfinite(vectors))):
             row, column = bad[0].tolist()
             raise InputError(
@@ -96,23 +96,23 @@ class GivenView:
             raise self._refused(f"is no array ({error})") from None
 
     def _refuse_array(self, rows: Any) -> None:
-        """Raises an InputError where an array is not what the view holds."""
+        """Raises an InputError if an array does not fit the view."""
         dtype = str(rows.dtype).removeprefix("torch.")
-        found = f"is {dtype} {list(rows.shape)}"
+        description = f"is {dtype} {list(rows.shape)}"
         if isinstance(self.decoder, PictureDecoder):
-            sides = [self.view.shape, self.decoder.shape]
-            fits = rows.shape[1:] in sides or (self.decoder.varying and rows.ndim == 4)
+            shapes = [self.view.shape, self.decoder.shape]
+            fits = rows.shape[1:] in shapes or (self.decoder.varying and rows.ndim == 4)
             if dtype != "uint8" or not fits or rows.shape[-1] != self.view.shape[2]:
-                raise self._refused(found)
+                raise self._refused(description)
             return
         if isinstance(rows, Tensor):
-            numbers = not (rows.is_complex() or rows.dtype == torch.bool)
+            is_numeric = not (rows.is_complex() or rows.dtype == torch.bool)
         else:
-            numbers = rows.dtype.kind in REAL
-        if not numbers or rows.ndim != 2 or rows.shape[1] != self.view.shape[0]:
-            raise self._refused(found)
+            is_numeric = rows.dtype.kind in REAL
+        if not is_numeric or rows.ndim != 2 or rows.shape[1] != self.view.shape[0]:
+            raise self._refused(description)
 
-    def _refused(self, found: str) -> InputError:
+    def _refused(self, description: str) -> InputError:
         expected = {
             TextDecoder: "a list of texts, a row each; it makes tokens of them itself",
             GraphDecoder: "a list of graphs, each a pair: whole numbers [nodes], labels as those "
@@ -123,11 +123,11 @@ class GivenView:
             type(None): f"numbers [rows, {self.view.shape[0]}], raw as in the shards that the "
             "model was trained on; it standardises them itself",
         }[type(self.decoder)]
-        return InputError(f"view '{self.view.name}' {found}; expected {expected}")
+        return InputError(f"view '{self.view.name}' {description}; expected {expected}")
 
 
 def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
-    """Writes a text, a graph or a picture to `out`."""
+    """Decodes a text, a graph or a picture into `out`."""
     if isinstance(decoder, TextDecoder):
         decoder.decode(row.encode(), out)
     elif isinstance(decoder, GraphDecoder):
@@ -145,16 +145,16 @@ def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
 
 
 def _write_graph(decoder: GraphDecoder, graph: Any, out: NDArray[np.int32]) -> None:
-    """Writes a graph, as bytes or as its labels and edges, to `out`."""
+    """Writes a graph, given as bytes or as labels and edges, to `out`."""
     if isinstance(graph, bytes):
         return decoder.decode(graph, out)
-    labels, edges = (_numpy(part) for part in graph)
+    labels, edges = (_numpy(array) for array in graph)
     pairs = edges.reshape(-1, 2) if edges.size == 0 else edges
     if not (labels.ndim == 1 and pairs.ndim == 2 and pairs.shape[1] == 2):
         raise ValueError(f"is labels {list(labels.shape)} and edges {list(edges.shape)}")
-    if any(part.size and part.dtype.kind not in "iu" for part in (labels, pairs)):
+    if any(array.size and array.dtype.kind not in "iu" for array in (labels, pairs)):
         raise ValueError(f"is labels {labels.dtype} and edges {edges.dtype}")
-    if max(int(np.abs(part).max(initial=0)) for part in (labels, pairs)) >= 2**31:
+    if max(int(np.abs(array).max(initial=0)) for array in (labels, pairs)) >= 2**31:
         raise ValueError("has a number of more than 31 bits")
     tidied = tidy(pairs.astype(np.int64))
     if fault := graph_fault(labels.astype(np.int32), tidied, decoder.stored):
@@ -162,21 +162,21 @@ def _write_graph(decoder: GraphDecoder, graph: Any, out: NDArray[np.int32]) -> N
     decoder.write(labels.astype(np.int32), tidied, out)
 
 
-def refuse_names(given: Mapping[str, Any], needed: Sequence[str], known: Sequence[str]) -> None:
-    """Raises an InputError where views are missing, or are none of the model's."""
-    unknown = [name for name in given if name not in known]
-    missing = [name for name in needed if name not in given]
+def refuse_names(inputs: Mapping[str, Any], required: Sequence[str], known: Sequence[str]) -> None:
+    """Raises an InputError if required views are missing, or views are not known to the model."""
+    unknown = [name for name in inputs if name not in known]
+    missing = [name for name in required if name not in inputs]
     if unknown or missing:
-        what = [f"no {some(missing)}"] if missing else []
-        what += [f"{some(unknown)}, which the model does not know"] if unknown else []
+        wrong = [f"no {some(missing)}"] if missing else []
+        wrong += [f"{some(unknown)}, which the model does not know"] if unknown else []
         raise InputError(
-            f"views {some(list(given)) or '(none)'} are given: {' and '.join(what)}; expected rows "
-            f"of each of {', '.join(needed)}, by these names of the stored views"
+            f"views {some(list(inputs)) or '(none)'} are given: {' and '.join(wrong)}; expected "
+            f"rows of each of {', '.join(required)}, by these names of the stored views"
         )
 
 
 def _numpy(rows: Any) -> NDArray[Any]:
-    """Returns an array of rows, or of a tensor on any device and of any type."""
+    """Returns rows as a NumPy array; tensors may have any device and dtype."""
     if isinstance(rows, Tensor):
         rows = rows.detach().cpu()
         if fault := _sparse_fault(rows):

@@ -1,10 +1,10 @@
-"""Graphs as rows of whole numbers: the nodes' labels, then the edges; and their augmentations.
+"""Graphs as rows of integers: the labels of the nodes, then the edges; and their augmentations.
 
-A row of a data set whose graphs have N nodes and E edges at most is int32 [N + 2 E]: a label a
-node, then a pair of nodes an edge, each undirected edge once; -1 where there is none.
+If the graphs of a data set have at most N nodes and E edges, a row is int32 [N + 2 E]: one label
+per node, then one pair of nodes per edge, each undirected edge once; -1 where there is none.
 
 Each augmentation (You et al. 2020, GraphCL, Section 3.1) is a function of the row. It takes rows of
-graphs, their most nodes, a share, and what draws so many uniform numbers a row.
+graphs, N, a share, and a function that draws a given number of uniform numbers per row.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from heron.shards.graph import unpack
 
-NONE = -1  # where there is no node, and no edge
-HIDDEN = -2  # a node whose label is not seen
+NONE = -1  # no node, or no edge
+HIDDEN = -2  # the label of a masked node
 
 Graphs = Int[Tensor, "rows numbers"]
 Draw = Callable[[int], Tensor]
@@ -27,27 +27,27 @@ Draw = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class GraphDecoder:
-    """Makes a row of the bytes of a graph.
+    """Decodes the bytes of a graph into a row.
 
     Attributes:
-        stored: the most nodes and edges of a graph, and how many labels nodes have.
+        stored: maximal numbers of nodes and edges of a graph, and the number of node labels.
     """
 
     stored: tuple[int, ...]
-    varying = False  # as of pictures, which have several sizes
+    varying = False  # only pictures may have several sizes
     dtype = "int32"
     vocabulary = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row."""
+        """Shape of a row."""
         return (self.stored[0] + 2 * self.stored[1],)
 
     def decode(self, data: bytes, out: NDArray[np.int32]) -> None:
         """Writes a graph to `out`, of `shape`.
 
         Raises:
-            ValueError, ShardError: the bytes are no graph, or a larger one.
+            ValueError, ShardError: the bytes are no graph, or the graph is too large.
         """
         self.write(*unpack(data, self.stored), out)
 
@@ -55,116 +55,114 @@ class GraphDecoder:
         self, labels: NDArray[np.int32], edges: NDArray[np.int32], out: NDArray[np.int32]
     ) -> None:
         """Writes labels [nodes] and edges [edges, 2] to `out`."""
-        first = self.stored[0]
+        max_nodes = self.stored[0]
         out[:] = NONE
         out[: len(labels)] = labels
-        out[first : first + edges.size] = edges.ravel()
+        out[max_nodes : max_nodes + edges.size] = edges.ravel()
 
 
 def parted(
     rows: Int[Tensor, "rows numbers"], nodes: int
 ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows edges 2"]]:
-    """Returns the labels and the edges of rows whose graphs have so many nodes at most."""
+    """Splits rows of graphs of at most `nodes` nodes into labels and edges."""
     return rows[:, :nodes], rows[:, nodes:].reshape(len(rows), (rows.shape[1] - nodes) // 2, 2)
 
 
 def joined(
     labels: Int[Tensor, "rows nodes"], edges: Int[Tensor, "rows edges 2"]
 ) -> Int[Tensor, "rows numbers"]:
-    """Returns rows of labels and edges."""
+    """Joins labels and edges into rows: the inverse of `parted`."""
     return torch.cat([labels, edges.flatten(1)], 1)
 
 
 def drop_nodes(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
-    """Takes a share of the nodes out, rounded down, and the edges that they have."""
+    """Removes a share of the nodes, rounded down, and their edges."""
     labels, edges = parted(x, nodes)
-    return _induced(labels, edges, ~_chosen(_there(labels), share, draw(nodes)))
+    return _induced_subgraph(labels, edges, ~_select_share(_exists(labels), share, draw(nodes)))
 
 
 def mask_nodes(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
     """Hides the labels of a share of the nodes, rounded down."""
     labels, edges = parted(x, nodes)
-    hidden = _chosen(_there(labels), share, draw(nodes))
+    hidden = _select_share(_exists(labels), share, draw(nodes))
     return joined(torch.where(hidden, HIDDEN, labels), edges)
 
 
 def perturb_edges(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
-    """Takes a share of the edges out, rounded down, and adds as many between nodes by chance.
+    """Replaces a share of the edges, rounded down, by edges between random nodes.
 
-    One that is drawn twice, or that is there, is there once.
+    An edge that is drawn twice, or exists already, is kept once.
     """
     labels, edges = parted(x, nodes)
     if not edges.numel():
         return x
-    there = _there(labels)
-    count = there.sum(1, keepdim=True)
-    order = (
-        (~there).byte().argsort(dim=1, stable=True)
-    )  # numbers of the nodes that are there, first
+    exists = _exists(labels)
+    count = exists.sum(1, keepdim=True)
+    node_order = (~exists).byte().argsort(dim=1, stable=True)  # existing nodes first
     chance, first, second = draw(3 * edges.shape[1]).double().chunk(3, 1)
     a = (first * count).long()
     b = (second * (count - 1)).long()
-    b = b + (b >= a).long()  # another node than a
+    b = b + (b >= a).long()  # differs from a
     ends = torch.stack([a, b], 2).clamp(max=nodes - 1).flatten(1)
-    drawn = order.gather(1, ends).view(*a.shape, 2).sort(2)[0].to(edges.dtype)
-    replaced = _chosen(edges[..., 0] >= 0, share, chance)
+    drawn = node_order.gather(1, ends).view(*a.shape, 2).sort(2)[0].to(edges.dtype)
+    replaced = _select_share(edges[..., 0] >= 0, share, chance)
     edges = torch.where(replaced[..., None], drawn, edges)
-    most = nodes * nodes
-    numbers = edges[..., 0].long() * nodes + edges[..., 1]
-    numbers = torch.where(edges[..., 0] >= 0, numbers, most).sort(1)[0]
-    numbers[:, 1:] = torch.where(numbers[:, 1:] == numbers[:, :-1], most, numbers[:, 1:])
-    pairs = torch.stack([numbers // nodes, numbers % nodes], 2)
-    return joined(labels, torch.where(numbers[..., None] < most, pairs, NONE).to(edges.dtype))
+    no_edge = nodes * nodes
+    codes = edges[..., 0].long() * nodes + edges[..., 1]
+    codes = torch.where(edges[..., 0] >= 0, codes, no_edge).sort(1)[0]
+    codes[:, 1:] = torch.where(codes[:, 1:] == codes[:, :-1], no_edge, codes[:, 1:])
+    pairs = torch.stack([codes // nodes, codes % nodes], 2)
+    return joined(labels, torch.where(codes[..., None] < no_edge, pairs, NONE).to(edges.dtype))
 
 
 def subgraph(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
-    """Keeps a connected part: a share of the nodes, rounded down, and one at least.
+    """Keeps a connected subgraph: a share of the nodes, rounded down, but at least one.
 
-    It begins at a node by chance, and takes in a neighbour by chance until it is large enough or
-    has no other neighbours.
+    It starts at a random node and adds random neighbours until it is large enough or has no
+    further neighbours.
     """
     labels, edges = parted(x, nodes)
-    there, chance = _there(labels), draw(nodes)
-    wanted = _share_of(there.sum(1), share).clamp(min=1)
-    kept, near = torch.zeros_like(there), there.clone()
+    exists, chance = _exists(labels), draw(nodes)
+    target_size = _share_count(exists.sum(1), share).clamp(min=1)
+    chosen, reachable = torch.zeros_like(exists), exists.clone()
     a, b = edges[..., 0].long(), edges[..., 1].long()
-    for size in range(int(wanted.max()) if len(x) else 0):
-        least, new = torch.where(near & ~kept, chance, 2.0).min(1, keepdim=True)
-        grown = (least < 2) & (size < wanted)[:, None]
-        kept.scatter_(1, new, kept.gather(1, new) | grown)
+    for size in range(int(target_size.max()) if len(x) else 0):
+        least, new = torch.where(reachable & ~chosen, chance, 2.0).min(1, keepdim=True)
+        grows = (least < 2) & (size < target_size)[:, None]
+        chosen.scatter_(1, new, chosen.gather(1, new) | grows)
         if size == 0:
-            near = torch.zeros_like(there)
+            reachable = torch.zeros_like(exists)
         for end, other in ((a, b), (b, a)):
-            touched = (end == new) & grown
-            reached = torch.zeros_like(near, dtype=torch.uint8)
+            touched = (end == new) & grows
+            reached = torch.zeros_like(reachable, dtype=torch.uint8)
             reached.scatter_reduce_(1, other.clamp(min=0), touched.byte(), "amax")
-            near |= reached.bool()
-    return _induced(labels, edges, kept)
+            reachable |= reached.bool()
+    return _induced_subgraph(labels, edges, chosen)
 
 
-def _there(labels: Int[Tensor, "rows nodes"]) -> Bool[Tensor, "rows nodes"]:
+def _exists(labels: Int[Tensor, "rows nodes"]) -> Bool[Tensor, "rows nodes"]:
     return labels != NONE
 
 
-def _share_of(count: Int[Tensor, "*some"], share: float) -> Int[Tensor, "*some"]:
-    """Returns a share of counts, rounded down; .29 of 100 is 29, whatever binary makes of .29."""
+def _share_count(count: Int[Tensor, "*some"], share: float) -> Int[Tensor, "*some"]:
+    """Returns a share of counts, rounded down; .29 of 100 is 29 in spite of binary rounding."""
     return (count.double() * share + 1e-9).long()
 
 
-def _chosen(
-    there: Bool[Tensor, "rows some"], share: float, chance: Float[Tensor, "rows some"]
+def _select_share(
+    exists: Bool[Tensor, "rows some"], share: float, chance: Float[Tensor, "rows some"]
 ) -> Bool[Tensor, "rows some"]:
-    """Returns which of those that are there have the least chance: a share of them."""
-    order = torch.where(there, chance, 2.0).argsort(dim=1, stable=True)
+    """Selects a share of the existing elements: those with the smallest `chance`."""
+    order = torch.where(exists, chance, 2.0).argsort(dim=1, stable=True)
     rank = order.argsort(dim=1, stable=True)
-    return there & (rank < _share_of(there.sum(1, keepdim=True), share))
+    return exists & (rank < _share_count(exists.sum(1, keepdim=True), share))
 
 
-def _induced(
+def _induced_subgraph(
     labels: Int[Tensor, "rows nodes"],
     edges: Int[Tensor, "rows edges 2"],
     kept: Bool[Tensor, "rows nodes"],
 ) -> Graphs:
-    """Returns the graphs of the nodes that are kept."""
-    ends = kept.gather(1, edges.clamp(min=0).flatten(1).long()).view(edges.shape).all(2)
-    return joined(torch.where(kept, labels, NONE), torch.where(ends[..., None], edges, NONE))
+    """Returns the subgraphs of the kept nodes and the edges between them."""
+    both_kept = kept.gather(1, edges.clamp(min=0).flatten(1).long()).view(edges.shape).all(2)
+    return joined(torch.where(kept, labels, NONE), torch.where(both_kept[..., None], edges, NONE))

@@ -1,4 +1,4 @@
-"""Labelled batches that carry mined hard negatives beside their random rows."""
+"""Labelled batches of random rows and mined hard negatives."""
 
 import multiprocessing
 from dataclasses import dataclass, field
@@ -14,27 +14,27 @@ from heron.pipeline.data.blend import Balanced, Blend
 from heron.pipeline.data.plan import Rows, ShardRows, Stream
 from heron.shards.errors import ShardError
 
-MINED = "negatives"  # in a run's folder: the tables
+MINED = "negatives"  # folder of the tables in a run's folder
 POLL_S = 0.02
-CONTEXT = multiprocessing.get_context("forkserver")  # that of reading processes
+CONTEXT = multiprocessing.get_context("forkserver")  # that of the loader workers
 
 
 @dataclass(frozen=True)
 class MinedStream:
-    """A stream whose every batch ends with hard negatives of its random rows.
+    """A stream in which every batch ends with hard negatives of its random rows.
 
-    The random rows are those of the stream without mining. What is mined follows from the seed,
-    the number of the batch and a table on disk: so batches are the same on any number of
-    processes and readers, and after a restart. The table that is mined after step s is used for
-    the steps from s + `every_steps` on: until then it is made in the background. Before the
-    first one, further random rows stand in.
+    The random rows are those of the stream without mining. The mined rows are a function of the
+    seed, the number of the batch and a table on disk, so batches are the same for any number of
+    processes and loader workers, and after a restart. The table mined after step s is used from
+    step s + `every_steps` on; until then it is computed in the background. Before the first table,
+    further random rows take the place of mined ones.
 
     Attributes:
-        base: the random rows.
-        config: how many rows, and how often the tables change.
-        folder: of the tables, which `pipeline.negatives.mine` writes; all processes see it.
-        seed: the run's.
-        ended: set when the run ends, so that no reading process waits for a table for ever.
+        base: the stream of random rows.
+        config: how many rows to mine, and how often the tables change.
+        folder: of the tables, written by `pipeline.negatives.mine` and visible to all processes.
+        seed: the run's seed.
+        ended: set when the run ends, so that no loader worker waits for a table forever.
     """
 
     base: Stream | Blend
@@ -51,7 +51,7 @@ class MinedStream:
 
     @property
     def batch(self) -> int:
-        """Rows of the global batch, the mined ones included."""
+        """Rows of the global batch, including the mined ones."""
         return self.base.batch + self.config.mine
 
     @property
@@ -65,66 +65,66 @@ class MinedStream:
         return self.base.by_shard
 
     def describe(self) -> str:
-        """Returns a line: that of the random rows, and how many are mined."""
+        """Returns one line: that of the random rows, and the number of mined rows."""
         return f"{self.base.describe()}, and {self.config.mine:,} mined hard negatives a batch"
 
     @cached_property
     def candidates(self) -> Rows:
-        """The numbers of all labelled rows, in order: row i of a table is of number i of them."""
+        """All labelled rows, ascending; row i of a table has the neighbours of candidate i."""
         return self.by_shard.whole
 
     def passes(self, t: int) -> Rows:
-        """Returns which pass each row of batch t is of, [1] or [batch]."""
+        """Returns the number of the pass of each row of batch t, [1] or [batch]."""
         if len(passes := self.base.passes(t)) == 1:
             return passes
         mined = np.full(self.config.mine, t // self.steps_per_epoch)
         return np.concatenate([passes, mined])
 
-    def at(self, t: int, own: slice = slice(None)) -> Rows:
-        """Returns the rows of global batch t: the random ones, then the mined ones, each once.
+    def at(self, t: int, local: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t, or a slice of them; random rows first, each row once.
 
-        Or some of them: see `Stream.at`.
+        See `Stream.at`.
         """
         random = self.base.at(t)
-        return np.concatenate([random, self._mined(t, random)])[own]
+        return np.concatenate([random, self._mined(t, random)])[local]
 
     def _mined(self, t: int, random: Rows) -> Rows:
-        """Returns hard negatives of all random rows in a drawn order, then further random rows."""
-        draw = np.random.default_rng([self.seed, *b"mined", t])
+        """Returns shuffled hard negatives of the random rows, filled up with random rows."""
+        rng = np.random.default_rng([self.seed, *b"mined", t])
         chosen = np.empty(0, np.int64)
         if (table := self._table(t)) is not None:
             near = table[np.searchsorted(self.candidates, random)].ravel()
-            chosen = _each_once(draw.permutation(near[near >= 0]), random)
+            chosen = _unique(rng.permutation(near[near >= 0]), random)
         if len(chosen) < self.config.mine:
-            others = draw.permutation(self.candidates)
-            chosen = np.concatenate([chosen, _each_once(others, np.concatenate([random, chosen]))])
+            others = rng.permutation(self.candidates)
+            chosen = np.concatenate([chosen, _unique(others, np.concatenate([random, chosen]))])
         return chosen[: self.config.mine]
 
     def _table(self, t: int) -> NDArray[np.int64] | None:
-        """Returns the table in force at batch t, once it is there; None before the first."""
-        every = self.config.every_steps
-        made_at = (t // every - 1) * every
-        if made_at <= 0:
+        """Waits for the table that batch t uses and returns it; None before the first table."""
+        interval = self.config.every_steps
+        mined_at = (t // interval - 1) * interval
+        if mined_at <= 0:
             return None
-        if made_at not in self._tables:
-            path = self.folder / table_name(made_at)
-            while not path.exists():  # it is being made; who waits too long ends by the watchdog
+        if mined_at not in self._tables:
+            path = self.folder / table_name(mined_at)
+            while not path.exists():  # it is being mined; the watchdog ends a wait that is too long
                 if self.ended.wait(POLL_S):
                     raise ShardError(f"{path} will not come: the run has ended")
             self._tables.clear()
-            self._tables[made_at] = np.load(path, allow_pickle=False)
-        return self._tables[made_at]
+            self._tables[mined_at] = np.load(path, allow_pickle=False)
+        return self._tables[mined_at]
 
 
 AnyStream = Stream | Balanced | Blend | MinedStream
 
 
 def table_name(step: int) -> str:
-    """Returns the file of the table that is mined when so many steps are done."""
+    """Returns the file name of the table that is mined after `step` steps."""
     return f"step-{step:08d}.npy"
 
 
-def _each_once(rows: Rows, without: Rows) -> Rows:
-    """Returns each row once, where it comes first, and none of others."""
-    kept = rows[~np.isin(rows, without)]
-    return kept[np.sort(np.unique(kept, return_index=True)[1])]
+def _unique(rows: Rows, excluded: Rows) -> Rows:
+    """Returns the distinct rows in order of first occurrence, without the excluded ones."""
+    rows = rows[~np.isin(rows, excluded)]
+    return rows[np.sort(np.unique(rows, return_index=True)[1])]

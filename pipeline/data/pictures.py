@@ -1,4 +1,4 @@
-"""Pictures out of their bytes: decoded once, at the least size that the views need."""
+"""Decodes pictures once, at the smallest size that the views need."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ AUGMENTATIONS = {
     "graph": ("drop_nodes", "perturb_edges", "mask_nodes", "subgraph"),
     "text": ("none of these, but the dotted path of your own",),
 }
-DRAFTS = (8, 4, 2)  # divisors at which scaled decoding is faster than whole
+DRAFTS = (8, 4, 2)  # divisors of the size at which scaled decoding is faster than full decoding
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class PictureDecoder:
     """Decodes the pictures of a stored view to one size.
 
     Attributes:
-        stored: height, width and channels as the manifest says, -1 where they vary.
-        shape: height, width and channels that come out.
-        varying: pictures are of several sizes, each brought to `shape`.
-        draft: JPEGs may be decoded smaller than they are.
+        stored: height, width and channels in the manifest, -1 where they vary.
+        shape: height, width and channels of the output.
+        varying: whether pictures have several sizes; each is brought to `shape`.
+        draft: whether JPEGs may be decoded at a fraction of their size.
     """
 
     stored: tuple[int, ...]
@@ -48,23 +48,23 @@ class PictureDecoder:
         """Decodes the bytes of one picture into `out`, of `shape`.
 
         Raises:
-            ValueError: it is no JPEG or PNG, is damaged, or of another size than the manifest says.
+            ValueError: it is no JPEG or PNG, is damaged, or its size differs from the manifest's.
         """
         if not self.varying and data.startswith(JPEG):
-            least = self.shape[:2] if self.shape != self.stored else (0, 0)
-            with suppress(ValueError):  # what is wrong is found below
+            min_size = self.shape[:2] if self.shape != self.stored else (0, 0)
+            with suppress(ValueError):  # the fault is found below
                 decoded = simplejpeg.decode_jpeg(
-                    data, min_height=least[0], min_width=least[1], buffer=out
+                    data, min_height=min_size[0], min_width=min_size[1], buffer=out
                 )
                 if decoded.shape == self.shape:
                     return
         header = read_header(data)
         size = header.height, header.width
         if not self.varying and size != self.stored[:2]:
-            raise ValueError(f"is {_by(size)}; the manifest says {_by(self.stored)}")
+            raise ValueError(f"is {_size_text(size)}; the manifest says {_size_text(self.stored)}")
         try:
             if self.varying:
-                out[:] = self._fitted(data, size, header.kind)
+                out[:] = self._decode_to_fit(data, size, header.kind)
             elif header.kind == "JPEG":
                 simplejpeg.decode_jpeg(data)
                 raise ValueError("it decodes to another size than its header has")
@@ -73,28 +73,26 @@ class PictureDecoder:
         except (ValueError, *PILLOWS) as error:
             raise ValueError(f"is a damaged {header.kind} ({error})") from None
 
-    def _fitted(self, data: bytes, size: Sequence[int], kind: Kind) -> NDArray[np.uint8]:
-        """Returns the square about the centre, resampled to `shape`."""
+    def _decode_to_fit(self, data: bytes, size: Sequence[int], kind: Kind) -> NDArray[np.uint8]:
+        """Decodes a picture of any size, and returns its central square resampled to `shape`."""
         if kind == "JPEG":
             drafts = DRAFTS if self.draft else ()
             divisor = next((d for d in drafts if min(size) >= d * self.shape[0]), 1)
-            least = [-(-n // divisor) if divisor > 1 else 0 for n in size]
-            picture = simplejpeg.decode_jpeg(data, min_height=least[0], min_width=least[1])
+            min_size = [-(-n // divisor) if divisor > 1 else 0 for n in size]
+            picture = simplejpeg.decode_jpeg(data, min_height=min_size[0], min_width=min_size[1])
         else:
             picture = _png(data, size)
         return self.fit(picture)
 
     def fit(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns a decoded picture at `shape`: resampled; of several sizes, the centre's square.
-
-        One of `shape` already is returned as it is.
+        """Resamples a decoded picture to `shape`; if sizes vary, cuts its central square first.
 
         Raises:
-            ValueError: it is neither of that shape nor of the stored one.
+            ValueError: it has neither `shape` nor the stored shape.
         """
-        wanted = (*picture.shape[:2], self.stored[2]) if self.varying else self.stored
-        if picture.shape not in (wanted, self.shape) or picture.ndim != 3 or 0 in picture.shape:
-            expected = "any × any" if self.varying else _by(self.stored)
+        stored = (*picture.shape[:2], self.stored[2]) if self.varying else self.stored
+        if picture.shape not in (stored, self.shape) or picture.ndim != 3 or 0 in picture.shape:
+            expected = "any × any" if self.varying else _size_text(self.stored)
             raise ValueError(f"is {times(picture.shape)}; expected {expected} × {self.stored[2]}")
         if self.varying:
             height, width = picture.shape[:2]
@@ -111,21 +109,21 @@ class PictureDecoder:
 def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int, ...]:
     """Returns the shape of a sample as the model sees it.
 
-    It is (width,), (height, width, channels), (tokens, vocabulary) of text, or (nodes, edges, 2,
-    labels) of graphs.
+    It is (width,) of vectors, (height, width, channels) of pictures, (tokens, vocabulary) of texts,
+    or (nodes, edges, 2, labels) of graphs.
 
     Raises:
-        ConfigError: what is asked of the view does not fit what is stored.
+        ConfigError: the options of the view do not fit the stored view.
     """
     image = stored.kind == "image"
     for augmentation in view.augment:
         name = augmentation.name
         if augmentation.own:
             continue
-        if name not in (fitting := AUGMENTATIONS[stored.kind]):
+        if name not in (supported := AUGMENTATIONS[stored.kind]):
             raise ConfigError(
                 f"data.views: augmentation '{name}' does not fit {stored.kind} view "
-                f"'{view.stored}'; {stored.kind}s take {', '.join(fitting)}"
+                f"'{view.stored}'; {stored.kind}s take {', '.join(supported)}"
             )
         if name == "color" and stored.shape[2] != 3:
             raise ConfigError(
@@ -154,10 +152,10 @@ def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int
 def picture_decoder(
     stored: View, views: Sequence[ModelView], draft: bool, decode_size: int | None
 ) -> PictureDecoder:
-    """Returns the decoder of a stored view of pictures, of which the model's `views` are made.
+    """Returns the decoder of stored pictures from which the model's `views` are made.
 
-    A draft is decoded at 1/2, 1/4 or 1/8 of its size, the least at which no view is enlarged: not
-    its smallest crop, nor the whole where it is not cropped.
+    A draft is decoded at 1/2, 1/4 or 1/8 of its size: the smallest at which no view is enlarged,
+    neither its smallest crop nor, without crops, the full picture.
 
     Raises:
         ConfigError: `data.decode_size` is less than a view's size.
@@ -178,10 +176,10 @@ def picture_decoder(
 
 
 def _scale(view: ModelView, stored: Sequence[int]) -> float:
-    """Returns how small a picture may become, as a share of its sides, with no view enlarged."""
+    """Returns the smallest factor of a picture's sides at which the view is not enlarged."""
     height, width = stored[:2]
     rows, columns = view.size or (height, width)
-    crops = [one.crop for one in view.augment if one.crop is not None]
+    crops = [augmentation.crop for augmentation in view.augment if augmentation.crop is not None]
     if not crops:
         return max(rows / height, columns / width)
     area = min(crop.area[0] for crop in crops) * height * width
@@ -202,5 +200,5 @@ def _png(data: bytes, size: Sequence[int]) -> NDArray[np.uint8]:
         return np.asarray(image.convert("RGB"))
 
 
-def _by(size: Sequence[int]) -> str:
+def _size_text(size: Sequence[int]) -> str:
     return " × ".join(map(str, size[:2]))

@@ -1,15 +1,16 @@
-"""Which rows make up batch t: index arithmetic only, so that the order costs no reading.
+"""Plans which rows make up batch t, by index arithmetic alone: nothing is read for it.
 
-The order is a function of (seed, epoch, canonical streams) and of nothing else: not of the number
-of processes, nor of loader workers. The shards of an epoch are permuted and laid end to end; the
-line is cut into C contiguous canonical streams; each is shuffled within windows; batch t takes
-B / C rows of every stream. A process then owns a contiguous share of the batch and touches about
-C / P streams, hence few shards at a time.
+The order is a function of (seed, epoch, canonical streams) alone: it does not depend on the number
+of processes or loader workers. In every epoch the shards are permuted and concatenated; the
+sequence of their rows is cut into C contiguous canonical streams; each stream is shuffled within
+windows; batch t of B rows takes B / C rows of every stream. Each of P processes owns a contiguous
+share of the batch, so it touches about C / P streams, hence few shards at a time.
 
-A stream that fits a window is permuted by a generator. A longer one is cut into windows, and a row
-finds its place in its window by a bijection: so that the plan of any number of rows takes the
-memory of a list of shards, and of a batch only the rows that it has are ever computed. Which rows
-take part is known shard by shard: a list of them has eight bytes of each, marks one in a file.
+A stream that fits into one window is permuted by a generator. A longer one is cut into windows, and
+a row's position in its window is computed by a bijection. So a plan needs only memory for a list of
+shards, whatever the number of rows, and only the rows of the requested batch are computed. The rows
+that take part are looked up by shard: in a list of eight bytes a row, or in a file of one byte a
+row.
 """
 
 from __future__ import annotations
@@ -30,39 +31,39 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.random_keys import rng_keys
 
 Rows = NDArray[np.int64]
-ROUNDS = 6  # of the bijection: four are enough for a permutation that looks random
-MOST_STREAMS = 64  # canonical streams, where nobody says how many
+FEISTEL_ROUNDS = 6  # four are enough for a permutation that looks random
+MAX_STREAMS = 64  # canonical streams, by default
 
 
 def share(total: int, rank: int, world: int) -> slice:
-    """Returns the contiguous share of `total` rows of a process; sizes differ by at most 1."""
+    """Returns a process's contiguous share of `total` rows; sizes differ by at most 1."""
     return slice(rank * total // world, (rank + 1) * total // world)
 
 
 def shares(total: int, world: int) -> list[int]:
-    """Returns the size of every process's share."""
+    """Returns the sizes of all processes' shares."""
     slices = (share(total, rank, world) for rank in range(world))
-    return [own.stop - own.start for own in slices]
+    return [part.stop - part.start for part in slices]
 
 
-def default_streams(batch: int, most: int = MOST_STREAMS) -> int:
-    """Returns the largest divisor of the batch up to `most`."""
-    return max(c for c in range(1, min(most, batch) + 1) if batch % c == 0)
+def default_streams(batch: int, limit: int = MAX_STREAMS) -> int:
+    """Returns the largest divisor of the batch up to `limit`."""
+    return max(c for c in range(1, min(limit, batch) + 1) if batch % c == 0)
 
 
 def by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
-    """Yields each of some numbers, and where it stands among them."""
+    """Yields each distinct number, ascending, and its positions in `numbers`."""
     order = np.argsort(numbers, kind="stable")
-    for at in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        if len(at):
-            yield int(numbers[at[0]]), at
+    for positions in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        if len(positions):
+            yield int(numbers[positions[0]]), positions
 
 
 class ShardRows(ABC):
-    """The rows of each shard that take part, ascending; shards ascend too.
+    """The selected rows of each shard, ascending within a shard and from shard to shard.
 
     Attributes:
-        sizes: how many rows there are of each shard, [shards].
+        sizes: number of selected rows of each shard, [shards].
     """
 
     sizes: Rows
@@ -72,7 +73,7 @@ class ShardRows(ABC):
         return map(self.rows_of, range(len(self)))
 
     def __len__(self) -> int:
-        """The number of shards, of which some may have no row."""
+        """The number of shards, including those without a selected row."""
         return len(self.sizes)
 
     @abstractmethod
@@ -90,47 +91,47 @@ class ShardRows(ABC):
 
     @property
     def whole(self) -> Rows:
-        """All rows, in a list."""
+        """All rows in one array."""
         return np.concatenate([np.empty(0, np.int64), *self])
 
-    def take(self, shards: Rows, places: Rows) -> Rows:
-        """Returns row number `places` of each of `shards`, [rows]."""
+    def take(self, shards: Rows, offsets: Rows) -> Rows:
+        """Returns row number `offsets[i]` of shard `shards[i]` for every i, [rows]."""
         out = np.empty(len(shards), np.int64)
-        for shard, at in by_number(shards):
-            out[at] = self.rows_of(shard)[places[at]]
+        for shard, at_shard in by_number(shards):
+            out[at_shard] = self.rows_of(shard)[offsets[at_shard]]
         return out
 
     @abstractmethod
     def has(self, rows: Rows) -> NDArray[np.bool_]:
-        """Returns which rows are among them, [rows]."""
+        """Returns which of `rows` are selected, [rows]."""
 
     def following(self, row: int) -> Iterator[int]:
-        """Yields the rows after one of them in the data set's order, then those before it."""
-        there = np.flatnonzero(self.sizes).tolist()
-        at = bisect_right(there, row, key=lambda n: self.rows_of(n)[0]) - 1
-        own = self.rows_of(there[at])
-        yield from own[own > row].tolist()
-        for n in (*there[at + 1 :], *there[:at]):
-            yield from self.rows_of(n).tolist()
-        yield from own[own < row].tolist()
+        """Yields the rows after a selected row in the data set's order, then those before it."""
+        nonempty = np.flatnonzero(self.sizes).tolist()
+        index = bisect_right(nonempty, row, key=lambda shard: self.rows_of(shard)[0]) - 1
+        rows = self.rows_of(nonempty[index])
+        yield from rows[rows > row].tolist()
+        for shard in (*nonempty[index + 1 :], *nonempty[:index]):
+            yield from self.rows_of(shard).tolist()
+        yield from rows[rows < row].tolist()
 
 
 @dataclass(frozen=True, eq=False)
 class Listed(ShardRows):
-    """Rows that lie in a list: those of shard i from place `bounds[i]` on, [shards + 1]."""
+    """Rows in one array: those of shard i are `rows[bounds[i] : bounds[i + 1]]`."""
 
     rows: Rows
     bounds: Rows
 
     @classmethod
     def of(cls, shards: Sequence[Rows]) -> Listed:
-        """Lists the rows of each shard."""
+        """Concatenates the rows of each shard."""
         bounds = np.cumsum([0, *map(len, shards)])
         return cls(np.concatenate([np.empty(0, np.int64), *shards]), bounds)
 
     @classmethod
     def cut(cls, rows: Rows, starts: Rows) -> Listed:
-        """Takes ascending rows, shard i of which begins with number `starts[i]`, [shards + 1]."""
+        """Assigns ascending rows to shards; shard i begins at row `starts[i]`, [shards + 1]."""
         return cls(rows, np.searchsorted(rows, starts))
 
     @cached_property
@@ -151,9 +152,9 @@ class Listed(ShardRows):
         """See `ShardRows`."""
         return Listed(self.rows, self.bounds[first : last + 1])
 
-    def take(self, shards: Rows, places: Rows) -> Rows:
+    def take(self, shards: Rows, offsets: Rows) -> Rows:
         """See `ShardRows`."""
-        taken: Rows = self.rows[self.bounds[shards] + places]
+        taken: Rows = self.rows[self.bounds[shards] + offsets]
         return taken
 
     def has(self, rows: Rows) -> NDArray[np.bool_]:
@@ -163,13 +164,13 @@ class Listed(ShardRows):
 
 @dataclass(frozen=True, eq=False)
 class Marked(ShardRows):
-    """Rows of shards whose mark has one of some bits; without marks all rows.
+    """Rows whose mark has any of `bits` set; without marks all rows.
 
     Attributes:
-        starts: the first row of each shard, and behind the last, [shards + 1].
-        sizes: see `ShardRows`; where it is 0 nothing is looked up.
-        marks: an npy file, which is mapped, of a byte a row of the data set.
-        bits: that a mark may have.
+        starts: the first row of each shard, then the end of the last one, [shards + 1].
+        sizes: see `ShardRows`; shards of size 0 are not looked up.
+        marks: an npy file with one byte per row of the data set, memory-mapped.
+        bits: bit mask of the selected roles.
     """
 
     starts: Rows
@@ -178,13 +179,13 @@ class Marked(ShardRows):
     bits: int = 0
 
     @cached_property
-    def _mapped(self) -> NDArray[np.uint8]:
+    def _mapped_marks(self) -> NDArray[np.uint8]:
         assert self.marks is not None
         return np.load(self.marks, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what another process is given: it maps the file itself, where this one copies."""
-        return {name: value for name, value in vars(self).items() if name != "_mapped"}
+        """Returns the state to pickle: the other process maps the file itself."""
+        return {name: value for name, value in vars(self).items() if name != "_mapped_marks"}
 
     def rows_of(self, shard: int) -> Rows:
         """See `ShardRows`."""
@@ -193,45 +194,46 @@ class Marked(ShardRows):
             return np.empty(0, np.int64)
         if self.marks is None:
             return np.arange(first, last)
-        found: Rows = first + np.flatnonzero(self._mapped[first:last] & self.bits)
-        return found
+        rows: Rows = first + np.flatnonzero(self._mapped_marks[first:last] & self.bits)
+        return rows
 
     def between(self, first: int, last: int) -> Marked:
         """See `ShardRows`."""
         starts, sizes = self.starts[first : last + 1], self.sizes[first:last]
         return Marked(starts, sizes, self.marks, self.bits)
 
-    def take(self, shards: Rows, places: Rows) -> Rows:
+    def take(self, shards: Rows, offsets: Rows) -> Rows:
         """See `ShardRows`."""
         if self.marks is not None:
-            return super().take(shards, places)
-        taken: Rows = self.starts[shards] + places
+            return super().take(shards, offsets)
+        taken: Rows = self.starts[shards] + offsets
         return taken
 
     def has(self, rows: Rows) -> NDArray[np.bool_]:
         """See `ShardRows`."""
         shards = np.searchsorted(self.starts, rows, side="right") - 1
-        there: NDArray[np.bool_] = self.sizes[shards] > 0
-        return there if self.marks is None else there & (self._mapped[rows] & self.bits > 0)
+        inside: NDArray[np.bool_] = self.sizes[shards] > 0
+        return inside if self.marks is None else inside & (self._mapped_marks[rows] & self.bits > 0)
 
     def joined(self, bits: int) -> Marked:
-        """Returns the rows that have one of other bits: reads all marks."""
+        """Returns the rows whose marks have any of other `bits` set; reads all marks."""
         spans = pairwise(self.starts.tolist())
-        sizes = [np.count_nonzero(self._mapped[first:last] & bits) for first, last in spans]
+        sizes = [np.count_nonzero(self._mapped_marks[first:last] & bits) for first, last in spans]
         return Marked(self.starts, np.array(sizes), self.marks, bits)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """An endless sequence of global batches over one set of rows, each epoch a full pass.
+    """An endless sequence of global batches over one set of rows; each epoch is a full pass.
 
     Attributes:
+        name: of the stream; streams of other names are shuffled differently.
         by_shard: the rows of each shard that take part, as numbers in the data set.
         batch: rows of the global batch.
-        seed: the run's seed; `name` keeps two streams of one run apart.
+        seed: the run's seed.
         canonical: C, the number of canonical streams; divides the batch.
-        window: so many rows of a stream are shuffled together, and none moves further.
-        salt: tells streams of one name apart.
+        window: number of rows of a stream that are shuffled together; no row leaves its window.
+        salt: makes streams of the same name shuffle differently.
     """
 
     name: str
@@ -241,11 +243,13 @@ class Stream:
     canonical: int
     window: int
     salt: str = ""
-    _cache: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
-    _lines: dict[int, tuple[Rows, Rows]] = field(default_factory=dict, repr=False, compare=False)
+    _epoch_rows: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
+    _shard_orders: dict[int, tuple[Rows, Rows]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        """Refuses a plan that cannot give one batch."""
+        """Refuses a plan that cannot fill one batch."""
         if self.batch > self.rows:
             raise ConfigError(
                 f"data.batch.{self.name} is {self.batch}, but there are {self.rows} {self.name} "
@@ -261,125 +265,136 @@ class Stream:
 
     @cached_property
     def rows(self) -> int:
-        """Rows that an epoch passes over."""
+        """Rows that take part."""
         return self.by_shard.total
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in an epoch; fewer rows than one batch are left over."""
+        """Full batches in an epoch."""
         return self.rows // self.batch
 
     @property
     def left_over(self) -> int:
-        """Rows that an epoch does not reach: other ones every epoch."""
+        """Rows that an epoch leaves out, fewer than a batch; they differ from epoch to epoch."""
         return self.rows % self.batch
 
-    def at(self, t: int, own: slice = slice(None)) -> Rows:
-        """Returns the rows of global batch t = 0, 1, ... of the run, or some of them, [rows].
+    def at(self, t: int, local: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t = 0, 1, ... of the run, or a slice of them, [rows].
 
-        They lie stream by stream; `own` says which are asked for.
+        Rows are ordered by canonical stream.
         """
-        drawn: Rows = self.many(np.array([t]), own)[0]
-        return drawn
+        rows: Rows = self.many(np.array([t]), local)[0]
+        return rows
 
-    def many(self, batches: Rows, own: slice = slice(None)) -> Rows:
+    def many(self, batches: Rows, local: slice = slice(None)) -> Rows:
         """Returns the rows of ascending global batches, [batches, rows]: see `at`."""
         epochs, steps = np.divmod(batches, self.steps_per_epoch)
-        parts = [self._drawn(e, steps[epochs == e], own) for e in np.unique(epochs).tolist()]
-        return np.concatenate(parts)
+        rows = [
+            self._epoch_batches(epoch, steps[epochs == epoch], local)
+            for epoch in np.unique(epochs).tolist()
+        ]
+        return np.concatenate(rows)
 
-    def _drawn(self, epoch: int, steps: Rows, own: slice) -> Rows:
-        """Returns the rows of some batches of an epoch."""
-        each = self.batch // self.canonical
-        if self._longest <= self.window:
-            if epoch not in self._cache:
-                whole = self.steps_per_epoch
-                order = [rows[: whole * each].reshape(whole, each) for rows in self.order(epoch)]
-                self._cache.clear()
-                self._cache[epoch] = np.concatenate(order, axis=1)
-            drawn: Rows = self._cache[epoch][steps, own]
-            return drawn
-        columns = np.arange(self.batch)[own]
-        streams, places = np.divmod(columns, each)
-        places = steps[:, None] * each + places
-        return self._rows(epoch, np.broadcast_to(streams, places.shape), places)
+    def _epoch_batches(self, epoch: int, steps: Rows, local: slice) -> Rows:
+        """Returns the rows of the batches at `steps` of an epoch, [steps, rows]."""
+        per_stream = self.batch // self.canonical
+        if self._longest_stream <= self.window:
+            if epoch not in self._epoch_rows:
+                n_steps = self.steps_per_epoch
+                order = [
+                    rows[: n_steps * per_stream].reshape(n_steps, per_stream)
+                    for rows in self.order(epoch)
+                ]
+                self._epoch_rows.clear()
+                self._epoch_rows[epoch] = np.concatenate(order, axis=1)
+            batch_rows: Rows = self._epoch_rows[epoch][steps, local]
+            return batch_rows
+        positions = np.arange(self.batch)[local]
+        streams, stream_positions = np.divmod(positions, per_stream)
+        stream_positions = steps[:, None] * per_stream + stream_positions
+        return self._shuffled_rows(
+            epoch, np.broadcast_to(streams, stream_positions.shape), stream_positions
+        )
 
     def passes(self, t: int) -> Rows:
-        """Returns which pass over the rows batch t is of, [1]."""
+        """Returns the number of the pass over the rows that batch t belongs to, [1]."""
         return np.array([t // self.steps_per_epoch])
 
     def describe(self) -> str:
-        """Returns a line: rows, batch, and what an epoch leaves over."""
+        """Returns one line: rows, batch, and the rows that an epoch leaves over."""
         return (
             f"{self.name}: {self.rows:,} rows = {self.steps_per_epoch:,} steps x {self.batch:,} + "
             f"{self.left_over:,} left over an epoch, in {self.canonical} canonical streams"
         )
 
     def order(self, epoch: int) -> list[Rows]:
-        """Returns the canonical streams of an epoch, shuffled; each row is in one, once."""
+        """Returns the shuffled canonical streams of an epoch; together they have each row once."""
         bounds = [share(self.rows, number, self.canonical) for number in range(self.canonical)]
-        lengths, salt = [b.stop - b.start for b in bounds], self._salt(epoch)
-        if self._longest <= self.window:
-            draws = [np.random.default_rng([*salt, 1, n]) for n in range(self.canonical)]
+        lengths, salt = [part.stop - part.start for part in bounds], self._salt(epoch)
+        if self._longest_stream <= self.window:
+            generators = [np.random.default_rng([*salt, 1, n]) for n in range(self.canonical)]
             shuffled = [
-                b.start + d.permutation(n) for b, d, n in zip(bounds, draws, lengths, strict=True)
+                part.start + d.permutation(n)
+                for part, d, n in zip(bounds, generators, lengths, strict=True)
             ]
-            rows = self._on_line(epoch, np.concatenate(shuffled))
+            rows = self._rows_at(epoch, np.concatenate(shuffled))
         else:
             streams = np.repeat(np.arange(self.canonical), lengths)
-            rows = self._rows(epoch, streams, np.concatenate([np.arange(n) for n in lengths]))
+            rows = self._shuffled_rows(
+                epoch, streams, np.concatenate([np.arange(n) for n in lengths])
+            )
         return np.split(rows, np.cumsum(lengths)[:-1])
 
     @property
-    def _longest(self) -> int:
-        """Rows of the longest canonical stream."""
+    def _longest_stream(self) -> int:
+        """Number of rows of the longest canonical stream."""
         return -(-self.rows // self.canonical)
 
     def _salt(self, epoch: int) -> list[int]:
         return [self.seed, *self.name.encode(), *self.salt.encode(), epoch]
 
-    def _rows(self, epoch: int, streams: Rows, places: Rows) -> Rows:
-        """Returns what stands at places of canonical streams after the shuffle, same shape."""
-        starts = np.arange(self.canonical) * self.rows // self.canonical  # see `share`
+    def _shuffled_rows(self, epoch: int, streams: Rows, positions: Rows) -> Rows:
+        """Returns the rows at `positions` of shuffled canonical streams, same shape."""
+        starts = np.arange(self.canonical) * self.rows // self.canonical  # as in `share`
         lengths = np.diff(starts, append=self.rows)[streams]
-        windows = -(-lengths // self.window)  # nearly equal ones: see `share`
-        number = ((places + 1) * windows - 1) // lengths
-        first, last = number * lengths // windows, (number + 1) * lengths // windows
-        drawn = int(np.random.default_rng([*self._salt(epoch), 2]).integers(2**62))
-        keys = rng_keys(drawn, streams, number)
-        shuffled = first + _bijection(places - first, last - first, keys)
-        return self._on_line(epoch, starts[streams] + shuffled)
+        windows = -(-lengths // self.window)  # windows per stream, nearly equal, as in `share`
+        window = ((positions + 1) * windows - 1) // lengths
+        first, last = window * lengths // windows, (window + 1) * lengths // windows
+        key_seed = int(np.random.default_rng([*self._salt(epoch), 2]).integers(2**62))
+        keys = rng_keys(key_seed, streams, window)
+        shuffled = first + _permute(positions - first, last - first, keys)
+        return self._rows_at(epoch, starts[streams] + shuffled)
 
-    def _on_line(self, epoch: int, places: Rows) -> Rows:
-        """Returns the rows at places of the line of all shards, permuted; same shape."""
-        if epoch not in self._lines:
+    def _rows_at(self, epoch: int, positions: Rows) -> Rows:
+        """Returns the rows at `positions` of the permuted, concatenated shards, same shape."""
+        if epoch not in self._shard_orders:
             shuffle = np.random.default_rng([*self._salt(epoch), 0])
             order = shuffle.permutation(len(self.by_shard))
-            self._lines.clear()
-            self._lines[epoch] = order, np.cumsum(self.by_shard.sizes[order])
-        order, ends = self._lines[epoch]
-        at = np.searchsorted(ends, flat := places.ravel(), side="right")
-        shards = order[at]
-        within = flat - ends[at] + self.by_shard.sizes[shards]
-        return self.by_shard.take(shards, within).reshape(places.shape)
+            self._shard_orders.clear()
+            self._shard_orders[epoch] = order, np.cumsum(self.by_shard.sizes[order])
+        order, ends = self._shard_orders[epoch]
+        index = np.searchsorted(ends, flat := positions.ravel(), side="right")
+        shards = order[index]
+        offsets = flat - ends[index] + self.by_shard.sizes[shards]
+        return self.by_shard.take(shards, offsets).reshape(positions.shape)
 
 
-def _bijection(places: Rows, sizes: Rows, keys: Rows) -> Rows:
-    """Permutes 0, ..., size - 1 by a key, a place at a time (a Feistel network; same shapes).
+def _permute(positions: Rows, sizes: Rows, keys: Rows) -> Rows:
+    """Maps each position by the keyed permutation of 0, ..., size - 1: a Feistel network.
 
-    What the network throws out of the range goes through it again (Black and Rogaway, "Ciphers
-    with arbitrary finite domains", CT-RSA 2002), which happens to less than three of four.
+    All arrays have the same shape. Results outside of the range go through the network again (Black
+    and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002): fewer than three of four.
     """
-    bits = np.frexp(sizes - 1)[1].astype(np.int64)  # the bit length of size - 1, of each by itself
-    halves, out = np.maximum(1, -(-bits // 2)), np.ascontiguousarray(places)
-    left = np.ones(places.shape, bool)
-    while left.any():
-        half = halves[left]
-        high, mask = out[left] >> half, (1 << half) - 1
-        low = out[left] & mask
-        for number in range(ROUNDS):
-            high, low = low, high ^ (rng_keys(number, keys[left], low) & mask)
+    bits = np.frexp(sizes - 1)[1].astype(np.int64)  # bit length of each size - 1
+    halves, out = np.maximum(1, -(-bits // 2)), np.ascontiguousarray(positions)
+    pending = np.ones(positions.shape, bool)
+    while pending.any():
+        half = halves[pending]
+        high, mask = out[pending] >> half, (1 << half) - 1
+        low = out[pending] & mask
+        for number in range(FEISTEL_ROUNDS):
+            high, low = low, high ^ (rng_keys(number, keys[pending], low) & mask)
         out = out.copy()
-        out[left] = high << half | low
-        left = out >= sizes
+        out[pending] = high << half | low
+        pending = out >= sizes
     return out

@@ -1,4 +1,4 @@
-"""Which rows are labelled, with what, and which are tested: chosen without rebuilding a shard."""
+"""Chooses labelled, validation and test rows, and hides views and labels, at load time."""
 
 import warnings
 import zlib
@@ -16,37 +16,38 @@ from heron.pipeline.data.random_keys import rng_keys, uniforms
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.roles import Roles as Roles
 
-VALIDATION = 1  # beside seed and fold: the draw of the validation rows is none of the labelled
+VALIDATION_DRAW = 1  # joins seed and fold, so that validation and labelled rows differ in draw
 
 
 def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
-    """Gives every row of a split its role; the rows of a role are in the data set's order.
+    """Assigns a role to every row of a split; the rows of a role are in the data set's order.
 
     Raises:
-        ConfigError: more labelled rows than there are, more folds than rows of the rarest
-            label, a test split that is not there, or a share for validation that is no row or all.
+        ConfigError: more labelled rows are requested than there are, there are more folds than rows
+            of any label vector, the test split does not exist, or validation would get no row or
+            all rows.
     """
-    if _labels_decide_nothing(reader, protocol):
-        none, numbers = np.empty(0, np.int64), reader.shards_of(split)
+    if _needs_no_labels(reader, protocol):
+        no_rows, shards = np.empty(0, np.int64), reader.shards_of(split)
         sizes = np.zeros(len(reader.shards), np.int64)
-        sizes[numbers.start : numbers.stop] = reader.shard_rows(split).sizes
-        return Roles(reader.starts, none, Marked(reader.starts, sizes), none, none)
+        sizes[shards.start : shards.stop] = reader.shard_rows(split).sizes
+        return Roles(reader.starts, no_rows, Marked(reader.starts, sizes), no_rows, no_rows)
     rows = reader.split_rows(split)
-    known = reader.known(rows)
-    candidates = np.flatnonzero(known)  # rows that have a label; the others are never labelled
+    has_label = reader.known(rows)
+    candidates = np.flatnonzero(has_label)  # only rows with a label can be labelled rows
     chosen = candidates
     if protocol.folds is not None:
-        chosen = candidates[_labelled(reader.labels(rows[known]), protocol)]
+        chosen = candidates[_labelled_by_fold(reader.labels(rows[has_label]), protocol)]
     elif protocol.labelled != "all":
         if protocol.labelled > len(candidates):
-            some = "rows" if known.all() else f"rows with a label, of {len(rows)},"
+            available = "rows" if has_label.all() else f"rows with a label, of {len(rows)},"
             raise ConfigError(
                 f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has "
-                f"{len(candidates)} {some}; expected at most {len(candidates)}, or 'all'"
+                f"{len(candidates)} {available}; expected at most {len(candidates)}, or 'all'"
             )
         rng = np.random.default_rng([protocol.seed, protocol.fold])
         if protocol.stratified:
-            chosen = candidates[stratified(reader.targets(rows[known]), protocol.labelled, rng)]
+            chosen = candidates[stratified(reader.targets(rows[has_label]), protocol.labelled, rng)]
         else:
             chosen = candidates[np.sort(rng.permutation(len(candidates))[: protocol.labelled])]
     unlabelled = np.delete(rows, chosen)
@@ -60,45 +61,45 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     else:
         test = reader.split_rows(protocol.test)
     labelled = rows[chosen]
-    validation = _validation(reader, labelled, protocol)
+    validation = _draw_validation(reader, labelled, protocol)
     if len(validation):
-        labelled, test = (np.setdiff1d(given, validation) for given in (labelled, test))
+        labelled, test = (np.setdiff1d(role, validation) for role in (labelled, test))
     return Roles(reader.starts, labelled, unlabelled, test[reader.known(test)], validation)
 
 
-def _labels_decide_nothing(reader: Reader, protocol: Protocol) -> bool:
-    """Returns whether no row has a label, and the protocol asks for none: then none is read."""
+def _needs_no_labels(reader: Reader, protocol: Protocol) -> bool:
+    """Returns whether no row has a label and the protocol needs none: no label is read then."""
     if protocol.test not in ("unlabelled", "fold"):
         reader.shards_of(protocol.test)
-    asks = protocol.labelled != "all" or protocol.folds or protocol.validation
-    return reader.manifest.labels.kind == "none" and not asks
+    needs_labels = protocol.labelled != "all" or protocol.folds or protocol.validation
+    return reader.manifest.labels.kind == "none" and not needs_labels
 
 
-def _validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows:
-    """Draws the validation rows among the labelled ones."""
+def _draw_validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows:
+    """Draws the validation rows from the labelled ones."""
     count = round(protocol.validation * len(labelled))
     if not protocol.validation:
         return labelled[:0]
     if not 0 < count < len(labelled):
         raise ConfigError(
             f"data.protocol.validation is {protocol.validation:g} of {len(labelled)} labelled "
-            f"rows, which is {count} of them; expected 1 or more, and 1 or more to train on: give "
-            "another share, or more labelled rows"
+            f"rows, which is {count} of them; expected at least 1, and at least 1 left to train "
+            "on: give another share, or more labelled rows"
         )
-    draw = np.random.default_rng([protocol.seed, protocol.fold, VALIDATION])
-    return labelled[stratified(reader.targets(labelled), count, draw)]
+    rng = np.random.default_rng([protocol.seed, protocol.fold, VALIDATION_DRAW])
+    return labelled[stratified(reader.targets(labelled), count, rng)]
 
 
 def complementary(
     y: NDArray[np.float32], rows: Rows, count: int, protocol: Protocol
 ) -> NDArray[np.float32]:
-    """Draws complementary labels: `count` of the classes that each row is not, uniformly.
+    """Draws complementary labels: `count` of the wrong classes of each row, uniformly.
 
-    MulCo, Section 5.1, with s = `count`, 1 to classes - 1; y is one-hot. A row's set is a function
-    of (seed, fold, row), whatever the batch.
+    MulCo, Section 5.1, with s = `count`, 1 to classes - 1; y is one-hot. The classes of a row are a
+    function of (seed, fold, row) alone.
 
     Returns:
-        1 where a class is known to be wrong, [rows, classes].
+        1 where a class is marked as wrong, [rows, classes].
     """
     row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([protocol.fold]), rows))
     draws = uniforms(row_keys, salt=7, count=y.shape[1]).numpy()
@@ -108,61 +109,61 @@ def complementary(
     return wrong
 
 
-def _labelled(labels: NDArray[Any], protocol: Protocol) -> Rows:
-    """Returns the rows that are labelled: those of a fold, or of all folds but a tested one.
+def _labelled_by_fold(labels: NDArray[Any], protocol: Protocol) -> Rows:
+    """Returns the positions of the labelled rows: one fold, or all folds except the tested one.
 
-    The latter are shuffled with (`seed`, n) where folds 0 to `folds` - 1 have n = 0, the next
-    `folds` n = 1, and so on: repeated cross-validation.
+    In the latter case rows are first shuffled with (`seed`, n), where folds 0 to `folds` - 1 have
+    n = 0, the next `folds` have n = 1, and so on: repeated cross-validation.
     """
     assert protocol.folds is not None
     if protocol.test != "fold":
-        return _fold(labels, protocol.folds, protocol.fold)
-    again, fold = divmod(protocol.fold, protocol.folds)
-    order = np.random.default_rng([protocol.seed, again]).permutation(len(labels))
-    tested = order[_fold(labels[order], protocol.folds, fold)]
-    return np.setdiff1d(np.arange(len(labels)), tested)
+        return _fold_rows(labels, protocol.folds, protocol.fold)
+    repetition, fold = divmod(protocol.fold, protocol.folds)
+    order = np.random.default_rng([protocol.seed, repetition]).permutation(len(labels))
+    tested_positions = order[_fold_rows(labels[order], protocol.folds, fold)]
+    return np.setdiff1d(np.arange(len(labels)), tested_positions)
 
 
 def hide_views(reader: Reader, shares: Mapping[str, float], protocol: Protocol) -> None:
-    """Hides views from rows of a data set, each from its share; a row keeps one view at least.
+    """Hides each view from its share of the rows of a data set; every row keeps at least one view.
 
-    Which is a function of (seed, row, view): one that would lose all of its views keeps that of the
-    largest draw among those hidden.
+    What is hidden is a function of (seed, row, view). A row that would lose all of its views keeps
+    the hidden one with the largest draw.
 
     Raises:
-        ConfigError: there is no view of such a name.
+        ConfigError: a name is not that of a stored view.
     """
-    names, every = list(shares), [view.name for view in reader.manifest.views]
-    if unknown := [name for name in names if name not in every]:
+    names, stored = list(shares), [view.name for view in reader.manifest.views]
+    if unknown := [name for name in names if name not in stored]:
         raise ConfigError(
             f"data.protocol.hide_views: stored view '{unknown[0]}' is not in {reader.store}; found "
-            f"{', '.join(every)}"
+            f"{', '.join(stored)}"
         )
     rows = np.arange(int(reader.starts[-1]))
-    draws = np.concatenate([_draws(protocol, rows, f"view {name}", 1) for name in names], 1)
+    draws = np.concatenate([_row_draws(protocol, rows, f"view {name}", 1) for name in names], 1)
     hidden = draws < np.array([shares[name] for name in names], np.float32)
     hidden &= reader.present(rows, names)
-    left = reader.present(rows, every).sum(1) > hidden.sum(1)
-    last = np.argmax(np.where(hidden, draws, -1), 1)
-    hidden[~left, last[~left]] = False
+    keeps_one = reader.present(rows, stored).sum(1) > hidden.sum(1)
+    largest = np.argmax(np.where(hidden, draws, -1), 1)
+    hidden[~keeps_one, largest[~keeps_one]] = False
     reader.hide_views(names, hidden)
 
 
-def _draws(protocol: Protocol, rows: Rows, what: str, count: int) -> NDArray[np.float32]:
-    """Returns uniform numbers of (seed, row, what), [rows, count]."""
+def _row_draws(protocol: Protocol, rows: Rows, purpose: str, count: int) -> NDArray[np.float32]:
+    """Returns uniform numbers that are a function of (seed, row, purpose), [rows, count]."""
     row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([0]), rows))
-    drawn: NDArray[np.float32] = uniforms(row_keys, zlib.crc32(what.encode()), count).numpy()
+    drawn: NDArray[np.float32] = uniforms(row_keys, zlib.crc32(purpose.encode()), count).numpy()
     return drawn
 
 
 def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
-    """Makes single labels of labelled rows unknown, but one of each row at least.
+    """Makes single labels of labelled rows unknown; every row keeps at least one label.
 
-    Which is a function of (seed, row, label): a row that would lose all of them keeps that of the
-    largest draw.
+    What is hidden is a function of (seed, row, label). A row that would lose all of its labels
+    keeps the one with the largest draw.
 
     Raises:
-        ConfigError: the labels are of another kind than multi_label.
+        ConfigError: the labels are not multi_label.
     """
     labels = reader.manifest.labels
     if labels.kind != "multi_label":
@@ -170,61 +171,61 @@ def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
             f"data.protocol.hide_labels hides single labels, but those of {reader.store} are "
             f"{labels.kind}; expected multi_label, or 0; of classes, label fewer rows"
         )
-    chosen = _draws(protocol, rows, "rows", 1) < protocol.hide_label_rows
-    draws = _draws(protocol, rows, "labels", len(labels.names))
-    stated = reader.labels(rows) != labels.unlabelled
-    hidden = (draws < protocol.hide_labels) & chosen & stated
-    lost = ~(stated & ~hidden).any(1)
-    last = np.argmax(np.where(hidden, draws, -1), 1)
-    hidden[lost, last[lost]] = False
+    in_rows = _row_draws(protocol, rows, "rows", 1) < protocol.hide_label_rows
+    draws = _row_draws(protocol, rows, "labels", len(labels.names))
+    is_known = reader.labels(rows) != labels.unlabelled
+    hidden = (draws < protocol.hide_labels) & in_rows & is_known
+    loses_all = ~(is_known & ~hidden).any(1)
+    largest = np.argmax(np.where(hidden, draws, -1), 1)
+    hidden[loses_all, largest[loses_all]] = False
     reader.hide_labels(rows, hidden)
 
 
 def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: Protocol) -> Roles:
-    """Returns the roles of rows that can be trained on and tested: see `Protocol.partial_rows`.
+    """Removes the rows that cannot be trained on or tested: see `Protocol.partial_rows`.
 
     Args:
-        reader: of the rows.
-        roles: of the split.
+        reader: of the data set.
+        roles: of the split's rows.
         names: stored views that the model sees.
-        protocol: says what becomes of rows that are not whole.
+        protocol: says what is done with rows that lack views or labels.
 
     Raises:
-        ConfigError: a row has none of these views, and such rows are kept.
+        ConfigError: partial rows are kept, and a row has none of these views.
     """
     if not (reader.partial or reader.unknown):
         return roles
 
-    def views(rows: Rows) -> NDArray[np.int64]:
+    def count_views(rows: Rows) -> NDArray[np.int64]:
         count: NDArray[np.int64] = reader.present(rows, names).sum(1)
         return count
 
     if protocol.partial_rows == "keep":
         used = np.concatenate([roles.labelled, roles.unlabelled, roles.test, roles.validation])
-        if len(none := used[views(used) == 0]):
+        if len(empty := used[count_views(used) == 0]):
             raise ConfigError(
-                f"data.views: {len(np.unique(none)):,} rows of {reader.store} have none of "
-                f"{', '.join(names)}, the first {reader.sample_key(int(none[0]))}; expected one at "
-                "least: see another view too, or leave them out with "
+                f"data.views: {len(np.unique(empty)):,} rows of {reader.store} have none of "
+                f"{', '.join(names)}, the first {reader.sample_key(int(empty[0]))}; expected one "
+                "at least: see another view too, or leave them out with "
                 "data.protocol.partial_rows=drop"
             )
         return roles
-    labelled = roles.labelled[views(roles.labelled) == len(names)]
-    stated = reader.labels(labelled) != reader.manifest.labels.unlabelled
+    labelled = roles.labelled[count_views(roles.labelled) == len(names)]
+    known = reader.labels(labelled) != reader.manifest.labels.unlabelled
     return Roles(
         reader.starts,
-        labelled[stated.all(axis=tuple(range(1, stated.ndim)))],
-        roles.unlabelled[views(roles.unlabelled) == len(names)],
-        roles.test[views(roles.test) > 0],
-        roles.validation[views(roles.validation) > 0],
+        labelled[known.all(axis=tuple(range(1, known.ndim)))],
+        roles.unlabelled[count_views(roles.unlabelled) == len(names)],
+        roles.test[count_views(roles.test) > 0],
+        roles.validation[count_views(roles.validation) > 0],
     )
 
 
-def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:
-    """Returns one fold's rows of scikit-learn's unshuffled stratified split on whole label vectors.
+def _fold_rows(labels: NDArray[Any], folds: int, fold: int) -> Rows:
+    """Returns the positions of one fold of scikit-learn's unshuffled stratified split.
 
-    The classes are the label vectors as they stand, as in HeroCon's Scene protocol; vectors
-    rarer than the number of folds are spread as they come.
+    Each distinct label vector is a class of its own, as in HeroCon's Scene protocol; vectors rarer
+    than the number of folds are spread in the order they come.
     """
     if not len(labels):
         raise ConfigError(
@@ -240,56 +241,56 @@ def _fold(labels: NDArray[Any], folds: int, fold: int) -> Rows:
 
     from sklearn.model_selection import StratifiedKFold  # here: it loads scipy
 
-    with warnings.catch_warnings():  # label vectors rarer than folds are part of the protocol
+    with warnings.catch_warnings():  # the protocol accepts label vectors rarer than folds
         warnings.simplefilter("ignore", UserWarning)
         splits = list(StratifiedKFold(folds).split(np.zeros(len(flat)), classes))
-    chosen: Rows = splits[fold][1]
-    return chosen
+    positions: Rows = splits[fold][1]
+    return positions
 
 
-def stratified(y: NDArray[np.float32], count: int, draw: np.random.Generator) -> Rows:
-    """Draws `count` rows in which each label is as frequent as in all, as nearly as can be.
+def stratified(y: NDArray[np.float32], count: int, rng: np.random.Generator) -> Rows:
+    """Draws `count` rows that have each label about as often as all rows have it.
 
-    Of exclusive classes each has its share to within a row, the largest remainders rounded up.
-    Several labels: iterative stratification into two parts (Sechidis, Tsoumakas and Vlahavas, "On
-    the stratification of multi-label data", ECML PKDD 2011, Algorithm 1). The label with the fewest
-    rows left comes first, and each of these goes to the part that still lacks most of the label, or
-    most rows in all; rows without a label come last.
+    Exclusive classes get their exact shares to within one row; the largest remainders are rounded
+    up. With several labels: iterative stratification into two parts (Sechidis, Tsoumakas and
+    Vlahavas, "On the stratification of multi-label data", ECML PKDD 2011, Algorithm 1). It takes
+    the label with the fewest rows left, and assigns each of these rows to the part that lacks most
+    of the label, or else most rows; rows without a label come last.
 
     Args:
-        y: labels as 0/1, [rows, labels].
-        count: how many rows are drawn, 0 to rows.
-        draw: orders the rows of a label.
+        y: 0/1 labels, [rows, labels].
+        count: number of rows to draw, 0 to rows.
+        rng: orders the rows of a label.
 
     Returns:
-        Places of the drawn rows, ascending.
+        Positions of the drawn rows, ascending.
     """
     rows, has = len(y), y > 0
     if (has.sum(1) <= 1).all():
-        return _of_classes(np.where(has.any(1), has.argmax(1) + 1, 0), count, draw)
-    parts = np.array([count, rows - count], float)  # drawn, left
-    lacking = has.sum(0)[None] * (parts / rows)[:, None]  # [part, label]
-    room, drawn = parts.copy(), np.zeros(rows, bool)
+        return _stratified_classes(np.where(has.any(1), has.argmax(1) + 1, 0), count, rng)
+    part_sizes = np.array([count, rows - count], float)  # of the drawn rows, of the others
+    missing = has.sum(0)[None] * (part_sizes / rows)[:, None]  # [part, label]
+    capacity, drawn = part_sizes.copy(), np.zeros(rows, bool)
     waiting = np.ones(rows, bool)
-    left = has.sum(0)
+    unused = has.sum(0)
     while waiting.any():
-        label = int(np.where(left > 0, left, rows + 1).argmin()) if left.any() else None
-        given = np.flatnonzero(waiting & has[:, label] if label is not None else waiting)
-        for row in draw.permutation(given):
-            wants = np.zeros(2) if label is None else lacking[:, label]
-            part = max((0, 1), key=lambda p: (room[p] >= 1, wants[p], room[p]))
+        label = int(np.where(unused > 0, unused, rows + 1).argmin()) if unused.any() else None
+        candidates = np.flatnonzero(waiting & has[:, label] if label is not None else waiting)
+        for row in rng.permutation(candidates):
+            missing_label = np.zeros(2) if label is None else missing[:, label]
+            part = max((0, 1), key=lambda p: (capacity[p] >= 1, missing_label[p], capacity[p]))
             drawn[row] = part == 0
-            room[part] -= 1
-            lacking[part] -= has[row]
-        waiting[given] = False
-        left = left - has[given].sum(0)
+            capacity[part] -= 1
+            missing[part] -= has[row]
+        waiting[candidates] = False
+        unused = unused - has[candidates].sum(0)
     return np.flatnonzero(drawn)
 
 
-def _of_classes(classes: NDArray[np.int64], count: int, draw: np.random.Generator) -> Rows:
-    """Draws rows of exclusive classes, [rows]."""
-    shares = np.bincount(classes) * count / max(len(classes), 1)
-    quotas = np.floor(shares).astype(int)
-    quotas[np.argsort(quotas - shares, kind="stable")[: count - quotas.sum()]] += 1
-    drawn = [draw.permutation(np.flatnonzero(classes == k))[:n] for k, n in enumerate(quotas)]
+def _stratified_classes(classes: NDArray[np.int64], count: int, rng: np.random.Generator) -> Rows:
+    """Draws `count` rows of exclusive classes: see `stratified`; `classes` is [rows]."""
+    expected = np.bincount(classes) * count / max(len(classes), 1)
+    quotas = np.floor(expected).astype(int)
+    quotas[np.argsort(quotas - expected, kind="stable")[: count - quotas.sum()]] += 1
+    drawn = [rng.permutation(np.flatnonzero(classes == k))[:n] for k, n in enumerate(quotas)]
     return np.sort(np.concatenate([np.empty(0, np.int64), *drawn]))

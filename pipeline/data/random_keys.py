@@ -1,8 +1,8 @@
-"""Random numbers that are a function of what they are for: (seed, epoch, row), not of an order.
+"""Counter-based random numbers: functions of (seed, epoch, row), whatever the order of the calls.
 
-A generator hands out numbers in the order it is asked, so the same sample would be augmented, or
-dropped out, differently on another number of processes, and a resumed run would need the state of
-every generator. A hash of (seed, epoch, row, column) needs none of that.
+The numbers of a generator depend on the order of its calls, so augmentation and dropout of a sample
+would differ with the number of processes, and a resumed run would need the state of every
+generator. A hash of (seed, epoch, row, column) avoids both.
 """
 
 from functools import lru_cache
@@ -23,22 +23,22 @@ Integers = TypeVar("Integers", Tensor, NDArray[np.int64])  # int64
 
 
 def rng_keys(seed: int, epoch: Integers, rows: Integers) -> Integers:
-    """Returns a key for the random numbers of each row in an epoch, [rows].
+    """Returns a key for the random numbers of each row in its epoch, [rows].
 
-    `epoch` is that of each row, or one for all.
+    `epoch` has an entry per row, or one for all rows.
     """
-    return _mix(rows + _mix(epoch + _mixed(seed)))
+    return _mix(rows + _mix(epoch + _mixed_seed(seed)))
 
 
 @lru_cache
-def _mixed(seed: int) -> int:
+def _mixed_seed(seed: int) -> int:
     return int(_mix(np.array([seed]))[0])
 
 
 def uniforms(
     rng_keys: Int[Tensor, " batch"], salt: int, count: int
 ) -> Float[Tensor, "batch count"]:
-    """Returns `count` uniform numbers in [0, 1) for each key; a `salt` keeps uses apart."""
+    """Returns `count` uniform numbers in [0, 1) per key; use another `salt` for each purpose."""
     column = torch.arange(count, device=rng_keys.device) * _GOLDEN
     mixed = _mix(_mix(rng_keys + salt)[:, None] + column)
     return ((mixed >> 40) & 0xFFFFFF).float() / (1 << 24)
@@ -49,10 +49,10 @@ _SCHEMA = "(Tensor rng_keys, int salt, int count) -> Tensor"
 
 @torch.library.custom_op("heron::uniforms", mutates_args=(), schema=_SCHEMA)
 def opaque_uniforms(rng_keys: Tensor, salt: int, count: int) -> Tensor:
-    """Returns `uniforms`, as one operation that a compiler leaves as it is.
+    """Returns `uniforms`, as one custom operator that compilers leave unchanged.
 
-    What inductor makes of it for CPUs (torch 2.13) gives other numbers where a width is no multiple
-    of its vectors': whole numbers of 64 bits are multiplied.
+    Inductor's CPU code (torch 2.13) gives other numbers where the width is no multiple of its
+    vectors' width, since 64-bit integers are multiplied.
     """
     return uniforms(rng_keys, salt, count)
 
@@ -65,15 +65,15 @@ def _(rng_keys: Tensor, salt: int, count: int) -> Tensor:
 def normals(rng_keys: Int[Tensor, " batch"], salt: int, count: int) -> Float[Tensor, "batch count"]:
     """Returns standard normal numbers (Box and Muller 1958); see `uniforms`.
 
-    In float64, and rounded: float32's logarithm and cosine differ in the last digit from one kind
-    of processor to the next, and with them the batches.
+    They are computed in float64 and rounded, since the last digit of logarithm and cosine in
+    float32, and hence the batches, would differ between kinds of processors.
     """
     radius, angle = uniforms(rng_keys, salt, 2 * count).double().chunk(2, 1)
     return ((-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * torch.pi * angle)).float()
 
 
 def _mix(x: Integers) -> Integers:
-    """One round of splitmix64; int64 wraps, and the shifts are made logical by masks."""
+    """Applies one round of splitmix64; int64 wraps around, and masks make the shifts logical."""
     x = x + _GOLDEN
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX[0]
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX[1]

@@ -1,4 +1,4 @@
-"""Rows of a data set by number: vectors mapped in place, pictures decoded, labels looked up."""
+"""Reads rows of a data set by number: maps vectors, decodes pictures, looks labels up."""
 
 import errno
 import hashlib
@@ -22,81 +22,81 @@ from heron.shards.errors import RESTORE, ShardError
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
 from heron.shards.store import LocalStore, Store, open_store
 
-OPEN = 128  # shards that a process keeps open: up to three descriptors each
-EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # no faults of the data
+MAX_OPEN_SHARDS = 128  # per process; each takes up to three file descriptors
+EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOMEM  # the machine's limits, no fault of the data
 
 
 class Reader:
-    """Random access to a folder of shards; the last ones opened stay open.
+    """Random access to a folder of shards; keeps the most recently used shards open.
 
-    Rows are numbered over the splits in the manifest's order, shard by shard. Opening checks the
-    manifest, and the presence and size of every shard; an index is read, and its checksum compared,
-    when its shard's turn comes, payloads when asked for, and `verify_payloads` compares the
-    checksums of all. With `on_error` "skip", rows that cannot be read are faults that a caller is
-    told of, and no exceptions.
+    Rows are numbered over the splits in the manifest's order, shard by shard. The constructor
+    checks the manifest, and the presence and size of every shard. An index is read, and its
+    checksum compared, when its shard is first needed; payloads are read on demand, and
+    `verify_payloads` compares the checksums of all. With `on_error` "skip", rows that cannot be
+    read are listed in `lost` instead of raising an exception.
     """
 
     def __init__(
         self,
         folder: str | Path | Store,
         on_error: Literal["raise", "skip"] = "raise",
-        most_open: int = OPEN,
+        max_open_shards: int = MAX_OPEN_SHARDS,
         manifest: Manifest | None = None,
     ) -> None:
-        """Opens a folder or a URL that `heron shards build` or `heron shards index` made.
+        """Opens a folder or a URL that `heron shards build` or `heron shards index` has written.
 
-        With a `manifest`, which then lists no shards, nothing is opened: it has no rows.
+        A `manifest`, if passed, must list no shards: nothing is opened, and the reader has no rows.
         """
         self.store = folder if isinstance(folder, Store) else open_store(folder)
         self.manifest = manifest or load_manifest(self.store)
         self._views = {view.name: view for view in self.manifest.views}
         self.on_error = on_error
-        self.most_open = most_open
+        self.max_open_shards = max_open_shards
         self.indexes = Indexes(self.store, self.manifest)
         self.shards, self.starts = self.indexes.shards, self.indexes.starts
-        self.lost: dict[int, str] = {}  # rows that cannot be read, and why
-        self.partial = self.manifest.partial  # whether rows lack views
-        self.unknown = self.manifest.labels.unknown is not None  # whether rows lack single labels
+        self.lost: dict[int, str] = {}  # rows that cannot be read, and the reasons
+        self.partial = self.manifest.partial  # whether rows may lack views
+        self.unknown = self.manifest.labels.unknown is not None  # whether they may lack labels
         self.decoders = {name: stored_decoder(view) for name, view in self._views.items()}
         self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
         self._hidden_labels: list[tuple[Rows, NDArray[np.bool_]]] = []
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        # By view, where the blocks of open shards lie: a line a shard, of which the first is that
-        # of all that are not open, and 0 is no address.
-        self._mapped: dict[str, NDArray[np.int64]] = {}
-        self._lines = np.zeros(len(self.shards), np.int64)
+        self._open_shards: OrderedDict[int, OpenShard] = OrderedDict()
+        # By view, the memory addresses of the blocks of open shards, [slots, blocks]; 0 is no
+        # address. Each open shard has a slot; slot 0, all zeros, stands for all closed shards.
+        self._block_addresses: dict[str, NDArray[np.int64]] = {}
+        self._slots = np.zeros(len(self.shards), np.int64)
         present = self.store.names() if self.shards else None
         for number, shard in enumerate(self.shards):
-            if (fault := self._absence(shard, present)) is not None:
-                self._lose(np.arange(*self.starts[number : number + 2]), fault)
+            if (fault := self._shard_fault(shard, present)) is not None:
+                self._mark_lost(np.arange(*self.starts[number : number + 2]), fault)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a reading process is given: all but the open files."""
-        closed = {"_open": OrderedDict(), "_mapped": {}, "_lines": np.zeros_like(self._lines)}
-        return self.__dict__ | closed
+        """Returns the state to pickle for a loader worker: all but the open files."""
+        closed: dict[str, Any] = {"_open_shards": OrderedDict(), "_block_addresses": {}}
+        return self.__dict__ | closed | {"_slots": np.zeros_like(self._slots)}
 
-    def _absence(self, shard: Shard, present: set[str] | None) -> str | None:
-        """Returns what is wrong with a shard that shows without reading it, or None."""
+    def _shard_fault(self, shard: Shard, present: set[str] | None) -> str | None:
+        """Returns a shard's fault that shows without reading it, or None."""
         where = self.store.where(shard.file)
         missing = f"{where} is missing; the manifest lists it; {RESTORE}"
         if present is not None and shard.file not in present:
             return missing
         store, name = self.store.part(shard.file)
         if not isinstance(store, LocalStore):
-            return None  # size and checksum are those of the manifest, or it is not fetched
+            return None  # fetching compares size and checksum with the manifest
         try:
             size = (store.folder / name).stat().st_size
-        except FileNotFoundError:  # of a link to nothing
+        except FileNotFoundError:  # a dangling link
             return missing
         if size == shard.bytes:
             return None
         return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
 
     def verify_payloads(self) -> None:
-        """Compares every local shard's checksum with the manifest's: reads all bytes, once.
+        """Compares the checksum of every local shard with the manifest; reads all bytes once.
 
-        A shard that was found whole before, and has not changed since, is not read again. Remote
-        shards are compared as they are fetched.
+        A shard that was verified before, and has not changed since, is not read again. Remote
+        shards are verified when they are fetched.
 
         Raises:
             ShardError: a shard was altered; `heron shards verify` names the sample.
@@ -106,17 +106,17 @@ class Reader:
             if not isinstance(store, LocalStore) or int(self.starts[number]) in self.lost:
                 continue
             self.indexes[number]
-            written = FileSum(bytes=shard.bytes, sha256=shard.sha256)
-            if not (fault := written.fault(store.folder / name)):
+            expected = FileSum(bytes=shard.bytes, sha256=shard.sha256)
+            if not (fault := expected.fault(store.folder / name)):
                 continue
             if self.on_error == "raise":
                 raise ShardError(f"{fault}; {RESTORE}; `heron shards verify` names the sample")
-            self.lost |= self._altered(number)
+            self.lost |= self._altered_rows(number)
 
-    def _altered(self, number: int) -> dict[int, str]:
-        """Returns the rows of a shard whose bytes are not those that were written, and why."""
-        shard, index = self._shard(number), self.indexes[number]
-        first, starts = int(self.starts[number]), index.starts
+    def _altered_rows(self, number: int) -> dict[int, str]:
+        """Returns the rows of a shard whose bytes differ from those written, and the faults."""
+        shard, index = self._open_shard(number), self.indexes[number]
+        first_row, starts = int(self.starts[number]), index.starts
         lost: dict[int, str] = {}
         for sample, member in np.argwhere(np.ones(index.crc32.shape)).tolist():
             if zlib.crc32(shard.payload(sample, member)) != index.crc32[sample, member]:
@@ -124,7 +124,7 @@ class Reader:
                     f"{shard.where} sample {index.keys[sample]}: member "
                     f"'{index.members[member]}' is altered: another crc32; {RESTORE}"
                 )
-                rows = range(first + int(starts[sample]), first + int(starts[sample + 1]))
+                rows = range(first_row + int(starts[sample]), first_row + int(starts[sample + 1]))
                 lost |= dict.fromkeys(rows, fault)
         return lost
 
@@ -154,31 +154,31 @@ class Reader:
         return np.arange(rows.starts[0], rows.starts[-1])
 
     def labels(self, rows: Rows) -> NDArray[Any]:
-        """Returns labels as stored: see `heron.shards.manifest.Labels`."""
+        """Returns labels in the stored format: see `heron.shards.manifest.Labels`."""
         labels = self.indexes.labels(rows)
-        for of, hidden in self._hidden_labels:
-            at = np.searchsorted(of, rows).clip(max=len(of) - 1)
-            found = of[at] == rows
-            labels[found] = np.where(
-                hidden[at[found]], self.manifest.labels.unlabelled, labels[found]
+        for hidden_rows, hidden in self._hidden_labels:
+            positions = np.searchsorted(hidden_rows, rows).clip(max=len(hidden_rows) - 1)
+            match = hidden_rows[positions] == rows
+            labels[match] = np.where(
+                hidden[positions[match]], self.manifest.labels.unlabelled, labels[match]
             )
         return labels
 
     def present(self, rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
-        """Returns which of the views named each row has, [rows, names]."""
-        found = self.indexes.present(rows)
+        """Returns which of the named views each row has, [rows, names]."""
+        present = self.indexes.present(rows)
         for columns, hidden in self._hidden_views:
-            found[:, columns] &= ~hidden[rows]
-        return found[:, [self.manifest.views.index(self.view(name)) for name in names]]
+            present[:, columns] &= ~hidden[rows]
+        return present[:, [self.manifest.views.index(self.view(name)) for name in names]]
 
     def hide_views(self, names: Sequence[str], hidden: NDArray[np.bool_]) -> None:
-        """Takes views from rows: of all rows, those [rows, names] that are hidden."""
+        """Treats views as missing where `hidden`, over all rows of the data set, [rows, names]."""
         columns = [self.manifest.views.index(self.view(name)) for name in names]
         self._hidden_views.append((columns, hidden))
         self.partial = True
 
     def hide_labels(self, rows: Rows, hidden: NDArray[np.bool_]) -> None:
-        """Makes single labels of ascending rows unknown, those [rows, labels] that are hidden."""
+        """Makes single labels of ascending rows unknown where `hidden`, [rows, labels]."""
         if len(rows):
             self._hidden_labels.append((rows, hidden))
         self.unknown = True
@@ -188,7 +188,7 @@ class Reader:
         return self.manifest.labels.known(self.labels(rows))
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
-        """Returns labels of labelled rows as 0/1 columns, one a name; NaN where one is unknown."""
+        """Returns the labels of labelled rows, 0/1, [rows, labels]; NaN where one is unknown."""
         labels = self.labels(rows)
         if self.manifest.labels.kind == "hierarchical":
             labels = labels[:, -1]
@@ -203,30 +203,30 @@ class Reader:
         return targets
 
     def truth(self, rows: Rows) -> NDArray[np.float32]:
-        """Returns what the rows are, as 0/1 columns, for scoring; zeros where that is not known.
+        """Returns the ground truth for scoring, 0/1, [rows, labels]; zeros for unlabelled rows.
 
-        Of a row that has labels, single ones that are unknown are NaN.
+        Unknown single labels of a labelled row are NaN.
 
         Raises:
-            ConfigError: complementary labels of a row leave more than one class.
+            ConfigError: the complementary labels of a row leave more than one class.
         """
         targets, known = self.targets(rows), self.known(rows)
         targets[~known] = 0
         if self.manifest.labels.kind != "complementary":
             return targets
-        left = np.where(known, targets.shape[1] - targets.sum(1), 1)
-        if (left != 1).any():
-            bad = int(np.flatnonzero(left != 1)[0])
+        remaining = np.where(known, targets.shape[1] - targets.sum(1), 1)
+        if (remaining != 1).any():
+            bad = int(np.flatnonzero(remaining != 1)[0])
             key = self.sample_key(int(rows[bad]))
             raise ConfigError(
                 f"{self.store}: the complementary labels of sample {key} "
-                f"leave {int(left[bad])} classes; expected 1 in rows that are tested or probed; "
-                "store there every class but the right one"
+                f"leave {int(remaining[bad])} classes; expected 1 in rows that are tested or "
+                "probed; store there every class but the right one"
             )
         return np.where(known[:, None], 1 - targets, 0).astype(np.float32)
 
     def paths(self, rows: Rows) -> NDArray[np.int64]:
-        """Returns hierarchical labels, [rows, levels]; [rows, 0] for other kinds."""
+        """Returns hierarchical labels, [rows, levels]; [rows, 0] for other kinds of labels."""
         if self.manifest.labels.kind != "hierarchical":
             return np.empty((len(rows), 0), np.int64)
         paths: NDArray[np.int64] = self.labels(rows)
@@ -237,19 +237,19 @@ class Reader:
         return self.sample_keys(np.array([row]))[0]
 
     def sample_keys(self, rows: Rows) -> list[str]:
-        """Returns the keys of rows: of the tar sample and, in a block, the row's place there."""
+        """Returns the keys of the rows' tar samples; in blocks, with `/` and the row's offset."""
         block_rows = self.manifest.block_rows
         keys = np.empty(len(rows), object)
-        for number, at, places in self.indexes.by_shard(rows):
-            samples, offsets = np.divmod(places, block_rows or 1)
+        for number, positions, local_rows in self.indexes.by_shard(rows):
+            samples, offsets = np.divmod(local_rows, block_rows or 1)
             found = self.indexes[number].keys[samples].tolist()
             if block_rows is not None:
                 found = [f"{key}/{n}" for key, n in zip(found, offsets.tolist(), strict=True)]
-            keys[at] = found
+            keys[positions] = found
         return [str(key) for key in keys]
 
     def view(self, name: str) -> View:
-        """Returns what the manifest says of a view."""
+        """Returns the manifest's entry of a stored view."""
         if name not in self._views:
             raise ConfigError(
                 f"data.views: stored view '{name}' is not in {self.store}; "
@@ -258,12 +258,12 @@ class Reader:
         return self._views[name]
 
     def vocabulary(self, name: str) -> int:
-        """Returns how many token ids the texts of a view have; 0 of other views."""
+        """Returns the number of token ids of a text view; 0 for other views."""
         return self.decoders[name].vocabulary
 
     @property
     def tokenizers(self) -> dict[str, str]:
-        """The sha256 of what makes tokens of each view of texts."""
+        """The sha256 of each text view's tokenizer, by the view's name."""
         return {
             name: hashlib.sha256(decoder.tokenizer.encode()).hexdigest()
             for name, decoder in self.decoders.items()
@@ -271,36 +271,36 @@ class Reader:
         }
 
     def read(self, name: str, rows: Rows) -> NDArray[Any]:
-        """Returns one view of some rows in a new array: see `fill`."""
+        """Returns one view of the rows in a new array: see `fill`."""
         decoder = self.decoders[self.view(name).name]
         out = np.empty((len(rows), *decoder.shape), decoder.dtype)
         self.fill({name: out}, rows)
         return out
 
     def fill(self, out: Mapping[str, NDArray[Any]], rows: Rows) -> None:
-        """Reads stored views of some rows, in their order, into the arrays of `out`.
+        """Reads stored views of the rows, in the given order, into the arrays of `out`.
 
-        Each is C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
-        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`. Rows that
-        lack a view have zeros, and -1 for texts and graphs.
+        The arrays are C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
+        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`. Where a
+        row lacks a view, its entries are 0, or -1 for texts and graphs.
 
         Raises:
-            ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`,
-                and has zeros, which are an input of every model.
+            ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`
+                instead and filled with zeros, a valid input of every model.
         """
-        shards, places = self.indexes.locate(rows)
-        samples, offsets = np.divmod(places, self.manifest.block_rows or 1)
-        has = (
+        shards, local_rows = self.indexes.locate(rows)
+        samples, offsets = np.divmod(local_rows, self.manifest.block_rows or 1)
+        present = (
             self.present(rows, list(out)) if self.partial else np.ones((len(rows), len(out)), bool)
         )
         for column, (name, array) in enumerate(out.items()):
             view = self.view(name)
             if self.manifest.block_rows is None and view.kind != "vector":
-                self._decode(view, rows, shards, samples, has[:, column], array)
+                self._decode(view, rows, shards, samples, present[:, column], array)
             else:
-                self._copy(view, shards, samples, offsets, array)
+                self._copy_from_blocks(view, shards, samples, offsets, array)
             if self.partial:
-                array[~has[:, column]] = -1 if view.kind in ("text", "graph") else 0
+                array[~present[:, column]] = -1 if view.kind in ("text", "graph") else 0
         if self.lost:
             unread = [row in self.lost for row in rows.tolist()]
             for array in out.values():
@@ -312,89 +312,89 @@ class Reader:
         rows: Rows,
         shards: Rows,
         samples: Rows,
-        has: NDArray[np.bool_],
+        present: NDArray[np.bool_],
         out: NDArray[Any],
     ) -> None:
-        """Decodes the pictures, texts or graphs of a view into `out`, of the rows that have it."""
+        """Decodes the members of a view into `out`, for the rows where it is `present`."""
         decoder, column = self.decoders[view.name], self.manifest.views.index(view)
         for i in np.argsort(shards, kind="stable").tolist():
-            if not has[i] or (self.lost and int(rows[i]) in self.lost):
+            if not present[i] or (self.lost and int(rows[i]) in self.lost):
                 continue
-            if (opened := self._opened(int(shards[i]))) is None:
+            if (shard := self._try_open_shard(int(shards[i]))) is None:
                 continue
             sample = int(samples[i])
             try:
-                decoder.decode(opened.payload(sample, column), out[i])
+                decoder.decode(shard.payload(sample, column), out[i])
             except (ValueError, ShardError, OSError) as error:
-                where = f"{opened.where} sample {opened.index.keys[sample]}"
-                self._lose(
+                where = f"{shard.where} sample {shard.index.keys[sample]}"
+                self._mark_lost(
                     rows[i : i + 1],
                     f"{where}: view '{view.name}' {error}; "
                     "run `heron shards verify` to see what else is damaged",
                 )
 
-    def _copy(
+    def _copy_from_blocks(
         self, view: View, shards: Rows, samples: Rows, offsets: Rows, out: NDArray[Any]
     ) -> None:
-        """Copies rows of blocks to `out` from where they are mapped."""
-        if view.name not in self._mapped:
+        """Copies rows out of memory-mapped blocks into `out`."""
+        if view.name not in self._block_addresses:
             rows = int(np.diff(self.starts).max(initial=0))
-            longest = -(-rows // (self.manifest.block_rows or 1))
-            self._mapped[view.name] = np.zeros((self.most_open + 1, longest), np.int64)
-        mapped = self._mapped[view.name]
+            shape = self.max_open_shards + 1, -(-rows // (self.manifest.block_rows or 1))
+            self._block_addresses[view.name] = np.zeros(shape, np.int64)
+        addresses = self._block_addresses[view.name]
         offsets = offsets * math.prod(view.shape) * np.dtype(view.dtype).itemsize
-        if (starts := mapped[self._lines[shards], samples]).all():
-            copy_rows(starts + offsets, out)
+        if (block_addresses := addresses[self._slots[shards], samples]).all():
+            copy_rows(block_addresses + offsets, out)
             return
         needed = np.unique(shards)
-        for first in range(0, len(needed), self.most_open):  # so many can be open at once
-            numbers = needed[first : first + self.most_open]
-            at = np.isin(shards, numbers)
-            for number in numbers.tolist():
-                self._map(view, number, samples[shards == number])
-            starts = np.where(at, mapped[self._lines[shards], samples], 0)
-            copy_rows(np.where(starts, starts + offsets, 0), out)
+        for start in range(0, len(needed), self.max_open_shards):
+            shard_numbers = needed[start : start + self.max_open_shards]
+            in_shards = np.isin(shards, shard_numbers)
+            for number in shard_numbers.tolist():
+                self._map_blocks(view, number, samples[shards == number])
+            block_addresses = np.where(in_shards, addresses[self._slots[shards], samples], 0)
+            copy_rows(np.where(block_addresses, block_addresses + offsets, 0), out)
 
-    def _map(self, view: View, number: int, samples: Rows) -> None:
-        """Notes where the blocks of a shard lie; loses those of `samples` that are faulty."""
-        if (opened := self._opened(number)) is None:
+    def _map_blocks(self, view: View, number: int, samples: Rows) -> None:
+        """Records the addresses of a shard's blocks; marks faulty blocks of `samples` as lost."""
+        if (shard := self._try_open_shard(number)) is None:
             return
         column = self.manifest.views.index(view)
-        found = opened.blocks(view, column)
-        line = self._mapped[view.name][self._lines[number]]
-        line[: len(found.addresses)] = found.addresses
-        for sample in sorted(found.faults.keys() & {*samples.tolist()}):
-            rows = self.starts[number] + opened.index.starts[sample : sample + 2]
-            self._lose(np.arange(*rows), found.faults[sample])
+        blocks = shard.blocks(view, column)
+        addresses = self._block_addresses[view.name][self._slots[number]]
+        addresses[: len(blocks.addresses)] = blocks.addresses
+        for sample in sorted(blocks.faults.keys() & {*samples.tolist()}):
+            rows = self.starts[number] + shard.index.starts[sample : sample + 2]
+            self._mark_lost(np.arange(*rows), blocks.faults[sample])
 
-    def _opened(self, number: int) -> OpenShard | None:
-        """Returns a shard, opened; None where it cannot be: then none of its rows can be read."""
+    def _try_open_shard(self, number: int) -> OpenShard | None:
+        """Opens a shard; if it cannot be opened, marks all of its rows as lost and returns None."""
         try:
-            return self._shard(number)
+            return self._open_shard(number)
         except (ShardError, OSError) as error:
             if isinstance(error, OSError) and error.errno in EXHAUSTED:
                 raise
-            self._lose(np.arange(*self.starts[number : number + 2]), str(error))
+            self._mark_lost(np.arange(*self.starts[number : number + 2]), str(error))
             return None
 
-    def _lose(self, rows: Rows, fault: str) -> None:
+    def _mark_lost(self, rows: Rows, fault: str) -> None:
         if self.on_error == "raise":
             raise ShardError(fault)
         self.lost |= dict.fromkeys(rows.tolist(), fault)
 
-    def _shard(self, number: int) -> OpenShard:
-        """Returns a shard, opened; the one used longest ago is closed when there are many."""
-        if number not in self._open:
-            while len(self._open) >= self.most_open:
-                closed, opened = self._open.popitem(last=False)
-                for mapped in self._mapped.values():
-                    mapped[self._lines[closed]] = 0
-                self._lines[closed] = 0
-                opened.close()
+    def _open_shard(self, number: int) -> OpenShard:
+        """Returns an open shard; closes the least recently used one when too many are open."""
+        if number not in self._open_shards:
+            while len(self._open_shards) >= self.max_open_shards:
+                closed_number, closed_shard = self._open_shards.popitem(last=False)
+                for addresses in self._block_addresses.values():
+                    addresses[self._slots[closed_number]] = 0
+                self._slots[closed_number] = 0
+                closed_shard.close()
             shard, index = self.shards[number], self.indexes[number]
             local = self.store.local(shard.file, shard.bytes, shard.sha256)
-            self._open[number] = OpenShard(local, self.store.where(shard.file), index)
-            free = {*range(1, self.most_open + 1)} - {*self._lines[[*self._open]].tolist()}
-            self._lines[number] = min(free)
-        self._open.move_to_end(number)
-        return self._open[number]
+            self._open_shards[number] = OpenShard(local, self.store.where(shard.file), index)
+            used = {*self._slots[[*self._open_shards]].tolist()}
+            self._slots[number] = min({*range(1, self.max_open_shards + 1)} - used)
+        self._open_shards.move_to_end(number)
+        return self._open_shards[number]

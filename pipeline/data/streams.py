@@ -1,4 +1,4 @@
-"""The data of a run: shards opened, roles assigned, and the streams its batches come from."""
+"""Opens the data of a run: its shards, the roles of their rows, and the streams of batches."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +14,10 @@ from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.blend import Balanced, Blend, apportion
 from heron.pipeline.data.dataset import open_reader, roles_of
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
-from heron.pipeline.data.plan import MOST_STREAMS, Listed, Rows, ShardRows, Stream, default_streams
+from heron.pipeline.data.plan import MAX_STREAMS, Listed, Rows, ShardRows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, complementary
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.skipped import SkippedRows
 from heron.shards.show import count_views
 
 
@@ -30,10 +30,10 @@ class Streams:
         roles: rows by role.
         labelled: the stream of labelled rows, or None.
         unlabelled: the stream of unlabelled rows, or None.
-        epoch_stream: the one whose pass is an epoch.
-        stored: names of the stored views that are read, each once.
-        viewed: the stored view of each view of the model.
-        protocol: decides what training sees of a label.
+        epoch_stream: the stream whose pass is an epoch.
+        stored: names of the stored views to read, each once.
+        viewed: name of the stored view behind each view of the model.
+        protocol: says which labels training sees.
         kind: of the labels that training sees.
     """
 
@@ -48,14 +48,14 @@ class Streams:
     kind: str
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
-        """Returns the labels that training sees of some labelled rows, as 0/1 columns."""
+        """Returns the labels of labelled rows that training sees, 0/1, [rows, labels]."""
         y = self.reader.targets(rows)
-        drawn = self.protocol.complementary
-        return y if drawn is None else complementary(y, rows, drawn, self.protocol)
+        count = self.protocol.complementary
+        return y if count is None else complementary(y, rows, count, self.protocol)
 
     @cached_property
     def missing(self) -> bool:
-        """Whether a row that is drawn lacks a view that the model sees."""
+        """Whether any row that may be drawn lacks a view of the model."""
         if not self.reader.partial:
             return False
         rows = np.concatenate([self.roles.labelled, self.roles.unlabelled])
@@ -63,7 +63,7 @@ class Streams:
 
     @cached_property
     def unknown(self) -> bool:
-        """Whether a labelled row lacks a label."""
+        """Whether any single label of a labelled row is unknown."""
         return self.reader.unknown and bool(np.isnan(self.targets(self.roles.labelled)).any())
 
     @property
@@ -71,15 +71,15 @@ class Streams:
         """Numbers of the rows whose labels training sees."""
         return self.roles.labelled
 
-    def skipped(self, most: float) -> Skipped:
-        """Returns what counts skipped rows, of all that the run draws or scores."""
-        drawn = [s.name for s in (self.labelled, self.unlabelled) if s is not None]
-        return Skipped(self.roles.together([*drawn, "test", "validation"]), most)
+    def skipped(self, max_fraction: float) -> SkippedRows:
+        """Returns a counter of skipped rows among those that the run draws or scores."""
+        names = [stream.name for stream in (self.labelled, self.unlabelled) if stream is not None]
+        return SkippedRows(self.roles.together([*names, "test", "validation"]), max_fraction)
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Returns how many rows of each role have which views, by `rows_by_views`, for the result.
+        """Returns {"rows_by_views": {role: {views: rows}}} for the run's result.
 
-        Nothing where all rows have all views.
+        The result is empty where all rows have all views.
         """
         if not self.reader.partial:
             return {}
@@ -93,11 +93,11 @@ class Streams:
         return {"rows_by_views": counts}
 
     def describe(self) -> list[str]:
-        """Returns a line a stream, and a line a role whose rows are not whole: see `Stream`."""
+        """Returns a line for each stream, and one for each role whose rows lack views or labels."""
         lines = [stream.describe() for stream in (self.labelled, self.unlabelled) if stream]
         for role, counts in self.rows_by_views().get("rows_by_views", {}).items():
-            found = ", ".join(f"{names}: {n:,}" for names, n in counts.items())
-            lines.append(f"{role} rows with {found}")
+            view_counts = ", ".join(f"{names}: {count:,}" for names, count in counts.items())
+            lines.append(f"{role} rows with {view_counts}")
         if self.reader.unknown and len(self.roles.labelled):
             unknown = np.isnan(self.targets(self.roles.labelled)).mean()
             lines.append(f"labelled rows: {100 * unknown:.1f} % of their single labels are unknown")
@@ -105,10 +105,10 @@ class Streams:
 
 
 def open_data(config: Config) -> Streams:
-    """Opens what a run draws from: indexed shards, or tars without an index."""
+    """Opens the data of a run: indexed shards, or tars without an index."""
     if config.data.webdataset is None:
         return open_streams(config)
-    from heron.pipeline.data.endless import open_endless  # late: endless streams are streams
+    from heron.pipeline.data.endless import open_endless  # endless imports this module
 
     return open_endless(config)
 
@@ -117,22 +117,22 @@ def open_streams(config: Config) -> Streams:
     """Opens the shards and plans the batches.
 
     Raises:
-        ConfigError: the protocol or a batch does not fit the data, or both streams are empty.
+        ConfigError: the protocol or a batch size does not fit the data, or both streams are empty.
         ShardError: the data set is missing or damaged.
     """
     data = config.data
     reader = open_reader(data)
     kind = reader.manifest.labels.kind
-    drawn = data.protocol.complementary
-    if drawn is not None:
+    count = data.protocol.complementary
+    if count is not None:
         if kind not in ("multi_class", "hierarchical"):
             raise ConfigError(
                 f"data.protocol.complementary draws from one class a row, but the labels of "
                 f"{reader.store} are {kind}; set it to null"
             )
-        if drawn >= (classes := len(reader.manifest.labels.names)):
+        if count >= (classes := len(reader.manifest.labels.names)):
             raise ConfigError(
-                f"data.protocol.complementary is {drawn}, but there are {classes} classes; "
+                f"data.protocol.complementary is {count}, but there are {classes} classes; "
                 f"expected 1 to {classes - 1}, so that a class is left"
             )
         kind = "complementary"
@@ -154,10 +154,10 @@ def open_streams(config: Config) -> Streams:
         if data.sources is None and (data.balance is None or name == "unlabelled"):
             canonical = data.canonical_streams or default_streams(batch)
             return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
-        return _mixed(reader, config, name, batch, by_shard)
+        return _plan_mixed(reader, config, name, batch, by_shard)
 
     random, unlabelled = plan("labelled"), plan("unlabelled")
-    _refuse_balance(config, random)
+    _refuse_repeated_rows(config, random)
     if config.negatives.mine and (reader.partial or reader.unknown):
         raise ConfigError(
             f"negatives.mine is {config.negatives.mine}, and rows lack views or labels; hard "
@@ -165,13 +165,13 @@ def open_streams(config: Config) -> Streams:
             "and a data set of whole rows"
         )
     labelled = _with_mined(random, config, kind) if config.negatives.mine else random
-    present = [s for s in (labelled, unlabelled) if s is not None]
-    if not present:
+    drawn = [stream for stream in (labelled, unlabelled) if stream is not None]
+    if not drawn:
         raise ConfigError(
             f"data.batch asks for no rows; expected labelled (of {roles.count('labelled')}) or "
             f"unlabelled (of {roles.count('unlabelled')}) above 0"
         )
-    epoch_stream = next((s for s in present if s.name == data.epoch), present[0])
+    epoch_stream = next((stream for stream in drawn if stream.name == data.epoch), drawn[0])
     viewed = [view.stored for view in data.views]
     streams = Streams(
         reader, roles, labelled, unlabelled, epoch_stream, stored, viewed, data.protocol, kind
@@ -182,82 +182,84 @@ def open_streams(config: Config) -> Streams:
     return streams
 
 
-def _mixed(
+def _plan_mixed(
     reader: Reader, config: Config, name: str, batch: int, shards: ShardRows
 ) -> Stream | Balanced | Blend:
-    """Returns a stream that takes of each source its share, of each class its turn, or both."""
+    """Plans a stream that mixes sources by weight, takes classes in turn, or both."""
     data, seed = config.data, config.seed
     if getattr(data.batch, name) == "all":
-        what = "sources" if data.sources else "balance"
+        key = "sources" if data.sources else "balance"
         raise ConfigError(
-            f"data.batch.{name} is 'all', and data.{what} draws rows by shares; expected a number"
+            f"data.batch.{name} is 'all', and data.{key} draws rows by shares; expected a number"
         )
 
-    def one(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
+    def plan_source(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
         if data.balance is None or name == "unlabelled":
-            streams = default_streams(count, data.canonical_streams or MOST_STREAMS)
+            streams = default_streams(count, data.canonical_streams or MAX_STREAMS)
             return Stream(name, rows, count, seed, streams, data.window_rows, salt)
-        drawn = rows.whole
-        has = reader.targets(drawn) > 0  # which what is not known is not
-        classes = [drawn[column] for column in has.T if column.any()]
-        if not has.any(1).all():  # of no label: a class of their own
-            classes.append(drawn[~has.any(1)])
-        streams_of = []
-        for number, own in enumerate(classes):
-            bounds = np.unique(np.searchsorted(own, reader.starts))  # shards with a row of it
-            known = seed, 1, data.window_rows, f"{salt} class {number}"
-            streams_of.append(Stream(name, Listed(own, bounds), 1, *known))
-        return Balanced(name, streams_of, count, rows)
+        all_rows = rows.whole
+        has = reader.targets(all_rows) > 0  # an unknown label counts as absent
+        classes = [all_rows[column] for column in has.T if column.any()]
+        if not has.any(1).all():  # rows without a label form a class of their own
+            classes.append(all_rows[~has.any(1)])
+        class_streams = []
+        for number, class_rows in enumerate(classes):
+            bounds = np.unique(np.searchsorted(class_rows, reader.starts))  # of non-empty shards
+            listed, class_salt = Listed(class_rows, bounds), f"{salt} class {number}"
+            class_streams.append(Stream(name, listed, 1, seed, 1, data.window_rows, class_salt))
+        return Balanced(name, class_streams, count, rows)
 
     if data.sources is None:
-        return one(shards, batch, "")
+        return plan_source(shards, batch, "")
     counts = apportion(batch, [source.weight for source in data.sources], name)
-    of = [file.file.partition(".")[0] for file in reader.manifest.splits[data.split]]
-    parts = []
+    source_of_shard = [file.file.partition(".")[0] for file in reader.manifest.splits[data.split]]
+    source_streams = []
     for number, (source, count) in enumerate(zip(data.sources, counts, strict=True)):
-        first = of.index(str(number)) if str(number) in of else 0
-        own = shards.between(first, first + of.count(str(number)))
-        if own.total < count:
+        first = source_of_shard.index(str(number)) if str(number) in source_of_shard else 0
+        source_rows = shards.between(first, first + source_of_shard.count(str(number)))
+        if source_rows.total < count:
             raise ConfigError(
-                f"data.sources.{number}: {source.path} has {own.total} {name} rows in "
+                f"data.sources.{number}: {source.path} has {source_rows.total} {name} rows in "
                 f"split '{data.split}', and {count} of every batch; expected as many at least; "
                 "lower its weight, or leave it out"
             )
-        parts.append(one(own, count, f"source {number}"))
-    return Blend(name, parts)
+        source_streams.append(plan_source(source_rows, count, f"source {number}"))
+    return Blend(name, source_streams)
 
 
-def _refuse_balance(config: Config, labelled: AnyStream | None) -> None:
-    """Refuses what a batch that may have a row twice cannot do."""
-    unfit = [f"objective.{k}" for k, t in config.objective.terms().items() if t.remembers_rows]
-    unfit += ["negatives.mine"] if config.negatives.mine else []
-    unfit += ["data.batch.labelled = 0"] if labelled is None else []
-    if config.data.balance is not None and unfit:
+def _refuse_repeated_rows(config: Config, labelled: AnyStream | None) -> None:
+    """Refuses `data.balance` together with options that need each row once per batch."""
+    terms = config.objective.terms()
+    unsupported = [f"objective.{name}" for name, term in terms.items() if term.remembers_rows]
+    unsupported += ["negatives.mine"] if config.negatives.mine else []
+    unsupported += ["data.batch.labelled = 0"] if labelled is None else []
+    if config.data.balance is not None and unsupported:
         raise ConfigError(
             f"data.balance is {config.data.balance}, and may draw a labelled row twice in a batch; "
-            f"expected no {unfit[0]} with it; leave one of them out"
+            f"expected no {unsupported[0]} with it; leave one of them out"
         )
 
 
 def refuse_unscored(reader: Reader, roles: Roles) -> None:
-    """Raises as `Reader.truth`, before the first step and not after the last."""
+    """Raises the errors of `Reader.truth` for scored rows, before the first step of the run."""
     if reader.manifest.labels.kind == "complementary":
-        for scored in (roles.test, roles.validation):
-            reader.truth(scored)
+        for role in (roles.test, roles.validation):
+            reader.truth(role)
 
 
 def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
     """Returns the labelled stream with mined hard negatives.
 
     Raises:
-        ConfigError: there are no labels to tell hard negatives by, or too few rows.
+        ConfigError: there are no labels that define hard negatives, or too few rows.
     """
-    known = "multi_label", "multi_class", "hierarchical"
-    if random is None or isinstance(random, Balanced) or kind not in known:
+    supported = "multi_label", "multi_class", "hierarchical"
+    if random is None or isinstance(random, Balanced) or kind not in supported:
         reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
         raise ConfigError(
             f"negatives.mine is {config.negatives.mine}, with {reason}; hard negatives are told by "
-            f"labels: expected {', '.join(known)}; set data.batch.labelled, or negatives.mine to 0"
+            f"labels: expected {', '.join(supported)}; set data.batch.labelled, or "
+            "negatives.mine to 0"
         )
     if (batch := random.batch + config.negatives.mine) > random.rows:
         raise ConfigError(
@@ -268,22 +270,23 @@ def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: 
 
 
 def _check_labels(streams: Streams) -> None:
-    """Refuses labels that no loss can use: sets that say nothing or all, a hierarchy of no tree.
+    """Refuses labels that no loss can use.
 
     Raises:
-        ConfigError: names the sample or the class, what is wrong and the remedy.
+        ConfigError: a row's complementary labels are none or all of the classes, or the hierarchy
+            is no tree.
     """
     reader = streams.reader
     if reader.manifest.labels.kind not in ("complementary", "hierarchical"):
         return
     rows = streams.roles.labelled
     if reader.manifest.labels.kind == "complementary":
-        size = reader.targets(rows).sum(1)
+        counts = reader.targets(rows).sum(1)
         classes = len(reader.manifest.labels.names)
-        if len(bad := np.flatnonzero((size < 1) | (size > classes - 1))):
+        if len(bad := np.flatnonzero((counts < 1) | (counts > classes - 1))):
             raise ConfigError(
                 f"{reader.store}: sample {reader.sample_key(int(rows[bad[0]]))} has "
-                f"{int(size[bad[0]])} complementary labels of {classes} classes; expected 1 to "
+                f"{int(counts[bad[0]])} complementary labels of {classes} classes; expected 1 to "
                 f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
             )
     levels = reader.manifest.labels.levels or []
@@ -292,10 +295,10 @@ def _check_labels(streams: Streams) -> None:
         parents = np.unique(paths[:, level - 1 : level + 1], axis=0)
         child, count = np.unique(parents[:, 1], return_counts=True)
         if (count > 1).any():
-            two = parents[parents[:, 1] == child[count > 1][0]]
-            names = [levels[level - 1][parent] for parent in two[:2, 0]]
+            pairs = parents[parents[:, 1] == child[count > 1][0]]
+            names = [levels[level - 1][parent] for parent in pairs[:2, 0]]
             raise ConfigError(
-                f"{reader.store}: the hierarchy is no tree: '{levels[level][two[0, 1]]}' of level "
-                f"{level + 1} lies below '{names[0]}' and below '{names[1]}'; expected one parent; "
-                "give classes under different parents different numbers"
+                f"{reader.store}: the hierarchy is no tree: '{levels[level][pairs[0, 1]]}' of "
+                f"level {level + 1} lies below '{names[0]}' and below '{names[1]}'; expected one "
+                "parent; give classes under different parents different numbers"
             )

@@ -1,4 +1,4 @@
-"""Texts as token ids: read as UTF-8, cut to so many tokens."""
+"""Decodes UTF-8 texts into token ids, truncated to a fixed number."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,64 +13,64 @@ from heron.pipeline.config.errors import ConfigError
 from heron.shards.errors import shown
 from heron.shards.texts import read_text
 
-BYTES = "bytes"  # the tokenizer that needs no file: a start token, then each byte of the text
-START, FIRST = 0, 1  # its ids: of the start, and of byte 0
-NONE = -1  # where there is no token
-LARGEST = 2**25  # bytes of a tokenizer's file
+BYTES = "bytes"  # a tokenizer without a file: a start token, then a token for each byte of the text
+START, FIRST = 0, 1  # its ids of the start token, and of byte 0
+NONE = -1  # no token
+MAX_BYTES = 2**25  # of a tokenizer's file
 
 
 @dataclass(frozen=True)
 class TextDecoder:
-    """Makes token ids of the bytes of a text.
+    """Decodes the bytes of a text into token ids.
 
     Attributes:
-        tokens: of a row; longer texts are cut, shorter ones end in -1.
+        tokens: tokens of a row; longer texts are truncated, shorter ones padded with -1.
         tokenizer: `bytes`, or the content of a tokenizer.json.
-        field: of the JSON object that holds the text, if one does.
+        field: field of the JSON object that holds the text, or None for plain texts.
     """
 
     tokens: int
     tokenizer: str = BYTES
     field: str | None = None
-    varying = False  # as of pictures, which have several sizes
+    varying = False  # only pictures may have several sizes
     dtype = "int32"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a reading process is given."""
+        """Returns the state to pickle for a loader worker, without the loaded tokenizer."""
         return {"tokens": self.tokens, "tokenizer": self.tokenizer, "field": self.field}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row."""
+        """Shape of a row."""
         return (self.tokens,)
 
     @cached_property
-    def _library(self) -> Any:
+    def _loaded_tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        made = Tokenizer.from_str(self.tokenizer)
-        made.no_padding()
-        made.enable_truncation(self.tokens)
-        return made
+        tokenizer = Tokenizer.from_str(self.tokenizer)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.tokens)
+        return tokenizer
 
     @cached_property
     def vocabulary(self) -> int:
-        """How many ids there are: up to the last one, where some between are of no token."""
+        """The number of ids up to the largest one, including unused ids."""
         if self.tokenizer == BYTES:
             return FIRST + 256
-        return 1 + max(self._library.get_vocab().values(), default=-1)
+        return 1 + max(self._loaded_tokenizer.get_vocab().values(), default=-1)
 
     def decode(self, data: bytes, out: NDArray[np.int32]) -> None:
         """Writes the token ids of a text to `out`, [tokens].
 
         Raises:
-            ValueError: it is no text (see `read_text`), or makes no token.
+            ValueError: it is no text (see `read_text`), or has no token.
         """
         text = read_text(data, self.field)
         if self.tokenizer == BYTES:
             ids = [START, *(FIRST + byte for byte in text.encode())][: self.tokens]
         else:
-            ids = self._library.encode(text).ids
+            ids = self._loaded_tokenizer.encode(text).ids
         if not ids:
             raise ValueError(f"is {shown(text)}, which makes no token; expected some text")
         out[: len(ids)] = ids
@@ -78,15 +78,15 @@ class TextDecoder:
 
 
 def text_decoder(view: ModelView, field: str | None) -> TextDecoder:
-    """Returns what reads the texts of a view.
+    """Returns the decoder of the texts of a view.
 
     Raises:
         ConfigError: its tokenizer cannot be read.
     """
     try:
-        decoder = TextDecoder(view.tokens, _content(view.tokenizer), field)
-        decoder.vocabulary  # noqa: B018 - it reads the tokenizer
-    except Exception as error:  # tokenizers raises that class itself
+        decoder = TextDecoder(view.tokens, _tokenizer_text(view.tokenizer), field)
+        decoder.vocabulary  # noqa: B018 - loads the tokenizer
+    except Exception as error:  # tokenizers raises plain Exception
         raise ConfigError(
             f"data.views: tokenizer {view.tokenizer} of '{view.stored}' cannot be read ({error}); "
             f"expected a tokenizer.json, or {BYTES}"
@@ -95,11 +95,11 @@ def text_decoder(view: ModelView, field: str | None) -> TextDecoder:
 
 
 @cache
-def _content(tokenizer: str) -> str:
+def _tokenizer_text(tokenizer: str) -> str:
     if tokenizer == BYTES:
         return BYTES
     with Path(tokenizer).open("rb") as stream:
-        text = stream.read(LARGEST + 1)
-    if len(text) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST:,} bytes")
+        text = stream.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
     return text.decode()

@@ -1,7 +1,7 @@
-"""The views a model sees: stored views, standardised or augmented as a batch on the device.
+"""Makes the views a model sees: stored views, standardised or augmented in batches on the device.
 
-Every random number is a function of (seed, epoch, row, view): a sample is augmented alike
-whichever process it falls to and whatever its neighbours are.
+Every random number is a function of (seed, epoch, row, view), so a sample is augmented in the same
+way on any process and beside any other samples.
 """
 
 import zlib
@@ -36,78 +36,78 @@ PICTURES: dict[str, Callable[..., Tensor]] = {
     "flip": flip,
     "blur": blur,
 }
-SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # keep their numbers apart
+SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # random numbers differ
 SALTS |= {name: 5 + place for place, name in enumerate(GRAPHS)}
 
 
-@runtime_checkable  # tests check types while they run
+@runtime_checkable  # tests check types at run time
 class StoredViews(Protocol):
-    """A reader of shards, or what else knows what is stored."""
+    """A reader of shards, or another description of stored views."""
 
     def view(self, name: str) -> View:
         """Returns shape and statistics of a stored view."""
         ...
 
     def vocabulary(self, name: str) -> int:
-        """Returns how many token ids the texts of a stored view have."""
+        """Returns the number of token ids of a stored view of texts."""
         ...
 
 
 class Views:
-    """Makes the model's inputs of a batch of stored views."""
+    """Makes the model's inputs from a batch of stored views."""
 
-    def __init__(self, known: StoredViews, config: Data, device: torch.device) -> None:
-        """Looks up what is stored.
+    def __init__(self, data_set: StoredViews, config: Data, device: torch.device) -> None:
+        """Looks up the stored views.
 
         Raises:
-            ConfigError: a stored view is not in the data set, or a size or an augmentation of
-                images is asked of vectors, or the other way round.
+            ConfigError: a stored view is not in the data set, or its kind does not fit the size or
+                the augmentations of the model's view.
         """
         self.views, self.names = config.views, config.view_names
         self.device = device
         self.shapes = [
-            input_shape(known.view(view.stored), view, known.vocabulary(view.stored))
+            input_shape(data_set.view(view.stored), view, data_set.vocabulary(view.stored))
             for view in config.views
         ]
         self._pictures = PICTURES
-        self._changes = [_salted(view.augment, place) for place, view in enumerate(config.views)]
+        self._augmentations = [_with_salts(view.augment, n) for n, view in enumerate(config.views)]
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
         for view in config.views:
-            stored = known.view(view.stored)
+            stored = data_set.view(view.stored)
             if config.standardise and stored.mean is not None and stored.std is not None:
                 mean = torch.tensor(stored.mean, device=device)
                 std = torch.tensor(stored.std, device=device)
                 self.statistics[view.stored] = mean, torch.where(std > 0, std, 1.0)
 
     def compile(self, backend: str) -> None:
-        """Compiles the augmentations of pictures; their random numbers are drawn as ever."""
+        """Compiles the augmentations of pictures, except for the drawing of random numbers."""
         self._pictures = {
-            name: torch.compile(change, backend=backend, dynamic=False)
-            for name, change in PICTURES.items()
+            name: torch.compile(augment, backend=backend, dynamic=False)
+            for name, augment in PICTURES.items()
         }
 
     def __call__(self, batch: Batch, train: bool, first: int | None = None) -> list[Tensor]:
-        """Returns the model's inputs: a tensor for each of the `first` views; None: of all.
+        """Returns the model's inputs: a tensor for each of the first `first` views, or of all.
 
-        Without `train` no view is augmented: it is the stored view, brought to its size.
+        Without `train` views are not augmented, only brought to their size.
 
         Returns:
-            [rows, width] for vectors, [rows, channels, height, width] in [0, 1] for images; token
-            ids, int32 [rows, tokens], for texts; graphs as `data.graphs` has them.
+            [rows, width] for vectors; [rows, channels, height, width] in [0, 1] for images; token
+            ids, int32 [rows, tokens], for texts; rows of `data.graphs` for graphs.
         """
         inputs = []
         names = dict.fromkeys(view.stored for view in self.views[:first])
-        decoded = {name: self._decoded(name, batch.stored[name]) for name in names}
+        decoded = {name: self._to_float(name, batch.stored[name]) for name in names}
         for number, view in enumerate(self.views[:first]):
-            x = decoded[view.stored]  # nothing below writes into it
+            x = decoded[view.stored]  # shared by views: nothing below writes into it
             image = x.dim() == 4
             size = self.shapes[number][:2] if image else (0, 0)
-            changes = self._changes[number] if train else []
-            if image and all(name != "crop" for name, *_ in changes):
+            augmentations = self._augmentations[number] if train else []
+            if image and all(name != "crop" for name, *_ in augmentations):
                 x = fit(x, size)
-            for name, options, salt in changes:
+            for name, options, salt in augmentations:
                 if isinstance(options, OwnAugmentation):
-                    x = _own(name, options, x, partial(uniforms, batch.rng_keys, salt))
+                    x = _apply_own(name, options, x, partial(uniforms, batch.rng_keys, salt))
                     continue
                 if name == "noise":
                     x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
@@ -117,15 +117,15 @@ class Views:
                     x = GRAPHS[name](x, self.shapes[number][0], options.share, draw)
                     continue
                 draws = uniforms(batch.rng_keys, salt, DRAWS)
-                change = self._pictures[name]
-                x = change(x, options, draws, *([size] if name == "crop" else []))
+                augment = self._pictures[name]
+                x = augment(x, options, draws, *([size] if name == "crop" else []))
             if image:  # convolutions run faster on channels-last memory
                 x = x.contiguous(memory_format=torch.channels_last)
             inputs.append(x)
         return inputs
 
-    def _decoded(self, name: str, stored: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Returns a stored view as floats; token ids and graphs stay whole numbers."""
+    def _to_float(self, name: str, stored: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Returns pictures and vectors as floats, standardised if asked; others unchanged."""
         if stored.dtype == torch.uint8:
             return stored.permute(0, 3, 1, 2).float().div_(255)
         if name not in self.statistics:
@@ -134,32 +134,34 @@ class Views:
         return (stored - mean) / std
 
 
-def _salted(augmentations: Sequence[Augmentation], view: int) -> list[tuple[str, Any, int]]:
-    """Returns name, options and salt of the augmentations of a view of this number.
+def _with_salts(augmentations: Sequence[Augmentation], view: int) -> list[tuple[str, Any, int]]:
+    """Returns name, options and salt of each augmentation of view number `view`.
 
-    Salts keep their random numbers apart: one that is there again draws others than before.
+    Salts make random numbers differ, also between repetitions of an augmentation.
     """
-    found: list[tuple[str, Any, int]] = []
-    for name, options in ((one.name, one.options) for one in augmentations):
+    salted: list[tuple[str, Any, int]] = []
+    for name, options in ((x.name, x.options) for x in augmentations):
         own = isinstance(options, OwnAugmentation)
         salt = zlib.crc32(f"{view} {name}".encode()) if own else 10 * view + SALTS[name]
-        again = [earlier for earlier, *_ in found].count(name)
-        found.append((name, options, salt + REPEAT_SALT * again))
-    return found
+        repeats = [earlier for earlier, *_ in salted].count(name)
+        salted.append((name, options, salt + REPEAT_SALT * repeats))
+    return salted
 
 
-def _own(name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns what a user's augmentation makes of a batch.
+def _apply_own(
+    name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], Tensor]
+) -> Tensor:
+    """Applies a user's augmentation to a batch.
 
     Raises:
-        ConfigError: it is of another shape or type.
+        ConfigError: it changes its input, or returns another shape or dtype.
     """
-    before = x._version
+    version = x._version
     y: object = options(x, draw)
-    if x._version != before:
+    if x._version != version:
         raise ConfigError(
-            f"data.views: augmentation {name} writes into what it is given, which other views see "
-            "too; expected a new tensor"
+            f"data.views: augmentation {name} writes into its input, which other views see too; "
+            "expected a new tensor"
         )
     got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:

@@ -220,6 +220,8 @@ def portable(config: Config) -> Config:
     """
     name = Path(config.data.path).name or "data"
     changes: dict[str, Any] = {"build": None, "cache": Cache(), "storage_options": {}}
+    if config.data.sources is None:  # the same data set, at another place
+        changes["fingerprint"] = config.data.fingerprint
     views = [
         view.model_copy(update={"tokenizer": Path(view.tokenizer).name})
         for view in config.data.views

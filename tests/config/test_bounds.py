@@ -7,6 +7,7 @@ import pytest
 from heron.launch.cli import main
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_config, load_run_config, parse_config
+from heron.pipeline.config.sections import override as set_key
 from heron.pipeline.config.sections import parse_yaml, read_tree
 from tests.config.test_experiment import SMALL
 
@@ -33,14 +34,14 @@ def small(tmp_path: Path) -> Path:
         ("a: {steps: 0x" + "f" * 10**5 + "}", "a.steps: found a number of 400000 bits; expected 9"),
         ("steps: 9223372036854775808", "steps: found a number of 64 bits; expected 92233720368547"),
         ("when: 2001-13-45", "some.yaml: line 1: found '2001-13-45', which cannot be read (month"),
-        ("when: 2001-12-15", "when: found datetime.date(2001, 12, 15); expected text, a number or"),
+        ("when: 2001-12-15", "when: found datetime.date(2001, 12, 15); expected text, a number, "),
         ("a: !!int ''", "line 1: found '', which cannot be read (string index out of range); exp"),
         ("a: !!bool x", "line 1: found 'x', which cannot be read ("),
-        ("1: 2", "some.yaml: the whole: has the key 1; expected text: put it in quotes"),
+        ("1: 2", "some.yaml: the top level: has the key 1; expected text: put it in quotes"),
         ("a: {~: 2}", "some.yaml: a: has the key None; expected text: put it in quotes"),
         (
             "a: !!binary aGk=",
-            "a: found b'hi'; expected text, a number or a truth: put it in quotes",
+            "a: found b'hi'; expected text, a number, true or false: put it in quotes",
         ),
         ("[" * 10**4, "some.yaml is nested too deeply; expected 40 levels at most"),
         ("[" * 50 + "]" * 50, "leads to more than 65536 values or 40 levels, aliases written out"),
@@ -96,7 +97,9 @@ def test_long_texts_are_read_in_no_time() -> None:
 )
 def test_numbers_that_are_too_large(small: Path, override: str) -> None:
     key, _, value = override.partition("=")
-    with pytest.raises(ConfigError, match=f"^override '{override}': the whole: found .*; expected"):
+    with pytest.raises(
+        ConfigError, match=f"^override '{override}': the top level: found .*; expected"
+    ):
         load_config(small, [override])
     with pytest.raises(ConfigError) as fault:
         small.write_text(SMALL.replace("{weight: 1}", f"{{weight: {value}}}"))
@@ -153,9 +156,9 @@ def test_what_a_message_quotes_stays_on_its_line(small: Path) -> None:
     with pytest.raises(ConfigError) as fault:
         load_config(small, ['optim={"a\\n\\u2028\\e[31m": 1}'])
     assert "optim.a\\n\\u2028\\x1b[31m: unknown key; " in str(fault.value)
-    with pytest.raises(ConfigError, match="'²' is no place in a list of 1"):
+    with pytest.raises(ConfigError, match="'²' is no index of a list of 1"):
         load_config(small, ["data.views.²=1"])
-    with pytest.raises(ConfigError, match="'9+… is no place in a list of 1"):
+    with pytest.raises(ConfigError, match="'9+… is no index of a list of 1"):
         load_config(small, [f"data.views.{'9' * 5000}=1"])
 
 
@@ -199,3 +202,45 @@ def test_a_path_of_the_command_line(option: str, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err
     assert status.value.code == 2 and "expected a path one can print" in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}", {"x": 3, "y": 2}),
+        ("a: &a {x: 1}\nc: &c {x: 2, y: 3}\nb: {<<: [*a, *c], z: 4}", {"x": 1, "y": 3, "z": 4}),
+        # `d` is merged into `b` before it is read itself.
+        ("a: &a {x: 1}\nc: {e: {d: &d {<<: *a, x: 2}}}\nb: {<<: *d}", {"x": 2}),
+    ],
+)
+def test_a_merge_key_takes_the_values_of_another_mapping(text: str, tree: dict[str, int]) -> None:
+    assert parse_yaml(text, "some.yaml")["b"] == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {x: 1}\nb: {<<: *a, y: 1, y: 2}", "key 'y' is given twice, from line 2 on"),
+        ("a: &a {x: 1, x: 2}\nb: {<<: *a}", "key 'x' is given twice, from line 1 on"),
+        ("a: &a {x: 1}\nb: {<<: *a, <<: *a}", "key '<<' is given twice, from line 2 on"),
+        ("a: &a {<<: *a}", "some.yaml is nested too deeply"),
+        ("b: {<<: 3}", "expected a mapping or list of mappings for merging, but found scalar"),
+        (
+            "a0: &a0 {x: 1, y: 2}\n"
+            + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 9}]}}\n" for n in range(1, 12)),
+            "some.yaml: line 6 merges more than 65536 values; expected fewer: write some out",
+        ),
+    ],
+    ids=["twice", "twice in the other", "merged twice", "itself", "no mapping", "without end"],
+)
+def test_a_merge_key_that_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        parse_yaml(text, "some.yaml")
+    assert message in str(fault.value) and "constructor for" not in str(fault.value)
+
+
+@pytest.mark.parametrize("again", ["*first", "{<<: *first}"])
+def test_an_override_changes_no_other_place_of_an_alias(again: str) -> None:
+    tree = parse_yaml(f"a: &first {{b: {{c: 1}}}}\nd: {again}", "some.yaml")
+    set_key(tree, "d.b.c=2")
+    assert (tree["a"]["b"]["c"], tree["d"]["b"]["c"]) == (1, 2)

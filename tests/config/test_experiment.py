@@ -141,7 +141,7 @@ def test_an_override_of_a_place_in_a_list() -> None:
     assert [view.size for view in config.data.views] == [None, [32, 32]]
     assert "flip" in str(config.data.views[0].augment)
     for override, place in (("data.views.2.size=8", "2"), ("data.views.first=8", "first")):
-        message = f"'{place}' is no place in a list of 2; expected 0 to 1"
+        message = f"'{place}' is no index of a list of 2; expected 0 to 1"
         with pytest.raises(ConfigError, match=message):
             load_config(faces, [override])
 

@@ -65,7 +65,7 @@ def steps(config: Config, count: int, rank: int = 0, world: int = 1, start: int 
     """Copies of the first batches of a process: their memory is used again."""
     source = share_of(open_data(config), config, rank, world, start)
     found = batches(source, start, start + count, readers(config.data), pin=False)
-    return [batch.to(torch.device("cpu"))._each(torch.clone) for batch in found]
+    return [batch.to(torch.device("cpu"))._map_tensors(torch.clone) for batch in found]
 
 
 def numbers(found: Sequence[Batch]) -> list[int]:

@@ -15,7 +15,7 @@ from heron.pipeline.data.batches import Batch, ProcessBatches, batches
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.plan import Listed
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.skipped import Skipped
+from heron.pipeline.data.skipped import SkippedRows
 from heron.pipeline.data.streams import Streams, open_streams
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
@@ -200,7 +200,7 @@ def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(folder: Path) -> No
 
 
 def test_skipped_counts_a_row_once() -> None:
-    skipped = Skipped(Listed.of([np.arange(100)]), 0.02)
+    skipped = SkippedRows(Listed.of([np.arange(100)]), 0.02)
     assert skipped.add([{3: "a"}, {3: "a", 4: "b"}]) == ["skipped row 3: a", "skipped row 4: b"]
     assert skipped.add([{4: "b"}, {}, {200: "not of this run"}]) == []
     assert len(skipped) == 2

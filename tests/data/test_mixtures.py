@@ -65,7 +65,7 @@ def test_a_batch_takes_its_share_of_each_source(tmp_path: Path) -> None:
     stream, reader = streams.labelled, streams.reader
     assert stream is not None and stream.batch == 12
     assert "a batch takes of its sources 9 of" in streams.describe()[0]
-    small = stream.parts[1].rows  # type: ignore[union-attr]
+    small = stream.streams[1].rows  # type: ignore[union-attr]
     seen: dict[int, list[int]] = {}
     for t in range(4 * small // 3):
         rows = stream.at(t)

@@ -44,7 +44,7 @@ def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
     view = RANDOM.normal(size=(3000, 3)).astype("f4")
     many = built(tmp_path, 512, view=view, labels=np.arange(3000) % 3)
     assert len(many.shards) == 6
-    reader = Reader(many.store, most_open=2)
+    reader = Reader(many.store, max_open_shards=2)
     for _ in range(3):
         order = RANDOM.permutation(3000)
         assert np.array_equal(reader.read("view", order), view[order])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from heron.launch.cli import main
-from heron.pipeline.config.data import without_places
+from heron.pipeline.config.data import SourceShare, without_places
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
@@ -77,6 +77,16 @@ def test_another_data_set_is_opened_alone_and_whole(folder: Path) -> None:
     assert data.at("x").protocol.hide_views == {} and data.at("x").protocol.hide_labels == 0
     saved = portable(config(folder)).data
     assert saved.path == "mine" and saved.protocol.hide_views == {}
+
+
+def test_a_fingerprint_pins_its_own_data_set_alone(folder: Path) -> None:
+    pinned = config(folder, data={"fingerprint": f"sha256:{'0' * 64}"})
+    assert pinned.data.at("x").fingerprint is None
+    assert pinned.data.at(pinned.data.path).fingerprint == pinned.data.fingerprint
+    assert portable(pinned).data.fingerprint == pinned.data.fingerprint  # at another place
+    several = pinned.data.model_copy(update={"sources": [SourceShare(path="a")], "path": ""})
+    mixture = pinned.model_copy(update={"data": several})
+    assert portable(mixture).data.fingerprint is None
 
 
 def test_where_sources_lie_decides_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from heron.pipeline.data.plan import (
     Listed,
     Marked,
     Stream,
-    _bijection,
+    _permute,
     default_streams,
     share,
     shares,
@@ -114,11 +114,11 @@ def test_the_bijection_gives_every_place_once_and_each_key_another_order() -> No
     for size in (1, 2, 5, 16, 17, 63, 64, 65):
         for key in range(4):
             places = np.arange(size)
-            found = _bijection(places, np.full(size, size), np.full(size, key))
+            found = _permute(places, np.full(size, size), np.full(size, key))
             assert np.sort(found).tolist() == places.tolist()
             seen.add(tuple(found.tolist()))
     assert len(seen) > 3 + 6 * 4 - 4
-    at = _bijection(np.arange(4096), np.full(4096, 4096), np.full(4096, 9))
+    at = _permute(np.arange(4096), np.full(4096, 4096), np.full(4096, 9))
     assert abs(np.corrcoef(at[:-1], at[1:])[0, 1]) < 0.05 > abs(np.corrcoef(at, range(4096))[0, 1])
 
 
@@ -157,7 +157,7 @@ def test_all_rows_of_shards_take_no_list() -> None:
     parts = [plan.at(t, share(4096, rank, 4096)) for rank in (0, 1, 77, 4095)]
     assert [part.tolist() for part in parts] == [[batch[rank]] for rank in (0, 1, 77, 4095)]
     assert len({row // 10_000 for row in batch.tolist()}) < 64 * 4
-    assert not plan._cache
+    assert not plan._epoch_rows
 
 
 def test_windows_on_both_sides_of_a_power_of_four() -> None:

@@ -109,7 +109,11 @@ def test_credentials_stay_out_of_the_configuration(tmp_path: Path) -> None:
         ({"path": "https://a.blob.core.windows.net/frames?sv=1&sig=x"}, "sig"),
         ({"storage_options": {"headers": {"Authorization": "Bearer x"}}}, "authorization"),
         ({"storage_options": {"connection_string": "AccountKey=x"}}, "connection_string"),
+        ({"storage_options": {"password": 1234}}, "password"),
+        ({"storage_options": {"api_keys": "x"}}, "api_keys"),
+        ({"storage_options": {"secret_keys": 1234}}, "secret_keys"),
     ]:
         with pytest.raises(ConfigError, match=f"{what}.* would be written into the run's folder"):
             frames(tmp_path, data=data)
     frames(tmp_path, data={"storage_options": {"token": "anon", "anon": True}})
+    frames(tmp_path, data={"storage_options": {"max_keys": 1000, "headers": {"maxKeys": 9}}})

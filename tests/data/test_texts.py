@@ -176,7 +176,7 @@ def test_resume_refuses_another_tokenizer(run: Path) -> None:
     more = changes | {"train": {"steps": 3}, "run": {"resume": "auto"}}
     from heron.pipeline.data import texts
 
-    texts._content.cache_clear()
+    texts._tokenizer_text.cache_clear()
     with pytest.raises(CheckpointError, match="texts of 'caption' by another tokenizer"):
         pretrain(mixed(run, "resumed", **more))
 
@@ -219,7 +219,7 @@ def test_a_view_of_text_has_no_fixed_shape() -> None:
 
 def test_a_text_that_is_no_utf8(run: Path, tmp_path: Path) -> None:
     reader = open_reader(mixed(run).data)
-    opened = reader._shard(0)
+    opened = reader._open_shard(0)
     at = int(opened.index.offsets[2, 1])
     shard = run / "mixed" / "train-000000.tar"
     data = bytearray(shard.read_bytes())

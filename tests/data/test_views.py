@@ -112,8 +112,8 @@ def test_a_reader_keeps_few_shards_open(tmp_path: Path) -> None:
         shard_rows=3,
         progress=False,
     )
-    all_open, one_open = Reader(tmp_path / "faces"), Reader(tmp_path / "faces", most_open=1)
+    all_open, one_open = Reader(tmp_path / "faces"), Reader(tmp_path / "faces", max_open_shards=1)
     order = np.array([0, 11, 4, 7, 1, 9])
     assert np.array_equal(all_open.read("image", order), one_open.read("image", order))
-    assert len(all_open._open) == 4
-    assert len(one_open._open) == 1
+    assert len(all_open._open_shards) == 4
+    assert len(one_open._open_shards) == 1

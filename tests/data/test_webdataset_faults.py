@@ -101,7 +101,7 @@ def test_skipped_samples_are_told_and_counted_by_the_run(
     assert f"skipped: {tars}/a-01.tar: No such file or directory; expected a tar" in said
     assert "labelled: 8 samples a batch of 4 tars without an index, by passes over each" in said
     assert "an endless stream: its batches depend on the numbers of processes and of work" in said
-    assert "no protocol holds, no sample has a number; nothing scores" in said
+    assert "no protocol applies, and samples have no numbers; nothing is scored" in said
 
 
 def test_where_no_sample_can_be_read_a_run_ends(tars: Path) -> None:
@@ -151,9 +151,12 @@ REFUSED = [
     ({"objective": {"pico": {}}}, "objective.pico remembers rows, but .* none comes again under"),
     ({"evaluate": {"baselines": True}}, "evaluate.baselines is true, but"),
     ({"data": {"protocol": {"complementary": 1}}}, "drawn by the number of the row; leave it out"),
+    ({"data": {"roles": "x"}}, "data.roles is x, but .* samples have no numbers"),
+    ({"data": {"protocol": {"hide_labels": 0.5}}}, "hide_labels is 0.5, but .* number of the row"),
+    ({"data": {"protocol": {"partial_rows": "drop"}}}, "partial_rows is drop, but .* is unreadabl"),
     ({"data": {"canonical_streams": 2}}, "canonical_streams is 2, but .* nothing plans the order"),
     ({"data": {"standardise": True}}, "there are no statistics but those of data.path"),
-    ({"data": {"batch": {"labelled": "all"}}}, "'all', but .* nobody knows how many"),
+    ({"data": {"batch": {"labelled": "all"}}}, "'all', but .* the number of samples is"),
     ({"data": {"batch": {"unlabelled": 4}}}, "unlabelled is 4, and .*unlabelled has no tars"),
     ({"data": {"batch": {"labelled": 41}}}, "labelled is 41; expected 2 to 40"),
     ({"data": {"path": "x"}}, "webdataset has image, vector, label or classes beside path"),
@@ -215,8 +218,8 @@ def test_as_many_are_counted_as_braces_stand_for(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list(braceexpand(text))
-    monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", len(found))
+    monkeypatch.setattr("heron.pipeline.config.endless.MAX_TARS", len(found))
     assert expand([text]) == found
-    monkeypatch.setattr("heron.pipeline.config.endless.MOST_TARS", len(found) - 1)
+    monkeypatch.setattr("heron.pipeline.config.endless.MAX_TARS", len(found) - 1)
     with pytest.raises(ValueError, match="more than"):
         expand([text])

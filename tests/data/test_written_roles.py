@@ -42,7 +42,7 @@ def test_they_are_those_that_a_run_finds(tmp_path: Path) -> None:
     found, expected = open_streams(other), open_streams(config)
     for role in ROLES:
         assert found.roles.listed(role).tolist() == expected.roles.listed(role).tolist()
-    assert not found.reader.indexes._labels and not found.reader.indexes._kept
+    assert not found.reader.indexes._labels and not found.reader.indexes._indexes
     for one, two in ((found.labelled, expected.labelled), (found.unlabelled, expected.unlabelled)):
         assert (one is None) == (two is None)
         if one is not None and two is not None:
@@ -95,7 +95,7 @@ def test_others_are_refused(tmp_path: Path) -> None:
     marks[3] ^= 1
     marks.flush()
     refused(data, r"marks.npy is altered: .*write them again with heron shards protocol")
-    with pytest.raises(ConfigError, match="is there; expected a new folder"):
+    with pytest.raises(ConfigError, match="exists; expected a new folder"):
         written(config, folder)
     hidden = data.protocol.model_copy(update={"hide_views": {"view1": 0.5}})
     with pytest.raises(ConfigError, match="hides views or labels"):

@@ -154,7 +154,7 @@ def test_the_plain_network_sees_graphs(tmp_path: Path) -> None:
         ({"objective": {"hard": None, "input_weighted_unsupervised": {}}},
          "input_weighted_unsupervised compares the inputs them.* nodes say nothing of a graph"),
         ({"evaluate": {"baselines": True}}, "baselines is true, and 'graph' holds graphs"),
-        ({"data": {"protocol": {"folds": None}}}, "test is 'fold', but folds is not there"),
+        ({"data": {"protocol": {"folds": None}}}, "test is 'fold', but folds is null"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

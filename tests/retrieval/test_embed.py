@@ -237,7 +237,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_named(
     def faulty(self: Reader, out: Any, rows: Any) -> None:
         fill(self, out, rows)
         if 70 in rows:
-            self._lose(np.array([70]), "sample 70 is altered")
+            self._mark_lost(np.array([70]), "sample 70 is altered")
 
     monkeypatch.setattr(Reader, "fill", faulty)
     found = embed(run, tmp_path / "out", SMALL, ["data.on_error=skip"], progress=False)
