@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.batches import ProcessBatches, batches, share_of
+from heron.pipeline.data.batches import ShardBatches, batches, open_process_batches
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_data
 
@@ -80,7 +80,7 @@ def ours(
 ) -> Iterator[int]:
     """The batches of a run: stored views, labels, row numbers and keys."""
     streams = open_set(folder, views, batch, size, workers)
-    for found in batches(ProcessBatches(streams, 0, 0, 1), 0, FOREVER, workers, pin=False):
+    for found in batches(ShardBatches(streams, 0, 0, 1), 0, FOREVER, workers, pin=False):
         yield len(found.indices)
 
 
@@ -129,7 +129,7 @@ def endless(folder: Path, batch: int, workers: int) -> Iterator[int]:
             "objective": {"bce": {}},
         }
     )
-    source = share_of(open_data(config), config, 0, 1, 0)
+    source = open_process_batches(open_data(config), config, 0, 1, 0)
     for found in batches(source, 0, FOREVER, workers, pin=False):
         yield len(found.indices)
 

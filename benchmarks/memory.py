@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.sets import open_set
-from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ShardBatches, batches
 
 
 def measure(folder: Path, views: list[str], batch: int, workers: int, epochs: int) -> list[float]:
@@ -15,7 +15,7 @@ def measure(folder: Path, views: list[str], batch: int, workers: int, epochs: in
     assert streams.labelled is not None
     steps = streams.labelled.steps_per_epoch
     found = []
-    source = ProcessBatches(streams, 0, 0, 1)
+    source = ShardBatches(streams, 0, 0, 1)
     for step, _ in enumerate(batches(source, 0, epochs * steps, workers, pin=False), start=1):
         if step % steps == 0:
             mine = [process.pid for process in multiprocessing.active_children()]

@@ -58,7 +58,7 @@ from heron.pipeline.retrieval.embeddings import (
     Embeddings,
 )
 from heron.pipeline.retrieval.index import Index, prepared
-from heron.pipeline.retrieval.kinds import CODED, KINDS, POINTS, Kind, Plan, bytes_of, in_bytes
+from heron.pipeline.retrieval.kinds import CODED, KINDS, POINTS, Kind, Plan, bytes_of, format_bytes
 from heron.shards.atomic import save_json
 
 PARTS = ["build", "search", "embed", "million"]
@@ -238,7 +238,7 @@ class Bench:
             if isinstance(found, Outcome):
                 raise SystemExit(f"million, {budget}: {found.missing}")
             told[budget] = found
-            shown = [in_bytes(found[name]) for name in ("predicted", "peak", "open")]
+            shown = [format_bytes(found[name]) for name in ("predicted", "peak", "open")]
             recall = [f"{found['recall']:.4f}", str(found["target"])]
             print(Table.row([budget, found["kind"], *shown, *recall, found["setting"]]))
         print()

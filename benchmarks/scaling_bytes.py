@@ -190,7 +190,7 @@ def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
     """
     sizes = dict.fromkeys(KINDS, 0)
     for one in exchanges:
-        sizes[one.kind] += (world - 1 if one.of_parts else 1) * one.bytes
+        sizes[one.kind] += (world - 1 if one.is_partitioned else 1) * one.bytes
     return sizes
 
 

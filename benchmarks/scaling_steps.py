@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.loaders import FOREVER
 from benchmarks.scaling_turns import Gate
 from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.batches import Batch, ShardBatches, batches
 from heron.pipeline.data.streams import Streams, open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
@@ -94,7 +94,7 @@ def build(config: Config, streams: Streams, views: Views) -> Heterogeneous:
 
 def fed(config: Config, streams: Streams, views: Views) -> Iterator[tuple[Batch, list[Tensor]]]:
     """The batches of the main job, and the model's inputs made of them."""
-    source = ProcessBatches(streams, config.seed, 0, 1)
+    source = ShardBatches(streams, config.seed, 0, 1)
     for batch in batches(source, 0, FOREVER, 0, pin=False):
         yield batch, views(batch, train=True)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heron.pipeline.config.experiment import load_config
-from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.batches import Batch, ShardBatches, batches
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
@@ -60,7 +60,7 @@ def main() -> None:
     streams = open_streams(config)
     device = torch.device("cpu")
     views = Views(streams.reader, config.data, device)
-    source = ProcessBatches(streams, config.seed, 0, 1)
+    source = ShardBatches(streams, config.seed, 0, 1)
     assert streams.labelled is not None and streams.unlabelled is not None
     sizes = ShardSizes([streams.labelled.batch], [streams.unlabelled.batch])
     objective = Objective(config.objective.terms())

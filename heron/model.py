@@ -20,7 +20,7 @@ from heron.pipeline.config.errors import (
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.data.batches import Batch
 from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.given_rows import GivenRows, GivenView, refuse_names
+from heron.pipeline.data.given_rows import InputRows, InputView, refuse_names
 from heron.pipeline.data.views import Views
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.embeddings import Layer
@@ -71,7 +71,7 @@ class Model:
 
     def encode(
         self,
-        views: Mapping[str, GivenRows] | GivenRows,
+        views: Mapping[str, InputRows] | InputRows,
         layer: Layer = "hidden",
         batch_size: int | None = None,
     ) -> NDArray[np.float32]:
@@ -109,7 +109,7 @@ class Model:
         return self._map(views, embed, self.layers[layer], f"layer '{layer}'", batch_size)
 
     def predict(
-        self, views: Mapping[str, GivenRows] | GivenRows, batch_size: int | None = None
+        self, views: Mapping[str, InputRows] | InputRows, batch_size: int | None = None
     ) -> NDArray[np.float32]:
         """Returns the classifier's probabilities of raw rows, [rows, labels].
 
@@ -129,14 +129,14 @@ class Model:
         )
 
     def logits(
-        self, views: Mapping[str, GivenRows] | GivenRows, batch_size: int | None = None
+        self, views: Mapping[str, InputRows] | InputRows, batch_size: int | None = None
     ) -> NDArray[np.float32]:
         """Returns the classifier's logits of raw rows, [rows, labels]; see `predict`."""
         return self._classify(views, Tensor.float, batch_size)
 
     def _classify(
         self,
-        views: Mapping[str, GivenRows] | GivenRows,
+        views: Mapping[str, InputRows] | InputRows,
         activation: Callable[[Tensor], Tensor],
         batch_size: int | None,
     ) -> NDArray[np.float32]:
@@ -201,7 +201,7 @@ class Model:
     @torch.inference_mode()
     def _map(
         self,
-        rows: Mapping[str, GivenRows] | GivenRows,
+        rows: Mapping[str, InputRows] | InputRows,
         compute: Callable[[Batch], Tensor],
         width: int,
         name: str,
@@ -234,7 +234,7 @@ class Model:
             )
         return out
 
-    def _open_views(self, rows: Mapping[str, GivenRows] | GivenRows) -> dict[str, GivenView]:
+    def _open_views(self, rows: Mapping[str, InputRows] | InputRows) -> dict[str, InputView]:
         """Checks raw rows, and returns those of each view that the model sees."""
         if not isinstance(rows, Mapping):
             if len(self.views) > 1:
@@ -245,9 +245,9 @@ class Model:
             rows = {self.views[0]: rows}
         inputs = {entry.view.name: entry for entry in self.signature.inputs}
         refuse_names(rows, self.views, [*inputs])
-        draft, views = self.config.data.draft, dict[str, GivenView]()
+        draft, views = self.config.data.draft, dict[str, InputView]()
         for name in self.views:
-            views[name] = GivenView(inputs[name].view, inputs[name].decoder(draft), rows[name])
+            views[name] = InputView(inputs[name].view, inputs[name].decoder(draft), rows[name])
         counts = {name: len(view) for name, view in views.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count:,} of '{name}'" for name, count in counts.items())

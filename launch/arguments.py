@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from heron.shards.dotted import suggest
 from heron.shards.errors import CONTROL, SourceError
-from heron.shards.terminal import say_fault
+from heron.shards.terminal import print_error
 
 
 class UsageError(Exception):
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
             option = message.removeprefix(UNRECOGNIZED).partition(" ")[0].partition("=")[0]
             if near := get_close_matches(option, self._option_string_actions, 1, 0.75):
                 message += f"; did you mean {near[0]}?"
-        say_fault("error", f"{message} (see `{self.prog} --help`)")
+        print_error("error", f"{message} (see `{self.prog} --help`)")
         sys.exit(2)
 
 

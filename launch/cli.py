@@ -22,7 +22,7 @@ from heron.launch.shards import SHARDS
 from heron.launch.study import report, study
 from heron.pipeline.config.errors import INTERRUPTED, STOPPED, Stopped
 from heron.shards.errors import HeronError
-from heron.shards.terminal import say_fault
+from heron.shards.terminal import print_error
 
 VERBS = Group(
     "Contrastive pretraining for data with several views and several labels.\n\n"
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     for word in words:
         if SURROGATE.search(word):
-            say_fault(
+            print_error(
                 "error", f"argument {ascii(word)} is not UTF-8; expected text or a path in UTF-8"
             )
             return 2
@@ -80,15 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for command in next_commands(prog.removeprefix("heron "), call, status):
             print(f"next: {command}", file=sys.stderr)  # never wrapped: it is for copying
     except UsageError as fault:
-        say_fault("error", f"{fault} (see `{prog} --help`)")
+        print_error("error", f"{fault} (see `{prog} --help`)")
         return 2
     except (HeronError, OSError) as fault:
         if isinstance(fault, BrokenPipeError) and _stdout_is_closed():
             return 141  # what a shell gives for SIGPIPE
-        say_fault("error", str(fault))
+        print_error("error", str(fault))
         return 1
     except Stopped as stopped:
-        say_fault("stopped", f"{stopped}; run again to go on")
+        print_error("stopped", f"{stopped}; run again to go on")
         return STOPPED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -13,7 +13,7 @@ from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
 from heron.shards.artefact import Count
 from heron.shards.atomic import save_json
-from heron.shards.terminal import say_markdown, say_table
+from heron.shards.terminal import print_markdown, print_table
 
 if TYPE_CHECKING:
     from heron.launch.tuning.search import SearchSettings
@@ -99,7 +99,7 @@ def compare(
         rows,
         shared_rows([r.labelled for r in roles], [r.test for r in roles]),
     )
-    say_markdown(comparison.write(settings.out))
+    print_markdown(comparison.write(settings.out))
 
 
 def tune(
@@ -138,7 +138,7 @@ def tune(
         best_score, base_score = rows[best.number]["validation"], rows[0]["validation"]
         as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
         lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])
-    say_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
+    print_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
 
 
 def folder_of(config: str, verb: str) -> Path:

@@ -16,7 +16,7 @@ from heron.pipeline.config.sections import Natural, as_typed
 from heron.pipeline.config.shipped import CONFIGS
 from heron.pipeline.training.tracking import read_result
 from heron.shards.dotted import suggest
-from heron.shards.terminal import say_markdown
+from heron.shards.terminal import print_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,4 +189,4 @@ def run_table(
             text = f"{published.source}: {hints[path]}\n"
         else:
             text = reproduce(published, path, overrides, only)
-        say_markdown(text + "\n")
+        print_markdown(text + "\n")

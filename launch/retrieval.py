@@ -89,13 +89,13 @@ def index(
     """
     from heron.pipeline.retrieval.build import build_index
     from heron.pipeline.retrieval.embeddings import Embeddings
-    from heron.pipeline.retrieval.kinds import in_bytes
+    from heron.pipeline.retrieval.kinds import format_bytes
 
     source = Embeddings.open(embeddings, not no_verify)
     manifest = build_index(
         source,
         out,
-        layer=layer or source.usual_layer,
+        layer=layer or source.default_layer,
         kind=kind,
         metric=metric,
         memory_bytes=memory,
@@ -115,8 +115,8 @@ def index(
     )
     print(f"why: {plan.why}")
     print(
-        f"memory: {in_bytes(plan.index_bytes)} open, {in_bytes(plan.build_bytes)} predicted to "
-        f"build, budget {in_bytes(plan.memory_bytes)}{', mapped' if plan.mapped else ''}"
+        f"memory: {format_bytes(plan.index_bytes)} open, {format_bytes(plan.build_bytes)} "
+        f"predicted to build, budget {format_bytes(plan.memory_bytes)}{', mapped' if plan.mapped else ''}"
     )
     if manifest.map is not None:
         print(f"map: {manifest.map.how}")

@@ -18,10 +18,10 @@ from heron.pipeline.config.renamed import move_renamed
 from heron.pipeline.config.sections import leaves, read_tree
 from heron.pipeline.training.run_lock import LOCK, holder
 from heron.pipeline.training.tracking import FACTS, START, Metrics, read_result
-from heron.shards.artefact import in_words, parse_json
+from heron.shards.artefact import describe_errors, parse_json
 from heron.shards.dotted import suggest
 from heron.shards.errors import shown
-from heron.shards.terminal import say_table
+from heron.shards.terminal import print_table
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
 MAX_RUNS = 20_000  # runs that are listed
@@ -125,7 +125,7 @@ def runs(
         if json:
             print(dumps(by_run, indent=1))
         else:
-            say_table(["", *by_run], lines)
+            print_table(["", *by_run], lines)
     elif json:
         rows = [{key: run[key] for key in run if key != "config"} for run in selected]
         print(dumps(rows, indent=1))
@@ -134,7 +134,7 @@ def runs(
         names += [sort] if sort not in LAST_COLUMNS else []
         names += [*LAST_COLUMNS, "fault"] if any(run["fault"] for run in selected) else LAST_COLUMNS
         heads = list(dict.fromkeys(names))
-        say_table(heads, [[_format_cell(_values(run), key) for key in heads] for run in selected])
+        print_table(heads, [[_format_cell(_values(run), key) for key in heads] for run in selected])
     else:
         print(f"no runs in {', '.join(map(str, roots))}")
     return 0
@@ -278,7 +278,7 @@ def _last_rows(path: Path) -> Run:
         try:
             row = Metrics.model_validate(parse_json(line)).model_dump()
         except ValueError as fault:
-            reason = in_words(fault).splitlines()[0]
+            reason = describe_errors(fault).splitlines()[0]
             raise ValueError(f"{path} has a damaged line near its end: {reason}") from None
         if "loss" in row and not step:
             loss, step = row["loss"], row["step"] + 1

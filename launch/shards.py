@@ -124,7 +124,7 @@ def write_protocol(
     from heron.pipeline.config.experiment import load_config
     from heron.pipeline.config.shipped import find_config
     from heron.pipeline.data import opened
-    from heron.pipeline.data.dataset import open_reader, roles_of
+    from heron.pipeline.data.dataset import load_or_assign_roles, open_reader
     from heron.pipeline.data.roles import write_roles
 
     data = load_config(find_config(config), list(overrides)).data
@@ -135,7 +135,7 @@ def write_protocol(
     row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16
     gib = rows * row_bytes / 2**30
     print(f"{rows:,} rows of {reader.store}: about {gib:.1f} GiB of memory or more")
-    written = write_roles(reader, roles_of(reader, data), data, folder)
+    written = write_roles(reader, load_or_assign_roles(reader, data), data, folder)
     print(f"{folder}: {written.fingerprint}; train with data.roles={folder}")
 
 

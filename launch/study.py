@@ -8,7 +8,7 @@ from heron.launch.arguments import Override
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError
 from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
 from heron.pipeline.config.shipped import STUDIES, find_shipped, names_in
-from heron.shards.terminal import say_markdown, say_table
+from heron.shards.terminal import print_markdown, print_table
 
 
 def folder_of(study: Path, small: bool) -> Path:
@@ -72,7 +72,7 @@ def study(
     if ledger.rows:
         results, score = read_results(out), spec.measure.score
         rows = readable_table(results, [*spec.measure.y, *([score] if score else [])])
-        say_table(*rows, piped=markdown(*rows))
+        print_table(*rows, piped=markdown(*rows))
         if score and (best_setting := best(results, score)):
             print(f"best by the mean over repeats: {best_setting.describe(score)}")
             print(results.table.loc[best_setting.trials[0], "command"])
@@ -115,9 +115,9 @@ def report(
         studies = [results, *map(read_results, points)]
         forecast, scaling = section(studies, assumptions, measure_contrast)
     path = page.write(out, forecast)
-    say_table(*readable_table(results, page.ys), piped=(out / "table.md").read_text() + "\n")
+    print_table(*readable_table(results, page.ys), piped=(out / "table.md").read_text() + "\n")
     if scaling:
         (out / "scaling.md").write_text(scaling)
-        say_markdown(scaling + "\n")
+        print_markdown(scaling + "\n")
     print(results.progress)
     print(f"report: {path}")

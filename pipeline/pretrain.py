@@ -35,7 +35,7 @@ from heron.pipeline.training.run_lock import RunLock
 from heron.pipeline.training.signals import StopSignals
 from heron.pipeline.training.trainer import train
 from heron.shards.errors import HeronError
-from heron.shards.terminal import say_fault
+from heron.shards.terminal import print_error
 
 EXPECTED = (HeronError, OSError)
 AGAIN = "run again with run.resume=auto to go on"
@@ -84,17 +84,17 @@ def main(words: Sequence[str] | None = None) -> int:
         pretrain(load_config(config, arguments.overrides, arguments.method))
     except Stopped as stopped:
         if collectives.rank() == 0:
-            say_fault("stopped", f"{stopped}; {AGAIN}")
+            print_error("stopped", f"{stopped}; {AGAIN}")
         return end(STOPPED)
     except KeyboardInterrupt:
         if collectives.rank() == 0:
-            say_fault("stopped", f"at once, by Ctrl-C, at the newest checkpoint; {AGAIN}")
+            print_error("stopped", f"at once, by Ctrl-C, at the newest checkpoint; {AGAIN}")
         leave(INTERRUPTED)
     except Lost as lost:
-        say_fault("error", f"a process is gone: {lost}; {AGAIN}")
+        print_error("error", f"a process is gone: {lost}; {AGAIN}")
         leave(LOST)  # leaving the process group would wait for the one that is gone
     except EXPECTED as error:
-        say_fault("error", f"rank {collectives.rank()}: {error}")
+        print_error("error", f"rank {collectives.rank()}: {error}")
         return fail()
     except Exception:
         traceback.print_exc()

@@ -115,7 +115,7 @@ class Artefact(Record):
         try:
             record = cls.model_validate_json(data, strict=True)
         except ValidationError as fault:
-            raise invalid(in_words(fault)) from None
+            raise invalid(describe_errors(fault)) from None
         return record.model_copy(update={"fingerprint": computed})
 
     @classmethod
@@ -190,7 +190,7 @@ def _finite_float(text: str) -> float:
     return number
 
 
-def in_words(fault: Exception) -> str:
+def describe_errors(fault: Exception) -> str:
     """Returns the first few errors of a ValidationError, or the text of any other, on one line."""
     if not isinstance(fault, ValidationError):
         return str(fault)

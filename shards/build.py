@@ -34,7 +34,7 @@ from heron.shards.manifest import (
 )
 from heron.shards.moments import Moments
 from heron.shards.removal import remove_build
-from heron.shards.sources.base import Rows, Source, is_there
+from heron.shards.sources.base import Rows, Source, rows_with_view
 from heron.shards.terminal import Bar
 from heron.shards.texts import write_tokenizers
 from heron.shards.workers import in_parallel
@@ -256,7 +256,7 @@ def _write_tar(source: Source, shard: _ShardPlan, stream: BinaryIO) -> ShardInde
             if (fault := _find_fault(source, views, rows, stop - start)) is not None:
                 raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
             sample_rows = rows_per_read if source.block_rows else 1
-            present = np.stack([is_there(rows.views[view.name]) for view in views], 1)
+            present = np.stack([rows_with_view(rows.views[view.name]) for view in views], 1)
             for first in range(0, stop - start, sample_rows):
                 sample = slice(first, first + sample_rows)
                 keys.append(block if rows.keys is None else rows.keys[first])
@@ -310,7 +310,7 @@ def _find_fault(source: Source, views: list[View], rows: Rows, count: int) -> st
         return f"views are {', '.join(rows.views) or 'none'}; expected {', '.join(names)}"
     if source.block_rows is None and len(rows.keys or []) != count:
         return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
-    present = {view.name: is_there(rows.views[view.name]) for view in views}
+    present = {view.name: rows_with_view(rows.views[view.name]) for view in views}
     for view in views:
         values = rows.views[view.name]
         has_view = present[view.name]

@@ -11,12 +11,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from heron.shards.annotation import encode_labels
-from heron.shards.artefact import MANIFEST, FileSum, in_words
+from heron.shards.artefact import MANIFEST, FileSum, describe_errors
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, suggestion
 from heron.shards.manifest import (
-    FOREIGN,
+    FOREIGN_SOURCE,
     JOURNAL,
     KINDS,
     SCHEMA_VERSION,
@@ -159,14 +159,14 @@ def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manife
             labels=Labels(kind="none", names=[]),
             splits=dict.fromkeys(splits, []),
             built_from=BuiltFrom(
-                source=FOREIGN,
+                source=FOREIGN_SOURCE,
                 options=_options(layout),
                 files=[] if layout.label_names is None else [file_record(layout.label_names)],
                 shard_rows=0,  # not fixed: each tar keeps its size
             ),
         )
     except ValidationError as fault:
-        raise SourceError(in_words(fault)) from None
+        raise SourceError(describe_errors(fault)) from None
 
 
 def _options(layout: Layout) -> dict[str, Any]:

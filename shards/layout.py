@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
-from heron.shards.artefact import in_words
+from heron.shards.artefact import describe_errors
 from heron.shards.errors import CONTROL, ShardError, SourceError, some
 from heron.shards.manifest import TAR_NAME
 from heron.shards.sources.base import WHOLE
-from heron.shards.sources.text import BY_WORD, split_lines
+from heron.shards.sources.text import SPLIT_PATTERNS, split_lines
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -84,7 +84,9 @@ class Layout(BaseModel):
         try:
             return cls.model_validate(dict(options))
         except ValidationError as fault:
-            raise SourceError(f"{in_words(fault)}; see `heron shards index --help`") from None
+            raise SourceError(
+                f"{describe_errors(fault)}; see `heron shards index --help`"
+            ) from None
 
     @cached_property
     def columns(self) -> list[StoredColumn]:
@@ -141,7 +143,9 @@ class Layout(BaseModel):
             SourceError: a tar is in no split or in several, or a split has no tar.
         """
         tars = _find_tars(folder)
-        patterns = [_parse_split(text, tars) for text in self.split] if self.split else BY_WORD
+        patterns = (
+            [_parse_split(text, tars) for text in self.split] if self.split else SPLIT_PATTERNS
+        )
         splits: dict[str, list[Path]] = {split: [] for split, _ in patterns}
         strays = []
         for tar in tars:

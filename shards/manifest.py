@@ -21,7 +21,7 @@ SCHEMA_VERSION: Literal[3] = 3
 JOURNAL = "build.json"  # describes an unfinished build; the manifest replaces it
 LABELS = "labels.npy"  # member suffix of the labels in a tar sample
 PRESENT = "present.npy"  # member suffix of which views each row has, where some may be missing
-FOREIGN = "index"  # `built_from.source` of tars that were indexed, not built
+FOREIGN_SOURCE = "index"  # `built_from.source` of tars that were indexed, not built
 MAX_STATISTIC = 1e30  # largest mean or standard deviation that float32 can still compute with
 
 
@@ -298,7 +298,7 @@ class Manifest(Artefact):
     @property
     def foreign(self) -> bool:
         """Whether others wrote the tars: they may hold more, and only the index has labels."""
-        return self.built_from.source == FOREIGN
+        return self.built_from.source == FOREIGN_SOURCE
 
     def index_fault(self, shard: Shard, index: ShardIndex) -> str | None:
         """Returns how an index does not fit the manifest, or None."""

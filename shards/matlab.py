@@ -20,9 +20,9 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER_BYTES = 128  # before the first element of a v5 file
 HEAD_BYTES = 4096  # of an element; enough for everything that precedes its numbers
 CHUNK = 1 << 20  # bytes held at a time while a matrix is decompressed
-LARGEST_CHUNK = 1 << 28  # bytes of an HDF5 chunk, which is held whole
+MAX_CHUNK_BYTES = 1 << 28  # bytes of an HDF5 chunk, which is held whole
 # Limits of a decompressed matrix: in bytes, and as a multiple of the file size; the larger counts.
-MOST_UNPACKED, MOST_FOLD = 1 << 30, 100
+MOST_UNPACKED, MAX_UNPACKED_RATIO = 1 << 30, 100
 MATRIX, COMPRESSED = 14, 15  # element types of a v5 file
 COMPLEX_FLAG = 0x0800  # of a v5 array
 # MATLAB classes, and dtypes of stored numbers, by their codes.
@@ -131,7 +131,7 @@ class MatlabFile:
         status = self.path.stat()
         identity = self.path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, variable
         size = math.prod(variable.shape) * variable.dtype.itemsize
-        if size > (max_bytes := max(MOST_UNPACKED, MOST_FOLD * status.st_size)):
+        if size > (max_bytes := max(MOST_UNPACKED, MAX_UNPACKED_RATIO * status.st_size)):
             raise SourceError(
                 f"{self.path.name}: {variable.name} has {size:,} bytes unpacked; expected "
                 f"{max_bytes:,} at most, of a file of {status.st_size:,}; save it uncompressed "
@@ -303,10 +303,10 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
         data = file[name]
         columns, rows = data.shape
         chunk_bytes = math.prod(data.chunks or (1, rows)) * data.dtype.itemsize
-        if chunk_bytes > LARGEST_CHUNK:
+        if chunk_bytes > MAX_CHUNK_BYTES:
             raise SourceError(
                 f"{path.name}: {name} has chunks of {chunk_bytes:,} bytes; expected "
-                f"{LARGEST_CHUNK:,} at most; run `h5repack -l {name}:CHUNK=1x65536` on it"
+                f"{MAX_CHUNK_BYTES:,} at most; run `h5repack -l {name}:CHUNK=1x65536` on it"
             )
         # Data without chunks are contiguous in the file, and read a column at a time.
         positions = (

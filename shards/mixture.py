@@ -12,7 +12,7 @@ from heron.shards.artefact import MANIFEST
 from heron.shards.cache import LocalFile
 from heron.shards.errors import ShardError
 from heron.shards.manifest import (
-    FOREIGN,
+    FOREIGN_SOURCE,
     SCHEMA_VERSION,
     BuiltFrom,
     Manifest,
@@ -92,7 +92,7 @@ class MixedStore(Store):
                     shard.model_copy(update={"file": f"{number}.{shard.file}"}) for shard in shards
                 ]
         options = {"weights": self.weights, "fingerprints": [m.fingerprint for m in manifests]}
-        source = FOREIGN if first.foreign else MIXTURE
+        source = FOREIGN_SOURCE if first.foreign else MIXTURE
         return Manifest(
             dataset="-".join(dict.fromkeys(manifest.dataset for manifest in manifests)),
             schema_version=SCHEMA_VERSION,

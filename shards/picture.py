@@ -17,7 +17,12 @@ MOST_PIXELS = 1 << 27  # of a picture; more is a decompression bomb
 HEAD_BYTES = 4096  # most headers are shorter
 MARKER = re.compile(b"\xff[\x02-\xcf\xd9-\xfe]")  # of a JPEG, other than those inside coded pixels
 END_OF_IMAGE = 0xD9  # the last marker of a JPEG
-PILLOWS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError  # Pillow's errors
+PILLOW_ERRORS = (
+    OSError,
+    SyntaxError,
+    AssertionError,
+    Image.DecompressionBombError,
+)  # Pillow's errors
 
 Kind = Literal["JPEG", "PNG"]
 
@@ -91,7 +96,7 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         else:
             with Image.open(BytesIO(data), formats=["PNG"]) as image:
                 pixels = np.asarray(image.convert("RGB"))
-    except (ValueError, *PILLOWS) as fault:
+    except (ValueError, *PILLOW_ERRORS) as fault:
         raise ValueError(f"is a damaged {header.kind} ({fault})") from None
     if pixels.shape != (header.height, header.width, 3):
         raise ValueError(f"decodes to {pixels.shape}; expected the size that its header has")

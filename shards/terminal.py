@@ -33,7 +33,7 @@ def say(*lines: str, stream: TextIO | None = None) -> None:
         print(*lines, sep="\n", file=stream, flush=True)
 
 
-def say_fault(word: str, message: str) -> None:
+def print_error(word: str, message: str) -> None:
     """Prints `error: …`, or another word, on stderr; on a terminal the word is red."""
     if not is_terminal(sys.stderr):
         print(f"{word}: {message}", file=sys.stderr, flush=True)
@@ -43,7 +43,7 @@ def say_fault(word: str, message: str) -> None:
     console(sys.stderr).print(Text.assemble((f"{word}:", "bold red"), " ", message))
 
 
-def say_markdown(text: str) -> None:
+def print_markdown(text: str) -> None:
     """Prints Markdown; on a terminal it is rendered."""
     if not is_terminal(sys.stdout):
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
@@ -53,7 +53,7 @@ def say_markdown(text: str) -> None:
     console(sys.stdout).print(Markdown(text))
 
 
-def say_table(
+def print_table(
     heads: Sequence[str], lines: Sequence[Sequence[str]], headed: bool = True, piped: str = ""
 ) -> None:
     """Prints a table: ruled and fitted on a terminal, elsewhere one line per row, or `piped`.

@@ -18,7 +18,7 @@ from heron.losses.loss import Loss, options_of
 from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.sections import check
 from heron.pipeline.data.graphs import NONE
-from heron.pipeline.distributed.collectives import from_first
+from heron.pipeline.distributed.collectives import broadcast_object
 from heron.pipeline.models.heterogeneous import Features, ModelSpec
 from heron.pipeline.objectives import c2ae, deepmtmv, infograph, mib
 from heron.pipeline.objectives.batch import GlobalBatch
@@ -230,7 +230,7 @@ class Deepmtmv(_WithClassifier):
         Returns:
             The labels of each group; empty if nothing was split.
         """
-        level, groups = from_first(self.groups.choose())
+        level, groups = broadcast_object(self.groups.choose())
         if len(groups) == 1:
             return []
         self.groups.layers[level].part(groups)

@@ -96,7 +96,7 @@ def _batch(
         targets=targets.to(device),
         rows=own_rows,
         labelled=own_labelled_rows,
-        labelled_at=torch.arange(labelled, device=device),
+        labelled_indices=torch.arange(labelled, device=device),
         inputs=[],
         indices=torch.arange(local_rows, device=device),
         rng_keys=torch.arange(local_rows, device=device),

@@ -16,7 +16,14 @@ from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.config.sections import Plain, read_tree
 from heron.pipeline.training.run_lock import LOCK, try_lock
 from heron.pipeline.training.tracking import read_metrics, read_result
-from heron.shards.artefact import Fingerprint, Sha256, fingerprint, in_words, parse_json, sha256
+from heron.shards.artefact import (
+    Fingerprint,
+    Sha256,
+    describe_errors,
+    fingerprint,
+    parse_json,
+    sha256,
+)
 from heron.shards.atomic import atomic_write
 
 STUDY = "study.yaml"
@@ -62,7 +69,7 @@ def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
         except ValueError as error:
             if resumed and number == len(lines):
                 break
-            raise StudyError(f"{where} is damaged: {in_words(error)}; {AGAIN}") from None
+            raise StudyError(f"{where} is damaged: {describe_errors(error)}; {AGAIN}") from None
         if row.fingerprint not in (None, expected := fingerprint(tree)):
             raise StudyError(
                 f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "

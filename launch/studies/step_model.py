@@ -298,7 +298,7 @@ def cost(moved: Sequence[Exchange], setting: Setting, ring: bool) -> tuple[float
     messages = sent = 0.0
     for exchange in moved:
         passes, size = 1, float(exchange.bytes)
-        if not exchange.of_parts:
+        if not exchange.is_partitioned:
             passes = 3 if exchange.kind == "gradients" and setting.stage == 3 else 2
             size /= setting.world
         messages += exchange.calls if exchange.kind == "passed" else hops * passes * exchange.calls

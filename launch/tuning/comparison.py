@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from heron.launch.repeats import Interval, corrected_interval, describe, mean_std
 from heron.launch.studies.text import markdown, write_files
 from heron.launch.tuning.search import SearchSettings, search
-from heron.pipeline.config.data import without_places
+from heron.pipeline.config.data import without_locations
 from heron.pipeline.config.errors import StudyError
 from heron.pipeline.config.experiment import CLASSIFIERS, Config
 from heron.pipeline.data.plan import Rows
@@ -80,7 +80,7 @@ def load_or_compute(
         "space": settings.space.model_dump(mode="json"),
         "search": [settings.trials, settings.seed, settings.score, *kinds],
     }
-    tree["experiment"]["data"] = without_places(tree["experiment"]["data"])
+    tree["experiment"]["data"] = without_locations(tree["experiment"]["data"])
     plan = fingerprint(tree)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -289,7 +289,7 @@ class Data(Section):
         return value
 
 
-def without_places(data: dict[str, Any]) -> dict[str, Any]:
+def without_locations(data: dict[str, Any]) -> dict[str, Any]:
     """Removes the locations of data sets from a plain section: fingerprints identify them."""
     sources = data.get("sources") and [source["weight"] for source in data["sources"]]
     places = "path", "roles"

@@ -113,7 +113,7 @@ def array_specs(
     return specs | ({"present": ((rows, partial), "bool")} if partial else {})
 
 
-class ProcessBatches:
+class ShardBatches:
     """Reads the share that process `rank` of `world` has of every global batch."""
 
     def __init__(self, streams: Streams, seed: int, rank: int, world: int) -> None:
@@ -190,10 +190,12 @@ class ProcessBatches:
         )
 
 
-def share_of(streams: Streams, config: Config, rank: int, world: int, start: int) -> BatchSource:
+def open_process_batches(
+    streams: Streams, config: Config, rank: int, world: int, start: int
+) -> BatchSource:
     """Returns the batches of a process; `start` is the step from which the run continues."""
     if config.data.webdataset is None:
-        return ProcessBatches(streams, config.seed, rank, world)
+        return ShardBatches(streams, config.seed, rank, world)
     from heron.pipeline.data.endless import EndlessStreams
     from heron.pipeline.data.webdataset import EndlessBatches
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Listed, Rows, ShardRows, Stream, by_number
+from heron.pipeline.data.plan import Listed, Rows, ShardRows, Stream, positions_by_number
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Balanced:
         """Returns the rows of global batch t, or a slice of them, [rows]."""
         classes, turns = (drawn[local] for drawn in self._draws(t))
         rows = np.empty(len(classes), np.int64)
-        for number, positions in by_number(classes):
+        for number, positions in positions_by_number(classes):
             rows[positions] = self.classes[number].many(turns[positions])[:, 0]
         return rows
 

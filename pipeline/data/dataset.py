@@ -66,7 +66,7 @@ def open_reader(data: Data) -> Reader:
     return reader
 
 
-def roles_of(reader: Reader, data: Data, split: str | None = None) -> Roles:
+def load_or_assign_roles(reader: Reader, data: Data, split: str | None = None) -> Roles:
     """Returns the roles of a split's rows, and hides labels in the reader as the protocol says.
 
     `split` defaults to the one that is trained on. Raises the errors of `assign`, `drop_partial`.

@@ -19,14 +19,14 @@ from heron.shards.manifest import View
 
 # An array or a tensor [rows, ...], or a sequence with one item per row: an array; a picture, also
 # as the bytes of a JPEG or PNG; a text; or a graph: its node labels, and its edges [edges, 2].
-GivenRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes | str]
+InputRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes | str]
 REAL = "fiu"  # kinds of numpy's dtypes
 
 
-class GivenView:
+class InputView:
     """Rows of one stored view; nothing is copied before `read`."""
 
-    def __init__(self, view: View, decoder: Decoder | None, rows: GivenRows) -> None:
+    def __init__(self, view: View, decoder: Decoder | None, rows: InputRows) -> None:
         """Checks shape and type; `decoder` is that of pictures, texts or graphs, None for vectors.
 
         Raises:
@@ -82,7 +82,7 @@ class GivenView:
             )
         return vectors
 
-    def _array(self, rows: GivenRows) -> Any:
+    def _array(self, rows: InputRows) -> Any:
         """Returns rows as an array or a tensor."""
         if isinstance(rows, Tensor) and (fault := _sparse_fault(rows)):
             raise self._refused(fault)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import Rows, by_number
+from heron.pipeline.data.plan import Rows, positions_by_number
 from heron.shards.cache import LocalFile
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at, labels_in
@@ -136,7 +136,7 @@ class Indexes(Sequence[ShardIndex]):
     def by_shard(self, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
         """Yields each shard of the rows, its rows' positions in `rows`, and their local numbers."""
         shards, local_rows = self.locate(rows)
-        for number, positions in by_number(shards):
+        for number, positions in positions_by_number(shards):
             yield number, positions, local_rows[positions]
 
     def _refuse_too_many(self, rows: int, bytes_each: int, what: str) -> None:

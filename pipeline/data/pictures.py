@@ -15,7 +15,7 @@ from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
 from heron.shards.errors import times
 from heron.shards.manifest import View
-from heron.shards.picture import JPEG, PILLOWS, Kind, read_header
+from heron.shards.picture import JPEG, PILLOW_ERRORS, Kind, read_header
 
 AUGMENTATIONS = {
     "vector": ("noise",),
@@ -70,7 +70,7 @@ class PictureDecoder:
                 raise ValueError("it decodes to another size than its header has")
             else:
                 out[:] = self.fit(_png(data, size))
-        except (ValueError, *PILLOWS) as error:
+        except (ValueError, *PILLOW_ERRORS) as error:
             raise ValueError(f"is a damaged {header.kind} ({error})") from None
 
     def _decode_to_fit(self, data: bytes, size: Sequence[int], kind: Kind) -> NDArray[np.uint8]:

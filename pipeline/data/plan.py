@@ -51,7 +51,7 @@ def default_streams(batch: int, limit: int = MAX_STREAMS) -> int:
     return max(c for c in range(1, min(limit, batch) + 1) if batch % c == 0)
 
 
-def by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
+def positions_by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
     """Yields each distinct number, ascending, and its positions in `numbers`."""
     order = np.argsort(numbers, kind="stable")
     for positions in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
@@ -97,7 +97,7 @@ class ShardRows(ABC):
     def take(self, shards: Rows, offsets: Rows) -> Rows:
         """Returns row number `offsets[i]` of shard `shards[i]` for every i, [rows]."""
         out = np.empty(len(shards), np.int64)
-        for shard, at_shard in by_number(shards):
+        for shard, at_shard in positions_by_number(shards):
             out[at_shard] = self.rows_of(shard)[offsets[at_shard]]
         return out
 

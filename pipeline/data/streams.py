@@ -12,7 +12,7 @@ from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.blend import Balanced, Blend, apportion
-from heron.pipeline.data.dataset import open_reader, roles_of
+from heron.pipeline.data.dataset import load_or_assign_roles, open_reader
 from heron.pipeline.data.mined import MINED, AnyStream, MinedStream
 from heron.pipeline.data.plan import MAX_STREAMS, Listed, Rows, ShardRows, Stream, default_streams
 from heron.pipeline.data.protocol import Roles, complementary
@@ -137,7 +137,7 @@ def open_streams(config: Config) -> Streams:
             )
         kind = "complementary"
     stored = list(dict.fromkeys(view.stored for view in data.views))
-    roles = roles_of(reader, data)
+    roles = load_or_assign_roles(reader, data)
 
     def plan(name: Literal["labelled", "unlabelled"]) -> Stream | Balanced | Blend | None:
         size = getattr(data.batch, name)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import heron
-from heron.pipeline.config.data import without_places
+from heron.pipeline.config.data import without_locations
 from heron.pipeline.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.distributed.collectives import default_store, rank, world_size
@@ -45,7 +45,7 @@ _calls = itertools.count()
 def run_facts(config: Config) -> dict[str, Any]:
     """Returns the configuration and versions, which with the data decide the numbers of a run."""
     tree = config.model_dump(mode="json", exclude={"tracking"})
-    tree["data"] = without_places(tree["data"])
+    tree["data"] = without_locations(tree["data"])
     for section, keys in HOST_KEYS.items():
         for key in keys:
             del tree[section][key]

@@ -79,7 +79,7 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
-def from_first(value: Any) -> Any:
+def broadcast_object(value: Any) -> Any:
     """Returns the first process's small picklable value; every process calls it."""
     if world_size() == 1:
         return value
@@ -88,7 +88,7 @@ def from_first(value: Any) -> Any:
     return values[0]
 
 
-def gather_told(value: Any) -> list[Any]:
+def gather_if_any(value: Any) -> list[Any]:
     """Returns `gather_objects`, or [] after one number is exchanged where all values are falsy."""
     if world_size() == 1:
         return [value] if value else []
@@ -104,7 +104,7 @@ def broadcast_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if world_size() == 1:
         return tensors
     received, device = {}, _device()
-    for name, shape, dtype in from_first([(n, x.shape, x.dtype) for n, x in tensors.items()]):
+    for name, shape, dtype in broadcast_object([(n, x.shape, x.dtype) for n, x in tensors.items()]):
         x = tensors[name] if rank() == 0 else torch.empty(shape, dtype=dtype)
         moved = x.contiguous().to(device)
         dist.broadcast(moved, src=0)

@@ -51,7 +51,7 @@ class ShardSizes:
         return [sum(stream[: rank()]) for stream in streams]
 
     @cached_property
-    def labelled_at(self) -> Tensor:
+    def labelled_indices(self) -> Tensor:
         """Indices of the labelled rows among all rows, in the order of `gather`."""
         starts = itertools.accumulate(self.rows, initial=0)
         spans = zip(starts, self.labelled, strict=False)
@@ -162,7 +162,7 @@ def exchange(
     """
     rows, labelled = sizes.rows, list(sizes.labelled)
     local_labelled = labelled[_exchange_rank(rows)]
-    labelled_at = sizes.labelled_at.to(targets.device)
+    labelled_indices = sizes.labelled_indices.to(targets.device)
     by_ring = by_ring and len(rows) > 1
     vectors, labelled_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
     all_rows = dict.fromkeys((*needs.gathered, *vectors))
@@ -183,7 +183,7 @@ def exchange(
                 unchanged = len(rows) == 1 and name not in types
                 x = feature.local if unchanged else feature.differentiable(sum_grads)
                 take_labelled = of_labelled and name in all_rows
-                selected[name].append(x.index_select(0, labelled_at) if take_labelled else x)
+                selected[name].append(x.index_select(0, labelled_indices) if take_labelled else x)
         return selected
 
     gathered_rows = select(needs.gathered, of_labelled=False, sum_grads=True)
@@ -203,7 +203,7 @@ def exchange(
         targets=targets,
         rows=_local_slice(rows),
         labelled=_local_slice(labelled),
-        labelled_at=labelled_at,
+        labelled_indices=labelled_indices,
         inputs=inputs,
         indices=indices,
         rng_keys=rng_keys,

@@ -53,7 +53,7 @@ class GpuBatchNorm(nn.SyncBatchNorm):
         return super().forward(input.float()).to(input.dtype)
 
 
-def by_stream(
+def call_by_stream(
     modules: Sequence[Callable[..., Tensor]],
     sizes: Sequence[int],
     inputs: Sequence[Sequence[Tensor]],

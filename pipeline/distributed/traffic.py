@@ -44,7 +44,7 @@ class Exchange:
     calls: int = 1
 
     @property
-    def of_parts(self) -> bool:
+    def is_partitioned(self) -> bool:
         """Whether each process contributes a part, as in a gather or a scatter, not an addend."""
         return self.kind in ("gathered", "passed", "scattered")
 
@@ -53,7 +53,7 @@ class Exchange:
         """Its purpose: vectors and labels of others, batch norm, or gradients."""
         if self.what in ("moments", "sums"):
             return "norm"
-        return "gathers" if self.of_parts else "gradients"
+        return "gathers" if self.is_partitioned else "gradients"
 
     @property
     def bytes(self) -> int:

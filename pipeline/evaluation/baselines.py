@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.experiment import CLASSIFIERS, Config, parse_config
 from heron.pipeline.data.protocol import Roles
-from heron.pipeline.distributed.collectives import from_first, rank
+from heron.pipeline.distributed.collectives import broadcast_object, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores, multi_label_scores
 from heron.pipeline.evaluation.probe import fit_logistic
@@ -206,5 +206,5 @@ def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
                 threshold = evaluator.threshold(fitted[0] if fitted else None)
                 test = replace(test, probability=parts[0])
                 scores = evaluator.score(test, threshold) | chosen
-    shared: dict[str, float] = from_first(scores)
+    shared: dict[str, float] = broadcast_object(scores)
     return shared

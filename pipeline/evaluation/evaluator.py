@@ -19,7 +19,7 @@ from heron.pipeline.data.protocol import Roles
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import Views
 from heron.pipeline.distributed.collectives import (
-    from_first,
+    broadcast_object,
     gather,
     gather_objects,
     rank,
@@ -248,7 +248,7 @@ class Evaluator:
                 probability = (
                     support_vectors(*known) if by_svm else linear_probe(*known, self.exclusive)
                 )
-        return replace(test, probability=from_first(probability))
+        return replace(test, probability=broadcast_object(probability))
 
     def _vote(self, labelled: Predictions, test: Predictions) -> Predictions:
         """Returns what the nearest labelled rows vote for; each process asks for its test rows."""

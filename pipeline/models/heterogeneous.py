@@ -12,7 +12,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import ModelConfig
 from heron.pipeline.config.terms import Term
 from heron.pipeline.config.training import Precision
-from heron.pipeline.distributed.sync_batchnorm import by_stream
+from heron.pipeline.distributed.sync_batchnorm import call_by_stream
 from heron.pipeline.models.encoders import build_encoder, mlp
 
 # The model's outputs by name: a tensor [rows, ...] per view, or one of all views.
@@ -298,16 +298,16 @@ class Heterogeneous(nn.Module):
         arguments = [*zip(inputs, view_keys, strict=True)]
         nodes: list[Tensor] = []
         if self._reads_nodes:
-            nodes = by_stream([*map(node_features, encoders)], sizes, arguments, present)
+            nodes = call_by_stream([*map(node_features, encoders)], sizes, arguments, present)
             hidden = [x.sum(1) for x in nodes]
         else:
-            hidden = by_stream(encoders, sizes, arguments, present)
+            hidden = call_by_stream(encoders, sizes, arguments, present)
         projections: list[Tensor] = []
         if len(self.projectors):
             projectors = [
                 self.projectors[view % len(self.projectors)] for view in range(len(hidden))
             ]
-            projections = by_stream(projectors, sizes, [(h,) for h in hidden], present)
+            projections = call_by_stream(projectors, sizes, [(h,) for h in hidden], present)
         if present is not None:
             count = present[:, : self.classified].sum(1, keepdim=True).clamp(min=1)
             hidden = [h * (min(self.classified, len(inputs)) / count) for h in hidden]

@@ -140,7 +140,7 @@ def draw_pairs(
     return LabelPairs(targets, exclusive, *drawn)
 
 
-def close_in(targets: NDArray[Any], known: NDArray[np.bool_], exclusive: bool) -> int:
+def close_label_difference(targets: NDArray[Any], known: NDArray[np.bool_], exclusive: bool) -> int:
     """Returns the largest label difference of close labels among samples.
 
     `targets` are 0/1, [samples, labels]; `known` says which samples have labels. The draw of pairs

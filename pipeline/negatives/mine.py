@@ -16,12 +16,12 @@ from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Negatives
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.distributed.collectives import from_first, gather_told, rank
+from heron.pipeline.distributed.collectives import broadcast_object, gather_if_any, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.negatives.definition import LabelPairs, hard_difference, label_difference
 from heron.pipeline.training import checkpoint
-from heron.shards.artefact import FileSum, in_words
+from heron.shards.artefact import FileSum, describe_errors
 from heron.shards.atomic import atomic_write, save_json
 
 SHARED = "meeting"  # a file that shows whether all processes see the same folder
@@ -62,7 +62,7 @@ class Miner:
             require_gpus()
         folder = self.stream.folder
         fault, token = self._prepare(step) if rank() == 0 else ("", "")
-        fault, token = from_first((fault, token))
+        fault, token = broadcast_object((fault, token))
         if fault:
             raise CheckpointError(
                 f"{fault}; the batches after step {step} are drawn from it; bring it back, or run "
@@ -73,7 +73,7 @@ class Miner:
         except OSError:
             sees_folder = False
         blind_rank = "" if sees_folder else f"rank {rank()}"
-        if blind_rank := next(filter(None, gather_told(blind_rank)), ""):
+        if blind_rank := next(filter(None, gather_if_any(blind_rank)), ""):
             raise CheckpointError(
                 f"{folder} is not one folder for all processes: {blind_rank} does not see what "
                 "rank 0 wrote there; expected run.dir on a disk that all machines share"
@@ -213,4 +213,4 @@ def _damage(table: Path) -> str:
     except OSError as error:
         return f"{table} cannot be read: {error}"
     except ValidationError as error:
-        return f"{table.with_suffix('.json')}: {in_words(error)}"
+        return f"{table.with_suffix('.json')}: {describe_errors(error)}"

@@ -45,7 +45,7 @@ class GlobalBatch:
         targets: labels of all labelled rows, 0/1, [all labelled, labels].
         rows: the own rows among all rows.
         labelled: the own labelled rows among all labelled rows.
-        labelled_at: positions of the labelled rows among all rows, [all labelled].
+        labelled_indices: positions of the labelled rows among all rows, [all labelled].
         inputs: inputs of this process's rows, a tensor per view.
         indices: row numbers in the data set of this process's rows.
         rng_keys: keys of the random numbers of this process's rows.
@@ -67,7 +67,7 @@ class GlobalBatch:
     targets: Tensor
     rows: slice
     labelled: slice
-    labelled_at: Tensor
+    labelled_indices: Tensor
     inputs: Sequence[Tensor]
     indices: Tensor
     rng_keys: Tensor
@@ -137,7 +137,7 @@ class GlobalBatch:
     @cached_property
     def labelled_present(self) -> Tensor | None:
         """Which views each of all labelled rows has, [all labelled, views]; None: all of them."""
-        return None if self.present is None else self.present.index_select(0, self.labelled_at)
+        return None if self.present is None else self.present.index_select(0, self.labelled_indices)
 
     @cached_property
     def unknown(self) -> Tensor | None:
@@ -164,6 +164,6 @@ class GlobalBatch:
     def classes(self) -> Tensor:
         """A class number for each labelled row: rows with the same labels share it."""
         if not len(self.targets):
-            return self.labelled_at
+            return self.labelled_indices
         classes: Tensor = torch.unique(self.targets.nan_to_num(2), dim=0, return_inverse=True)[1]
         return classes

@@ -17,7 +17,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.pipeline.objectives.own_positives import cross_view_loss
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, as_slice, join_views
-from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
+from heron.pipeline.objectives.ring import Block, blocks, ring_of, row_count, sum_over_blocks
 from heron.pipeline.objectives.unsupervised import pair_widths
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
@@ -240,7 +240,7 @@ def siglip(
 
     if ring_of(rows) is not None:
         key_blocks = partial(blocks, vectors, rows, [[0]] * count)
-        return over_blocks(loss_of_block, [*vectors, scale, bias], key_blocks)
+        return sum_over_blocks(loss_of_block, [*vectors, scale, bias], key_blocks)
     constant = [view.detach() for view in vectors]
     own_vectors = [x[own] for x in vectors]
     return loss_of_block([*own_vectors, scale, bias], Block(all_rows, False, constant, []))

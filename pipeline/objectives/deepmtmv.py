@@ -101,7 +101,7 @@ class TaskErrors(Memory):
         if (step.number + 1) % (groups.options.every_epochs * step.per_epoch):
             return []
         with step.gathered_parameters():
-            level, layer_groups = step.from_first(groups.choose())
+            level, layer_groups = step.broadcast_object(groups.choose())
         if len(layer_groups) == 1:
             return []
         groups.layers[level].part(layer_groups)

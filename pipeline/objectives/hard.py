@@ -26,7 +26,7 @@ from heron.pipeline.objectives.present import (
     Rows,
     as_slice,
     join_views,
-    own_places,
+    own_row_positions,
     pair_count,
 )
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -208,7 +208,7 @@ def hard(
         log_others = (len(key_tag) - present.sum(1)).clamp(min=1).to(keys.dtype).log()
         constants.append(join_views([log_others] * count, present, own))
     if positives == "label":
-        positions = own_places(batch, count, present, own, keys.device)
+        positions = own_row_positions(batch, count, present, own, keys.device)
         mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
         log_total = partial(log_total, constants=constants)
         return _over_class_pairs(pairs, log_total, mean, positions, mirroring, rows)

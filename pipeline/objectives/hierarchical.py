@@ -14,7 +14,7 @@ from heron.pipeline.objectives.classes import Classes, class_losses, largest_pai
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.mirroring import Mirroring, everyone, mirrored_sums
 from heron.pipeline.objectives.pairs import Pairs
-from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
+from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_row_positions
 from heron.pipeline.objectives.ring import held_rows, row_count
 
 Penalty = Literal["exp_inverse"] | None
@@ -116,7 +116,7 @@ def hierarchical(
     vectors = [unit(view).to(dtype) for view in z]
     keys, paths = join_views(vectors, held_present), join_views([levels] * len(z), present)
     positions = torch.arange(len(paths), device=keys.device)
-    own = own_places(batch, len(z), present, as_slice(rows), keys.device)
+    own = own_row_positions(batch, len(z), present, as_slice(rows), keys.device)
     groups = [
         torch.unique(paths[:, : level + 1], dim=0, return_inverse=True)[1]
         for level in range(levels.shape[1])

@@ -40,13 +40,13 @@ class StepEnd:
         per_epoch: steps per epoch.
         gathered_parameters: a context in which every process can read all weights of the model;
             every process must enter it.
-        from_first: returns the first process's small value on every process; all must call it.
+        broadcast_object: returns the first process's small value on every process; all call it.
     """
 
     number: int
     per_epoch: int
     gathered_parameters: Callable[[], AbstractContextManager[None]]
-    from_first: Callable[[Any], Any]
+    broadcast_object: Callable[[Any], Any]
 
 
 class Memory(nn.Module):

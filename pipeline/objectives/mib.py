@@ -17,7 +17,7 @@ from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
-from heron.pipeline.objectives.ring import Block, blocks, over_blocks, ring_of, row_count
+from heron.pipeline.objectives.ring import Block, blocks, ring_of, row_count, sum_over_blocks
 from heron.pipeline.objectives.unsupervised import pair_widths
 
 SALT = 9000  # keeps clear of the salts of dropout, which count the views and layers of an encoder
@@ -195,7 +195,7 @@ def _minus_information_by_blocks(anchors: Tensor, keys: Tensor, rows: Rows, batc
         return loss + as_keys - as_keys.detach()
 
     key_blocks = partial(blocks, [anchors, keys], rows, [[0], [0]])
-    return over_blocks(loss_of_block, [anchors, keys], key_blocks)
+    return sum_over_blocks(loss_of_block, [anchors, keys], key_blocks)
 
 
 def _minus_information(anchors: Tensor, keys: Tensor, positives: Tensor, batch: int) -> Tensor:

@@ -107,7 +107,7 @@ class Objective:
                 "compares projections; expected a term that does, such as nt_xent, or []"
             )
 
-    def refuse_partial(self, missing: bool, unknown: bool) -> None:
+    def refuse_partial_rows(self, missing: bool, unknown: bool) -> None:
         """Refuses terms that are not defined for rows with missing views or unknown labels.
 
         Args:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural, Share
 from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
-from heron.pipeline.distributed.sync_batchnorm import by_stream
+from heron.pipeline.distributed.sync_batchnorm import call_by_stream
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
@@ -40,7 +40,7 @@ class SecondNetwork(nn.ModuleList):
         encoder, classifier = self
         assert encoded.classifier is not None and encoded.logits is not None
         inputs = [*zip(encoded.inputs, encoded.view_keys, strict=True)]
-        hidden = by_stream([encoder] * len(inputs), encoded.sizes, inputs)
+        hidden = call_by_stream([encoder] * len(inputs), encoded.sizes, inputs)
         first = [encoded.logits, *map(encoded.classifier, encoded.hidden[1:])]
         second = [*map(classifier, hidden)]
         return {"networks": [*first, *second], "logits": [(first[0] + second[0]) / 2]}

@@ -30,7 +30,7 @@ def join_views(
     return torch.cat([views[v][rows][present[rows, v]] for v in numbers])
 
 
-def own_places(
+def own_row_positions(
     batch: int, views: int, present: Present, rows: slice, device: torch.device
 ) -> Int[Tensor, " anchors"]:
     """Returns the positions of some rows' views among all keys, in the order of `join_views`."""

@@ -111,7 +111,7 @@ def within(pairs: Pairs, block: Block) -> Pairs:
     return replace(pairs, key_tag=pairs.key_tag[positions], exclude=exclude)
 
 
-def over_blocks(
+def sum_over_blocks(
     share: Callable[[Sequence[Tensor], Block], Tensor],
     own: Sequence[Tensor],
     around: Callable[[], Iterator[Block]],

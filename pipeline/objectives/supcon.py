@@ -13,7 +13,7 @@ from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
 from heron.pipeline.objectives.mirroring import Mirroring
 from heron.pipeline.objectives.pairs import Pairs
-from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_places
+from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_row_positions
 from heron.pipeline.objectives.ring import held_rows, row_count
 
 
@@ -85,7 +85,7 @@ def supcon(
     keys, classes = join_views(vectors, held_present), join_views([number] * len(z), present)
     positions = torch.arange(len(classes), device=keys.device)
     anchors = join_views(vectors, held_present, own_rows)
-    own = own_places(batch, len(z), present, as_slice(rows), keys.device)
+    own = own_row_positions(batch, len(z), present, as_slice(rows), keys.device)
     own_classes = classes[own]
 
     members = torch.bincount(classes, minlength=count)

@@ -216,7 +216,7 @@ def _start_folder(embedder: Embedder, plan: dict[str, Any]) -> None:
         RetrievalError: the folder holds something else, or two rows have the same key.
     """
     out = embedder.out
-    samples_of(embedder.reader, embedder.rows).refuse_duplicates()
+    read_samples(embedder.reader, embedder.rows).refuse_duplicates()
     out.mkdir(parents=True, exist_ok=True)
     path = out / PLAN
     if path.exists():
@@ -248,8 +248,8 @@ def _finish(
     by_rank: Sequence[Mapping[int, PartManifest]],
 ) -> None:
     """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts."""
-    by_number = {number: part for parts in by_rank for number, part in parts.items()}
-    lost = {row: why for part in by_number.values() for row, why in part.lost.items()}
+    positions_by_number = {number: part for parts in by_rank for number, part in parts.items()}
+    lost = {row: why for part in positions_by_number.values() for row, why in part.lost.items()}
     rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
     EmbeddingsManifest(
         format=FORMAT,
@@ -260,13 +260,13 @@ def _finish(
         precision=plan["precision"],
         rows=len(rows),
         layers=embedder.layers,
-        parts=[by_number[number].part for number in range(len(by_number))],
-        samples=samples_of(embedder.reader, rows).save(embedder.out),
+        parts=[positions_by_number[number].part for number in range(len(positions_by_number))],
+        samples=read_samples(embedder.reader, rows).save(embedder.out),
         lost=lost,
     ).write(embedder.out / MANIFEST)
 
 
-def samples_of(reader: Reader, rows: Rows) -> Samples:
+def read_samples(reader: Reader, rows: Rows) -> Samples:
     """Returns keys and labels of some rows of a data set."""
     labels = reader.manifest.labels
     known = reader.known(rows)

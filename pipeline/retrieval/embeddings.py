@@ -118,7 +118,7 @@ class Embeddings:
         return int(self._starts[-1])
 
     @property
-    def usual_layer(self) -> Layer:
+    def default_layer(self) -> Layer:
         """The layer that is indexed by default: `hidden`, or the only one."""
         first, *others = self.manifest.layers
         return "hidden" if others else first

@@ -11,7 +11,7 @@ from PIL import ExifTags, Image, ImageOps
 from heron.pipeline.config.errors import RetrievalError
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
-from heron.shards.picture import PILLOWS, read_header
+from heron.shards.picture import PILLOW_ERRORS, read_header
 
 MOST_BYTES = 20_000_000  # of a file
 MOST_PIXELS = 64_000_000  # of a picture: 192 MB decoded
@@ -116,7 +116,7 @@ def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
             if (image.height, image.width) != size:  # Pillow would decode the other one
                 raise ValueError("has two headers, of two sizes; expected one picture")
             return size, _orientation(image) != 1
-    except (ValueError, BOMB, *PILLOWS) as fault:
+    except (ValueError, BOMB, *PILLOW_ERRORS) as fault:
         raise RetrievalError(f"{name} {_picture_fault(fault)}") from None
 
 
@@ -131,7 +131,7 @@ def _orientation(image: Image.Image) -> int:
     """Returns a picture's EXIF orientation; 1 is upright, as is a picture without the tag."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except (ValueError, struct.error, *PILLOWS):  # broken EXIF in a sound picture
+    except (ValueError, struct.error, *PILLOW_ERRORS):  # broken EXIF in a sound picture
         return 1
     return orientation if orientation in range(1, 9) else 1
 
@@ -148,5 +148,5 @@ def upright(data: bytes, name: str) -> Image.Image:
             image.load()
             picture = ImageOps.exif_transpose(image) if turned else image
             return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
-    except (ValueError, BOMB, *PILLOWS) as fault:
+    except (ValueError, BOMB, *PILLOW_ERRORS) as fault:
         raise RetrievalError(f"{name} is damaged ({fault}); expected a whole picture") from None

@@ -145,9 +145,9 @@ def choose(requested: Asked, vectors: VectorSet, memory_bytes: int | None = None
     count, dim = vectors.count, vectors.dim
     if budget < vectors.reading_bytes:
         raise RetrievalError(
-            f"a budget of {in_bytes(budget)} is too little to read {count:,} vectors of {dim} "
-            f"dimensions: expected at least {in_bytes(vectors.reading_bytes)}; give more --memory, "
-            "or embed with fewer --part-rows"
+            f"a budget of {format_bytes(budget)} is too little to read {count:,} vectors of {dim} "
+            f"dimensions: expected at least {format_bytes(vectors.reading_bytes)}; give more "
+            "--memory, or embed with fewer --part-rows"
         )
     if requested in PLANNERS:
         return PLANNERS[requested](vectors, budget, "asked for")
@@ -188,8 +188,8 @@ def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
     if build_bytes > budget:
         raise RetrievalError(
             f"hnsw over {vectors.count:,} vectors of {vectors.dim} dimensions needs "
-            f"{in_bytes(build_bytes)} to build; found a budget of {in_bytes(budget)}; give more "
-            "--memory, or --kind ivfpq"
+            f"{format_bytes(build_bytes)} to build; found a budget of {format_bytes(budget)}; give "
+            "more --memory, or --kind ivfpq"
         )
     return Plan(
         kind="hnsw",
@@ -307,7 +307,7 @@ def free_bytes() -> int:
     raise RetrievalError("/proc/meminfo has no MemAvailable; give --memory, such as 2GB")
 
 
-def in_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Formats a number of bytes, such as `1.25 GB`."""
     unit, name = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB")) if count >= u), (1e3, "kB"))
     return f"{count / unit:.3g} {name}"

@@ -16,7 +16,7 @@ from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View
-from heron.shards.picture import PILLOWS
+from heron.shards.picture import PILLOW_ERRORS
 from heron.shards.show import DRAWN
 from heron.shards.store import is_remote, open_store
 
@@ -76,7 +76,7 @@ class SamplePictures:
             data = self._bytes(self.view, row)
             with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
                 return image.convert("RGB")
-        except (ValueError, BOMB, *PILLOWS) as fault:
+        except (ValueError, BOMB, *PILLOW_ERRORS) as fault:
             raise RetrievalError(
                 f"{reader.store} sample '{key}': view '{self.view.name}' is damaged ({fault}); "
                 "expected a JPEG or a PNG; run `heron shards verify`"

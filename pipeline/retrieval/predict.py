@@ -7,7 +7,7 @@ import numpy as np
 
 from heron.pipeline.config.errors import InputError
 from heron.pipeline.config.experiment import load_run_config
-from heron.pipeline.data.dataset import roles_of
+from heron.pipeline.data.dataset import load_or_assign_roles
 from heron.pipeline.distributed.launch import start_processes
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
 from heron.pipeline.retrieval.embed import DROP_RUN_DATA, check_data
@@ -47,13 +47,13 @@ def predict_rows(
             "data set; expected rows of that, or a run with a term such as cross_entropy"
         )
     if role is not None:
-        roles = roles_of(reader, config.data, split)
+        roles = load_or_assign_roles(reader, config.data, split)
         rows = getattr(roles, role)
     else:
         rows = np.arange(reader.starts[-1]) if split is None else reader.split_rows(split)
     labelled = np.empty(0, np.int64)
     if model.classifier is None:
-        labelled = roles_of(reader, config.data).labelled
+        labelled = load_or_assign_roles(reader, config.data).labelled
     options = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
     predictions = Evaluator(reader, opened.views, options).predictors(model, labelled, rows)[0][""]
     return reader.sample_keys(predictions.rows), predictions, reader.manifest.labels.names

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.definition import close_in, label_difference
-from heron.shards.artefact import FileSum, Record, in_words
+from heron.pipeline.negatives.definition import close_label_difference, label_difference
+from heron.shards.artefact import FileSum, Record, describe_errors
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
@@ -98,7 +98,7 @@ class Samples:
     @cached_property
     def close(self) -> int:
         """The largest label difference of close labels: see `pipeline.negatives.definition`."""
-        return close_in(self.targets, self.known, self.exclusive)
+        return close_label_difference(self.targets, self.known, self.exclusive)
 
     @property
     def largest(self) -> int:
@@ -176,7 +176,9 @@ class Samples:
         try:
             labels = LabelNames.model_validate_json(path.read_bytes(), strict=True)
         except (OSError, ValidationError) as error:
-            reason = in_words(error) if isinstance(error, ValidationError) else error.strerror
+            reason = (
+                describe_errors(error) if isinstance(error, ValidationError) else error.strerror
+            )
             raise RetrievalError(f"{path} cannot be read: {reason}; {AGAIN}") from None
         samples = cls(keys, rows, targets, known, labels.names, labels.kind)
         if fault := samples._fault():

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from heron.pipeline.config.data import without_places
+from heron.pipeline.config.data import without_locations
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.distributed.agreement import differences, versions
-from heron.pipeline.distributed.collectives import broadcast_tensors, from_first, rank
+from heron.pipeline.distributed.collectives import broadcast_object, broadcast_tensors, rank
 from heron.pipeline.distributed.strategy import State
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint, Sha256
@@ -129,7 +129,7 @@ def save_on_main(
                 f"{folder}: {error}; the last one is {earlier[-1] if earlier else 'none'}; "
                 "make room, and run again with run.resume=auto to go on from there"
             )
-    if fault := from_first(fault):
+    if fault := broadcast_object(fault):
         raise CheckpointError(fault)
 
 
@@ -226,7 +226,7 @@ def resume(
             snapshot, lines = _load_newest(folder, config, data, watchdog)
         except CheckpointError as error:
             fault = str(error)
-    position, lines, fault = from_first((snapshot and snapshot.position, lines, fault))
+    position, lines, fault = broadcast_object((snapshot and snapshot.position, lines, fault))
     if fault:
         raise CheckpointError(fault)
     if position is None:
@@ -332,7 +332,7 @@ def _resume_facts(config: Config) -> dict[str, Any]:
     """Returns the options that decide how a run goes on: not its folder, length or tracking."""
     excluded = {"run", "evaluate", "train", "distributed", "tracking"}
     tree = config.model_dump(mode="json", exclude=excluded)
-    tree["data"] = without_places(tree["data"])
+    tree["data"] = without_locations(tree["data"])
     storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*storage, "on_error", "max_bad_fraction"):
         del tree["data"][key]

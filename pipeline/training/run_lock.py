@@ -78,7 +78,7 @@ class RunLock:
             Stopped: on every process: `stop` returned true.
             TrainingError: on every process: nothing can be written to the folder.
         """
-        from heron.pipeline.distributed.collectives import from_first, rank
+        from heron.pipeline.distributed.collectives import broadcast_object, rank
 
         error: TrainingError | Stopped | None = None
         if rank() == 0:
@@ -87,7 +87,7 @@ class RunLock:
                     self._lock(stop)
             except (TrainingError, Stopped) as caught:
                 error = caught
-        if (error := from_first(error)) is not None:
+        if (error := broadcast_object(error)) is not None:
             raise error
 
     def _lock(self, stop: Callable[[], object]) -> None:

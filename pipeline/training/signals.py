@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Self
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1
-SAME_S = 1.0  # a launcher repeats the Ctrl-C that the terminal has sent to all its processes
+REPEAT_S = 1.0  # a launcher repeats the Ctrl-C that the terminal has sent to all its processes
 CTRL_C = b"\nCtrl-C: the run saves after this step and stops; once more, and it stops at once\n"
 
 
@@ -64,7 +64,7 @@ class StopSignals:
         self.name, self._received_at = signal.Signals(number).name, time.monotonic()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.name and time.monotonic() - self._received_at < SAME_S:
+        if self.name and time.monotonic() - self._received_at < REPEAT_S:
             return
         if self.name or not self._saving:
             raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder, input_shape
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.texts import TextDecoder
-from heron.shards.artefact import MOST_BYTES, Record, in_words, parse_json
+from heron.shards.artefact import MOST_BYTES, Record, describe_errors, parse_json
 from heron.shards.manifest import View
 
 SIGNATURE = "model.json"
@@ -102,8 +102,8 @@ class Signature(BaseModel):
                 return cls.model_validate(parse_json(stream.read(MOST_BYTES + 1)))
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} cannot be read: {in_words(error)}; expected it as it was written; bring "
-                "it back, or give another checkpoint"
+                f"{path} cannot be read: {describe_errors(error)}; expected it as it was written; "
+                "bring it back, or give another checkpoint"
             ) from None
 
     def refuse_other_tokenizers(self, checkpoint: Path) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.sections import leaves
-from heron.pipeline.distributed.collectives import from_first, rank
+from heron.pipeline.distributed.collectives import broadcast_object, rank
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.training.tracking import read_result
 from heron.shards.artefact import LARGEST
@@ -83,7 +83,7 @@ class Trackers:
                 self.kinds = {name: _kind(name) for name in config.tracking}
             except ValueError as error:
                 fault = str(error)
-        if fault := from_first(fault):
+        if fault := broadcast_object(fault):
             raise TrainingError(fault)
 
     def start(self, start: int, step: int, scores: int) -> list[str]:

@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from heron import __version__
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.sections import Plain
-from heron.shards.artefact import MOST_BYTES, Count, in_words, parse_json
+from heron.shards.artefact import MOST_BYTES, Count, describe_errors, parse_json
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.terminal import Bar
 
@@ -183,8 +183,8 @@ def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
             if number == len(lines):  # it does not end with a newline
                 return rows[: number - 1]
             raise TrainingError(
-                f"{path}, line {number} is damaged: {in_words(error)}; expected a line as it was "
-                "written; bring the file back, or take the line out"
+                f"{path}, line {number} is damaged: {describe_errors(error)}; expected a line as "
+                "it was written; bring the file back, or take the line out"
             ) from None
     return rows
 
@@ -219,7 +219,7 @@ def read_result(
         TypeAdapter(dict[str, float | None]).validate_python(values, strict=True)
     except (OSError, ValueError) as error:
         raise TrainingError(
-            f"{path} cannot be read: {in_words(error)}; expected {expected}"
+            f"{path} cannot be read: {describe_errors(error)}; expected {expected}"
         ) from None
     content: dict[str, Any] = result
     return content

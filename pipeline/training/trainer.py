@@ -12,7 +12,7 @@ from torch import Tensor
 from heron import __version__
 from heron.pipeline.config.errors import CheckpointError, Stopped
 from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.data.batches import Batch, batches, share_of
+from heron.pipeline.data.batches import Batch, batches, open_process_batches
 from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.mined import MinedStream
 from heron.pipeline.data.plan import shares
@@ -46,7 +46,7 @@ from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import RunLog, write_result, write_start
 from heron.pipeline.training.values import PendingStep, StepValues, refuse_nonfinite
-from heron.shards.terminal import say, say_table
+from heron.shards.terminal import print_table, say
 
 COMPILER = "inductor"  # the backend of torch.compile
 
@@ -103,7 +103,7 @@ class Trainer:
         facts = {"data": self.data_fingerprint, "tokenizers": streams.reader.tokenizers}
         agree(facts, self.config.train.timeout_s, self.signals.received)
         self.skipped = streams.skipped(data.max_bad_fraction)
-        for lost in collectives.gather_told(streams.reader.lost):
+        for lost in collectives.gather_if_any(streams.reader.lost):
             streams.reader.lost |= lost  # with `on_error: skip`, all processes skip the same rows
         self.views = Views(streams.reader, data, self.device)
         self.labelled_rows = streams.labelled.batch if streams.labelled else 0
@@ -121,7 +121,7 @@ class Trainer:
         config, streams = self.config, self.streams
         self.objective = Objective(config.objective.terms(), config.model.matryoshka)
         self.objective.refuse(streams.kind, config.data.views, self.labelled_rows, config.model)
-        self.objective.refuse_partial(streams.missing, streams.unknown)
+        self.objective.refuse_partial_rows(streams.missing, streams.unknown)
         refuse_unfit(config, self.objective, self.views, streams)
         self.signature = Signature.of(streams.reader, config.data.views)
         self.labels = streams.reader.manifest.labels.names
@@ -131,7 +131,7 @@ class Trainer:
         model.to(self.device)
         model.precision = precision = config.train.precision
         assert precision != "auto"  # `settle` has replaced it
-        fused.prefer("bf16" if precision == "bf16" else "fp16")
+        fused.set_default_precision("bf16" if precision == "bf16" else "fp16")
         if precision == "fp64":
             model.double()
         # The FLOPs of graph encoders depend on the rows, so they are not counted.
@@ -144,8 +144,7 @@ class Trainer:
         def targets() -> Tensor:
             return torch.from_numpy(streams.targets(labelled))
 
-        spec = RunSpec(model, torch.from_numpy(labelled), labels, targets, terms)
-        self.objective.remember(spec)
+        self.objective.remember(RunSpec(model, torch.from_numpy(labelled), labels, targets, terms))
         micro_batch, self.has_norm = config.train.micro_batch, has_norm(model)
         self.micro_batches = strategy.count_micro_batches(micro_batch, self.sizes, self.has_norm)
         for module in (model, *self.objective.memories.values()):
@@ -192,7 +191,7 @@ class Trainer:
         """Takes the remaining steps, and scores the last weights."""
         config, streams = self.config, self.streams
         rank, pin = self.accelerator.process_index, self.device.type == "cuda"
-        share = share_of(streams, config, rank, self.world, self.start_step)
+        share = open_process_batches(streams, config, rank, self.world, self.start_step)
         source = batches(share, self.start_step, self.steps, readers(config.data), pin=pin)
         old_checkpoints = self._clear_folder() if self.is_main else None
         log = RunLog(self.folder, self.start_step, self.steps, self.is_main, self.trackers)
@@ -247,7 +246,9 @@ class Trainer:
         summed.close(gradient_norm=self.strategy.gradient_norm())
         rate = learning_rate(config.optim, epoch, config.train.epochs)
         self.strategy.step(rate)
-        end = StepEnd(t, self.per_epoch, self.strategy.gathered_parameters, collectives.from_first)
+        end = StepEnd(
+            t, self.per_epoch, self.strategy.gathered_parameters, collectives.broadcast_object
+        )
         self.log.say(*objective.update(end))
         seconds = time.perf_counter() - start
         self.train_seconds += seconds
@@ -348,7 +349,7 @@ class Trainer:
                 self.folder, config, result, self.predictions, self.embedding, self.streams.reader
             )
             if lines := baselines.summary([result, *others], self.folder.name):
-                say_table(*lines, headed=False)
+                print_table(*lines, headed=False)
             say(f"report: {report}")
             write_result(self.folder, result)  # last: its presence marks the run as done
         return result
@@ -367,12 +368,12 @@ class Trainer:
             self.log.scores(last, epoch, scores)
         self.embedding = None
         # Clocks differ, so the main process decides.
-        if collectives.from_first(wants_map(options.map, self.train_seconds)):
+        if collectives.broadcast_object(wants_map(options.map, self.train_seconds)):
             rows = roles.test if options.test else roles.validation
             rows = rows if len(rows) else roles.unlabelled
             sample = rows[:: max(1, len(rows) // options.map_rows)]
             self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
-        self._log_skipped(collectives.gather_told(self.streams.reader.lost), refuse=False)
+        self._log_skipped(collectives.gather_if_any(self.streams.reader.lost), refuse=False)
 
     def _train_other(self, other: Config) -> dict[str, Any]:
         with RunLock(Path(other.run.dir)) as run_lock:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from heron.shards.dotted import load_class, suggest
 from heron.shards.errors import SourceError
-from heron.shards.manifest import FOREIGN
+from heron.shards.manifest import FOREIGN_SOURCE
 from heron.shards.sources.arrays import Arrays
 from heron.shards.sources.base import Rows, Source
 from heron.shards.sources.captions import Captions
@@ -85,7 +85,7 @@ def find(name: str) -> type[Source]:
         )
     # The manifest records the name; two sources of one name would take each other's folders.
     title = getattr(source, "name", None)
-    if not isinstance(title, str) or not title or title in (*SOURCES, FOREIGN):
+    if not isinstance(title, str) or not title or title in (*SOURCES, FOREIGN_SOURCE):
         raise SourceError(
             f"{name}: its name is {title!r}; expected one that no source of heron has; define e.g. "
             f'`name: ClassVar[str] = "{source.__name__.lower()}"` in the class'

@@ -14,7 +14,7 @@ from heron.shards.index import UNREADABLE, read_npz
 from heron.shards.sources.named_arrays import NamedArrays
 
 # The arrays of an .npz may have 1 GiB, or 100 times the bytes of the file if that is more.
-MOST_UNPACKED, MOST_FOLD = 2**30, 100
+MOST_UNPACKED, MAX_UNPACKED_RATIO = 2**30, 100
 PICKLES = "arrays of Python objects are pickles, never decoded"
 
 
@@ -94,7 +94,7 @@ class Arrays(NamedArrays):
             return {}
         try:
             with self.npz.open("rb") as stream:
-                limit = max(MOST_UNPACKED, MOST_FOLD * self.npz.stat().st_size)
+                limit = max(MOST_UNPACKED, MAX_UNPACKED_RATIO * self.npz.stat().st_size)
                 return read_npz(stream, limit)
         except (*UNREADABLE, ShardError) as fault:
             expected = f"expected what numpy.savez writes ({fault})"

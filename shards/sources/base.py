@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from heron.shards.artefact import in_words, sha256
+from heron.shards.artefact import describe_errors, sha256
 from heron.shards.errors import CONTROL, SourceError, shown
 from heron.shards.manifest import KINDS, InputFile, Labels, View
 
@@ -49,7 +49,7 @@ class Rows:
     keys: list[str] | None = None
 
 
-def is_there(values: NDArray[Any] | list[Any]) -> NDArray[np.bool_]:
+def rows_with_view(values: NDArray[Any] | list[Any]) -> NDArray[np.bool_]:
     """Returns which rows have a view, [rows]: those that are not NaN throughout, or not None."""
     if isinstance(values, np.ndarray):
         if values.dtype.kind != "f" or not values.size:
@@ -163,7 +163,7 @@ class Source(BaseModel):
     def invalid(self, fault: ValidationError) -> SourceError:
         """Returns an error that says why no manifest can be made of these files."""
         where = ", ".join(path.name for path in self.files) or self.name
-        return SourceError(f"{where}: {in_words(fault)}")
+        return SourceError(f"{where}: {describe_errors(fault)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +221,7 @@ def vectors(
             values = stored.astype(np.float32, copy=False)
         valid, expected = np.isfinite(values), "; expected a finite float32"
         if missing:
-            valid |= ~is_there(values)[:, None]
+            valid |= ~rows_with_view(values)[:, None]
         if valid.all() and stored.dtype.kind in "iu":
             valid = values == stored
             expected = f", which float32 cannot hold; expected whole numbers up to {1 << 24:,}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
 from heron.shards.errors import DOWNLOAD, SourceError, times
-from heron.shards.matlab import LARGEST_CHUNK, MOST_UNPACKED, NUMERIC, MatlabFile, matlab_class
+from heron.shards.matlab import MAX_CHUNK_BYTES, MOST_UNPACKED, NUMERIC, MatlabFile, matlab_class
 from heron.shards.sources.named_arrays import WHOLE_LABELS, NamedArrays
 
 Value = NDArray[Any] | list[NDArray[Any]]
@@ -258,9 +258,10 @@ def _read_dataset(item: Any, where: str) -> NDArray[Any]:
     if item.is_virtual or item.external:
         raise SourceError(f"{where} lies in another file; expected its numbers here; {DOWNLOAD}")
     _check_size(item.shape, item.dtype.itemsize, where)
-    if item.chunks and (size := math.prod(item.chunks) * item.dtype.itemsize) > LARGEST_CHUNK:
+    if item.chunks and (size := math.prod(item.chunks) * item.dtype.itemsize) > MAX_CHUNK_BYTES:
         raise SourceError(
-            f"{where} has chunks of {size:,} bytes; expected {LARGEST_CHUNK:,} at most; {DOWNLOAD}"
+            f"{where} has chunks of {size:,} bytes; expected {MAX_CHUNK_BYTES:,} at most; "
+            f"{DOWNLOAD}"
         )
     values: NDArray[Any] = item[()]
     return values

@@ -8,7 +8,7 @@ from typing import Any
 from heron.shards.errors import SourceError, shown
 from heron.shards.remote import EXTRA
 from heron.shards.sources.base import WHOLE
-from heron.shards.sources.text import BY_WORD
+from heron.shards.sources.text import SPLIT_PATTERNS
 
 MOST_BYTES = 1 << 38  # of a data set on the Hub: 256 GiB
 
@@ -58,7 +58,9 @@ def group_by_split(files: list[tuple[str, Path]]) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for path, file in files:
         names = reversed(path.split("/"))
-        matches = (s for name in names for s, pattern in BY_WORD if re.fullmatch(pattern, name))
+        matches = (
+            s for name in names for s, pattern in SPLIT_PATTERNS if re.fullmatch(pattern, name)
+        )
         splits.setdefault(next(matches, WHOLE), []).append(file)
     return splits
 

@@ -12,7 +12,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(inf
 
 WORDS = {"train": "train(ing)?", "val": "val(id|idation)?|dev", "test": "test(ing)?"}
 # A split and the regular expression of file names that hold its word, with no letter beside it.
-BY_WORD = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
+SPLIT_PATTERNS = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
 MISSING = ("", "?", "nan")
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "space": " "}
 

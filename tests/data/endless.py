@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import Batch, batches, share_of
+from heron.pipeline.data.batches import Batch, batches, open_process_batches
 from heron.pipeline.data.endless import EndlessStreams
 from heron.pipeline.data.streams import open_data
 from heron.pipeline.data.workers import readers
@@ -63,7 +63,7 @@ def opened(config: Config) -> EndlessStreams:
 
 def steps(config: Config, count: int, rank: int = 0, world: int = 1, start: int = 0) -> list[Batch]:
     """Copies of the first batches of a process: their memory is used again."""
-    source = share_of(open_data(config), config, rank, world, start)
+    source = open_process_batches(open_data(config), config, rank, world, start)
     found = batches(source, start, start + count, readers(config.data), pin=False)
     return [batch.to(torch.device("cpu"))._map_tensors(torch.clone) for batch in found]
 

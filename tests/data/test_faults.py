@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.batches import Batch, ShardBatches, batches
 from heron.pipeline.data.opened import OpenShard
 from heron.pipeline.data.plan import Listed
 from heron.pipeline.data.reader import Reader
@@ -82,7 +82,7 @@ def zero(folder: Path, row: int, at: int = 0, count: int = 20) -> str:
 def epoch(streams: Streams, world: int = 1) -> Iterator[list[Batch]]:
     """The shares of all processes, batch by batch, of two epochs of the unlabelled stream."""
     assert streams.unlabelled is not None
-    loaders = [ProcessBatches(streams, 0, rank, world) for rank in range(world)]
+    loaders = [ShardBatches(streams, 0, rank, world) for rank in range(world)]
     for t in range(2 * streams.unlabelled.steps_per_epoch):
         yield [next(batches(loader, t, t + 1, 0, False)) for loader in loaders]
 
@@ -187,7 +187,7 @@ def test_too_many_bad_rows_end_the_run(folder: Path) -> None:
         pretrain(config(folder))
     streams = open_streams(config(folder))
     with pytest.raises(ShardError, match=r"no row of the labelled stream can be read; .* missing"):
-        list(batches(ProcessBatches(streams, 0, 0, 1), 0, 1, workers=0, pin=False))
+        list(batches(ShardBatches(streams, 0, 0, 1), 0, 1, workers=0, pin=False))
 
 
 def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from heron.launch.cli import main
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import ProcessBatches
+from heron.pipeline.data.batches import ShardBatches
 from heron.pipeline.data.blend import apportion
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.streams import open_streams
@@ -99,7 +99,7 @@ def test_processes_share_a_batch_and_its_random_numbers(tmp_path: Path, balance:
     for t in (0, 5, 40):
         parts: list[Any] = []
         for rank in range(3):
-            batches = ProcessBatches(streams, 0, rank, 3)
+            batches = ShardBatches(streams, 0, rank, 3)
             buffer = {name: np.empty(*spec) for name, spec in batches.specs().items()}
             batches.load(t, buffer)
             parts.append(buffer)

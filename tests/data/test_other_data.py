@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from heron.launch.cli import main
-from heron.pipeline.config.data import SourceShare, without_places
+from heron.pipeline.config.data import SourceShare, without_locations
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
@@ -91,7 +91,7 @@ def test_a_fingerprint_pins_its_own_data_set_alone(folder: Path) -> None:
 
 def test_where_sources_lie_decides_nothing(tmp_path: Path) -> None:
     one, two = (mixtures.config(tmp_path / name).data.model_dump() for name in ("a", "b"))
-    assert one != two and without_places(one) == without_places(two)
+    assert one != two and without_locations(one) == without_locations(two)
 
 
 def test_a_run_on_a_mixture_predicts_another_data_set(tmp_path: Path) -> None:

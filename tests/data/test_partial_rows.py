@@ -10,7 +10,7 @@ import torch
 from heron.pipeline.config.data import Protocol
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ShardBatches, batches
 from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.protocol import hide_views
 from heron.pipeline.data.reader import Reader
@@ -107,7 +107,7 @@ def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
 def test_batches_say_which_views_their_rows_have(folder: Path, world: int) -> None:
     streams = open_streams(config(folder))
     for rank in range(world):
-        source = ProcessBatches(streams, 0, rank, world)
+        source = ShardBatches(streams, 0, rank, world)
         for batch in batches(source, 0, 3, workers=0, pin=False):
             expected = streams.reader.present(batch.indices.numpy(), ["v1", "v2"])
             assert batch.present is not None

@@ -10,7 +10,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from heron.pipeline.config.data import Data, Protocol
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.batches import Batch, ProcessBatches, batches
+from heron.pipeline.data.batches import Batch, ShardBatches, batches
 from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader
@@ -108,7 +108,7 @@ def test_a_fault_in_a_worker_keeps_its_message(tmp_path: Path) -> None:
         data[at] += 1
         tar.write_bytes(bytes(data))
     with pytest.raises(ShardError, match=r"^[^\n]*is cut or too long[^\n]*$"):
-        list(batches(ProcessBatches(streams, 0, 0, 1), 0, 2, workers=1, pin=False))
+        list(batches(ShardBatches(streams, 0, 0, 1), 0, 2, workers=1, pin=False))
 
 
 def test_roles_are_apart_and_make_up_the_split(vectors: Path) -> None:
@@ -166,7 +166,7 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
 
     def global_batch(world: int, workers: int) -> list[torch.Tensor]:
         parts = [
-            list(batches(ProcessBatches(streams, 0, rank, world), 0, 3, workers, pin=False))
+            list(batches(ShardBatches(streams, 0, rank, world), 0, 3, workers, pin=False))
             for rank in range(world)
         ]
         return [
@@ -190,7 +190,7 @@ def test_random_keys_are_those_of_each_stream_s_epoch(tmp_path: Path) -> None:
     streams = open_streams(config)
     assert streams.labelled is not None and streams.unlabelled is not None
     assert (streams.labelled.steps_per_epoch, streams.unlabelled.steps_per_epoch) == (6, 11)
-    read = list(batches(ProcessBatches(streams, 5, 0, 1), 0, 13, 0, pin=False))
+    read = list(batches(ShardBatches(streams, 5, 0, 1), 0, 13, 0, pin=False))
     for t, batch in enumerate(read):
         epochs = np.repeat([t // 6, t // 11], batch.sizes)
         expected = rng_keys(5, epochs, batch.indices.numpy())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ShardBatches, batches
 from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.pretrain import pretrain
@@ -41,8 +41,8 @@ def test_remote_batches_are_the_local_ones(served: Web, tmp_path: Path) -> None:
     build_data(local.data, progress=False)
     served.faults["train-000000.tar"] = [Fault("status"), Fault("drop", after=1000)]
     config = frames(tmp_path, data=remote(served, tmp_path))
-    expected = batches(ProcessBatches(open_streams(local), 3, 0, 1), 0, 5, 0, False)
-    found = batches(ProcessBatches(open_streams(config), 3, 0, 1), 0, 5, 2, False)
+    expected = batches(ShardBatches(open_streams(local), 3, 0, 1), 0, 5, 0, False)
+    found = batches(ShardBatches(open_streams(config), 3, 0, 1), 0, 5, 2, False)
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one.indices, other.indices)
         for name, view in one.stored.items():

@@ -15,7 +15,7 @@ import heron
 from heron.launch.cli import main
 from heron.pipeline.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
 from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.given_rows import GivenView
+from heron.pipeline.data.given_rows import InputView
 from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.pretrain import pretrain
@@ -244,4 +244,4 @@ def test_one_text_is_no_list_of_texts(rows: Any) -> None:
     view = View(name="caption", kind="text", shape=(-1,), dtype="uint8")
     told = f"view 'caption' is {type(rows).__name__}; expected a list of texts"
     with pytest.raises(InputError, match=told):
-        GivenView(view, TextDecoder(8), rows)
+        InputView(view, TextDecoder(8), rows)

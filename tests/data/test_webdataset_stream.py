@@ -13,7 +13,7 @@ import yaml
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.batches import batches, share_of
+from heron.pipeline.data.batches import batches, open_process_batches
 from heron.pipeline.data.streams import open_data
 from heron.pipeline.data.webdataset import EndlessBatches
 from heron.pipeline.distributed import collectives
@@ -80,7 +80,7 @@ def test_a_run_is_resumed_at_its_step(tars: Path) -> None:
 
 def train(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     result = pretrain(config(folder, **changes))
-    source = share_of(open_data(given := config(folder, **changes)), given,
+    source = open_process_batches(open_data(given := config(folder, **changes)), given,
                       collectives.rank(), collectives.world_size(), 0)  # fmt: skip
     first = next(batches(source, 0, 1, 0, pin=False))
     gathered = collectives.gather_objects(numbers([first]))

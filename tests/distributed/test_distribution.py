@@ -134,7 +134,7 @@ def step(
         whole = gather_batch(features, batch, own, sizes, objective, epoch, by_ring=by_ring)
         loss, terms = objective(whole)
         backward(loss)
-        objective.update(StepEnd(0, 1, strategy.gathered_parameters, collectives.from_first))
+        objective.update(StepEnd(0, 1, strategy.gathered_parameters, collectives.broadcast_object))
     result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

@@ -54,8 +54,8 @@ def test_a_step_exchanges_what_the_arithmetic_says(world: int, by_ring: bool) ->
 def test_what_goes_well_is_a_few_small_messages() -> None:
     """Beside a step: one number where nobody has anything to say, and a broadcast."""
     with processes(4096), Tally() as tally:
-        assert collectives.gather_told({}) == []
-        assert collectives.from_first(("step-00000200", ["a line"])) == (
+        assert collectives.gather_if_any({}) == []
+        assert collectives.broadcast_object(("step-00000200", ["a line"])) == (
             "step-00000200",
             ["a line"],
         )

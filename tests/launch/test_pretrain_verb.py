@@ -16,7 +16,7 @@ from heron.launch.pretrain import SIGNALS, environments, run_together
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
 from heron.pipeline.training import trainer
-from heron.pipeline.training.signals import SAME_S
+from heron.pipeline.training.signals import REPEAT_S
 from heron.pipeline.training.tracking import read_metrics
 from tests import forked
 from tests.launch import runs
@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)  # as of a launcher that passes on the first
-    time.sleep(SAME_S + 0.2)
+    time.sleep(REPEAT_S + 0.2)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
     status, said = runs.finish(process, 30)

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from heron import losses as h
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import Batch, batches, share_of
+from heron.pipeline.data.batches import Batch, batches, open_process_batches
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.models.heterogeneous import Features
@@ -151,7 +151,7 @@ def own_loop(config: Config) -> dict[str, Tensor]:
     if (slow := loop.slow) is not None:
         optimizer.register_step_post_hook(lambda *_: slow.update())
     source = batches(
-        share_of(run.streams, config, run.accelerator.process_index, run.world, 0),
+        open_process_batches(run.streams, config, run.accelerator.process_index, run.world, 0),
         0, STEPS, 0, pin=False,
     )  # fmt: skip
     found, values = {}, []

@@ -14,7 +14,7 @@ from heron.pipeline import pretrain as story
 from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.training import Negatives
-from heron.pipeline.data.batches import ProcessBatches, batches
+from heron.pipeline.data.batches import ShardBatches, batches
 from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Listed, Stream
@@ -134,7 +134,7 @@ def test_what_is_trained_on_is_mined(straight: Path) -> None:
     config = frames(straight, negatives=MINING, train=LONG)
     streams = open_streams(config)
     assert isinstance(streams.labelled, MinedStream)
-    source = ProcessBatches(streams, config.seed, 0, 1)
+    source = ShardBatches(streams, config.seed, 0, 1)
     # The tables that checkpoints may need are kept: those of the last two periods.
     assert sorted(p.name for p in (straight / "run/negatives").glob("*.npy")) == [
         table_name(6),
@@ -249,8 +249,8 @@ def test_a_folder_that_not_all_processes_see(
     build_data(config.data, progress=False)
     labelled = open_streams(config).labelled
     assert isinstance(labelled, MinedStream)
-    monkeypatch.setattr(miner_of, "from_first", lambda _: ("", "what rank 0 wrote elsewhere"))
-    monkeypatch.setattr(miner_of, "gather_told", lambda blind: ["", blind.replace("0", "1")])
+    monkeypatch.setattr(miner_of, "broadcast_object", lambda _: ("", "what rank 0 wrote elsewhere"))
+    monkeypatch.setattr(miner_of, "gather_if_any", lambda blind: ["", blind.replace("0", "1")])
     unused: Any = None
     with pytest.raises(CheckpointError, match=r"negatives is not one folder .*: rank 1 does not"):
         miner_of.Miner(config.negatives, labelled, unused, tmp_path).begin(0)

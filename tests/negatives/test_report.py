@@ -259,10 +259,10 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of_faces(folder: Path, name: str, **manifest: Any) -> Embeddings:
     from heron.pipeline.data.reader import Reader
-    from heron.pipeline.retrieval.embed import samples_of
+    from heron.pipeline.retrieval.embed import read_samples
 
     reader = Reader(folder / "data")
-    s = samples_of(reader, np.arange(30))
+    s = read_samples(reader, np.arange(30))
     hidden = np.random.default_rng(0).normal(size=(30, 8))
     keys = [s.key(i) for i in range(30)]
     return made.embeddings(

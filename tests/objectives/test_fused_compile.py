@@ -67,7 +67,7 @@ def test_the_precision_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layout.choose_precision(None, x.bfloat16()) == "bf16"
     assert layout.choose_precision(None, x, x.bfloat16()) == "fp16"
     monkeypatch.setattr(layout, "_preferred", "fp16")
-    fused.prefer("bf16")
+    fused.set_default_precision("bf16")
     assert layout.choose_precision(None, x) == "bf16"
     monkeypatch.setenv("HERON_PRECISION", "tf32")  # the same bits
     assert layout.choose_precision(None, x) == "fp16"

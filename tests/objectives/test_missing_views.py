@@ -298,9 +298,11 @@ def test_bce_of_labels_that_are_known() -> None:
 
 def test_terms_that_are_not_defined_are_refused_by_name() -> None:
     made = Objective(Terms.model_validate({"bce": {}, "mib": {}}).terms())
-    made.refuse_partial(False, False)
+    made.refuse_partial_rows(False, False)
     with pytest.raises(ConfigError, match="objective.mib is not defined for rows that lack views"):
-        made.refuse_partial(True, False)
+        made.refuse_partial_rows(True, False)
     with pytest.raises(ConfigError, match="partial_rows=drop"):
-        Objective(Terms.model_validate({"c2ae": {}}).terms()).refuse_partial(False, True)
-    Objective(Terms.model_validate({"bce": {}, "nt_xent": {}}).terms()).refuse_partial(True, True)
+        Objective(Terms.model_validate({"c2ae": {}}).terms()).refuse_partial_rows(False, True)
+    Objective(Terms.model_validate({"bce": {}, "nt_xent": {}}).terms()).refuse_partial_rows(
+        True, True
+    )

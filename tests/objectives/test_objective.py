@@ -32,7 +32,7 @@ def batch(z: Tensor, epoch: float) -> GlobalBatch:
         targets=torch.zeros(0, 2),
         rows=slice(0, 1),
         labelled=slice(0, 0),
-        labelled_at=torch.zeros(0, dtype=torch.int64),
+        labelled_indices=torch.zeros(0, dtype=torch.int64),
         inputs=[z],
         indices=torch.zeros(1, dtype=torch.int64),
         rng_keys=torch.zeros(1, dtype=torch.int64),

@@ -18,7 +18,7 @@ from heron.pipeline.config.experiment import load_config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.retrieval.embed import embed, samples_of
+from heron.pipeline.retrieval.embed import embed, read_samples
 from heron.pipeline.retrieval.embedder import Choice, Embedder
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.layers import EmbeddingModel
@@ -316,7 +316,7 @@ class Labelled:
 
 def test_a_class_is_known_where_all_others_are_ruled_out() -> None:
     reader: Any = Labelled()
-    found = samples_of(reader, np.arange(4))
+    found = read_samples(reader, np.arange(4))
     assert found.known.tolist() == [True, False, True, False]
     assert found.targets.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]]
 

@@ -14,7 +14,7 @@ from heron.pipeline.retrieval.kinds import (
     bytes_of,
     choose,
     code_bytes,
-    in_bytes,
+    format_bytes,
     most_bits,
 )
 
@@ -138,7 +138,7 @@ def test_a_size_that_is_none() -> None:
     for text in ("2XB", "GB", "-1GB", "1e9"):
         with pytest.raises(ValueError, match="is no size; expected a number and a unit"):
             bytes_of(text)
-    assert [in_bytes(n) for n in (2.5e9, 61_240_000, 999)] == ["2.5 GB", "61.2 MB", "0.999 kB"]
+    assert [format_bytes(n) for n in (2.5e9, 61_240_000, 999)] == ["2.5 GB", "61.2 MB", "0.999 kB"]
 
 
 def test_codes_are_as_long_as_can_be_learnt() -> None:

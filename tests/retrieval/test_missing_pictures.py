@@ -12,7 +12,7 @@ from heron.pipeline.negatives.neighbours import Question
 from heron.pipeline.negatives.report import report
 from heron.pipeline.report.examples import nearest_rows
 from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embed import samples_of
+from heron.pipeline.retrieval.embed import read_samples
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.sheet import draw_answer
@@ -30,7 +30,7 @@ LACK = np.arange(ROWS) % 60 % 6 == 1  # of 60 rows to train on and 24 to test on
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Embeddings:
     folder = tmp_path_factory.mktemp("mixed")
     build(make("tests.mixed.Mixed", {"missing": True}), folder / "data", progress=False)
-    s = samples_of(Reader(folder / "data"), np.arange(ROWS))
+    s = read_samples(Reader(folder / "data"), np.arange(ROWS))
     hidden: dict[Layer, NDArray[np.float32]] = {"hidden": made.clustered(ROWS, 8)}
     keys = [s.key(number) for number in range(ROWS)]
     where = str(folder / "data")
@@ -56,7 +56,7 @@ def test_a_sample_without_a_picture_is_shown_without_one(found: Retriever) -> No
 def test_the_page_has_pictures_though_the_first_sample_has_none(
     found: Retriever, stored: Embeddings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turned = samples_of(Reader(stored.manifest.data), np.roll(np.arange(ROWS), -1))
+    turned = read_samples(Reader(stored.manifest.data), np.roll(np.arange(ROWS), -1))
     monkeypatch.setattr(found.index, "samples", turned)
     assert found.picture(0) is None and about(found, Limits(), None)["pictures"]
 

@@ -253,7 +253,7 @@ def test_damaged_v73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match=r"a.mat: X1 is damaged \(.*; download it again"):
         MatlabFile(path).matrix("X1")
     path.write_bytes(data)
-    monkeypatch.setattr("heron.shards.matlab.LARGEST_CHUNK", 90_000)
+    monkeypatch.setattr("heron.shards.matlab.MAX_CHUNK_BYTES", 90_000)
     with pytest.raises(SourceError, match="chunks of 96,000 bytes; expected 90,000 at most; run"):
         MatlabFile(path).matrix("X1")
 
@@ -303,7 +303,7 @@ def test_what_would_fill_the_disk(
         with h5py.File(path, "w") as file:
             file.create_dataset("X1", data=zeros.T, compression="gzip", chunks=(10, 1000))
     monkeypatch.setattr("heron.shards.matlab.MOST_UNPACKED", 100_000)
-    monkeypatch.setattr("heron.shards.matlab.MOST_FOLD", 2)
+    monkeypatch.setattr("heron.shards.matlab.MAX_UNPACKED_RATIO", 2)
     with pytest.raises(SourceError, match=r"X1 has 800,000 bytes unpacked; expected 100,000 at mo"):
         MatlabFile(path).matrix("X1")
     assert not scratch_folder.exists()

@@ -14,11 +14,11 @@ from heron.shards import terminal
 ROOT = Path(__file__).parent.parent.parent
 FAULT = "data/faces holds another build: its train is 300, this one's 400; expected the same"
 ALL = f"""
-from heron.shards.terminal import Bar, say, say_fault, say_markdown, say_table
+from heron.shards.terminal import Bar, say, print_error, print_markdown, print_table
 say("next: heron report studies/a")
-say_fault("error", {FAULT!r})
-say_markdown("Of two:\\n\\n| method | F1 |\\n|---|---|\\n| a [b] | 0.5 |\\n")
-say_table(["run", "F1"], [["a\\x1b[2J", "0.5"], ["[red]b", "0.25"]])
+print_error("error", {FAULT!r})
+print_markdown("Of two:\\n\\n| method | F1 |\\n|---|---|\\n| a [b] | 0.5 |\\n")
+print_table(["run", "F1"], [["a\\x1b[2J", "0.5"], ["[red]b", "0.25"]])
 with Bar(4, "step", name="faces") as bar:
     for step in range(3):
         bar.update(shown=f"loss {{step}}.5, 300 samples/s")
@@ -64,8 +64,8 @@ def test_a_terminal_has_colour_whole_words_and_ruled_tables() -> None:
 
 
 def test_what_has_no_room_is_named() -> None:
-    code = "from heron.shards.terminal import say_table\n"
-    code += "say_table(['name', 'value', 'much', 'host'], [['a' * 20, '1.5', 'b' * 30, 'c']])"
+    code = "from heron.shards.terminal import print_table\n"
+    code += "print_table(['name', 'value', 'much', 'host'], [['a' * 20, '1.5', 'b' * 30, 'c']])"
     shown = CODE.sub("", on_a_terminal(code))
     lines = [line.strip() for line in shown.splitlines() if line.strip()]
     assert lines[0].split() == ["name", "value"] and lines[2].split() == ["a" * 20, "1.5"]
@@ -111,5 +111,7 @@ def test_a_log_has_a_line_every_ten_seconds(
 
 
 def test_lines_that_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.say_table(["", "F1", "AUC"], [["a", "0.5", ""], ["plain", "0.25", "1"]], headed=False)
+    terminal.print_table(
+        ["", "F1", "AUC"], [["a", "0.5", ""], ["plain", "0.25", "1"]], headed=False
+    )
     assert capsys.readouterr().out.splitlines() == ["a      F1 0.5", "plain  F1 0.25  AUC 1"]

@@ -304,12 +304,12 @@ def test_the_watchdog_waits_while_bytes_are_read_and_not_while_others_are(
 
         monkeypatch.setattr(checkpoint, name, call)
 
-    for name in ("damage", "load", "from_first"):
+    for name in ("damage", "load", "broadcast_object"):
         seen(name)
     data = json.loads((run / "checkpoints/latest/state.json").read_text())["data"]
     config = load_run_config(run / "checkpoints/latest/config.yaml")
     assert checkpoint.resume(run / "checkpoints", config, data, watchdog)[0] is not None
-    assert busy == {"damage": [True], "load": [True], "from_first": [False]}
+    assert busy == {"damage": [True], "load": [True], "broadcast_object": [False]}
 
 
 def test_checkpoints_of_several_earlier_runs_are_set_aside(tmp_path: Path) -> None:

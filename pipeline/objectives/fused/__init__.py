@@ -11,7 +11,13 @@ inside a class; `enabled` says whether to use them.
 """
 
 from heron.pipeline.objectives.fused.labels import label_sums, log_sums
-from heron.pipeline.objectives.fused.layout import WIDEST, WIDEST_SIDE, Precision, describe, prefer
+from heron.pipeline.objectives.fused.layout import (
+    WIDEST,
+    WIDEST_SIDE,
+    Precision,
+    describe,
+    set_default_precision,
+)
 from heron.pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
 from heron.pipeline.objectives.fused.sums import exponential_sums, mutual_gradient
 from heron.pipeline.objectives.fused.switch import available, enabled
@@ -28,6 +34,6 @@ __all__ = [
     "log_sums",
     "mutual_gradient",
     "pair_losses",
-    "prefer",
+    "set_default_precision",
     "tagged_pair_losses",
 ]

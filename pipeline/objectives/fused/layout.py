@@ -71,7 +71,7 @@ PROGRAMS_INTERPRETED = 4
 _preferred: Precision = "fp16"
 
 
-def prefer(precision: Precision) -> None:
+def set_default_precision(precision: Precision) -> None:
     """Sets the default precision of products."""
     global _preferred
     _preferred = precision

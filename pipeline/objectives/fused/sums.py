@@ -49,7 +49,7 @@ def exponential_sums(
         key_weight: the weights of the keys.
         precision: precision of the products: `fp16` (11 bits, scaled by a power of two; see
             `layout.operands`), `bf16` (8 bits) or `ieee` (float32, slow); by default `bf16` for
-            bfloat16 vectors, else that of `layout.prefer`. Sums are always float32.
+            bfloat16 vectors, else that of `layout.set_default_precision`. Sums are always float32.
 
     Returns:
         The sums in float32, differentiable once with respect to anchors and keys; 0 without keys.
