@@ -116,7 +116,8 @@ def index(
     print(f"why: {plan.why}")
     print(
         f"memory: {format_bytes(plan.index_bytes)} open, {format_bytes(plan.build_bytes)} "
-        f"predicted to build, budget {format_bytes(plan.memory_bytes)}{', mapped' if plan.mapped else ''}"
+        f"predicted to build, budget {format_bytes(plan.memory_bytes)}"
+        f"{', mapped' if plan.mapped else ''}"
     )
     if manifest.map is not None:
         print(f"map: {manifest.map.how}")
