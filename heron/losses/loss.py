@@ -115,7 +115,9 @@ class Loss(nn.Module):
         first = next(iter(views.values()))[0]
         targets = first.new_zeros(len(first), 0) if targets is None else targets
         self._refuse(views, targets)
-        half = {name: xs[0].dtype for name, xs in views.items() if xs[0].dtype in HALF}
+        # A feature travels in half precision if all its views have that one type.
+        dtypes = {name: {x.dtype for x in xs} for name, xs in views.items()}
+        half = {name: x.pop() for name, x in dtypes.items() if len(x) == 1 and x <= {*HALF}}
         views = {n: [x.float() if x.dtype in HALF else x for x in xs] for n, xs in views.items()}
         first = next(iter(views.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:

@@ -69,9 +69,7 @@ def embed(
     if choice.part_rows < 1:
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
-    if any(override.startswith("data.path=") for override in overrides):
-        overrides = [*overrides, *DROP_RUN_DATA]
-    config = load_run_config(checkpoint / "config.yaml", overrides)
+    config = load_run_config(checkpoint / "config.yaml", for_data(overrides))
     device = start_processes(config).device
     _fail_together(lambda: check_data(config.data, overrides))
     embedder, plan = _fail_together(lambda: _open(checkpoint, config, device, out, choice))
@@ -134,10 +132,22 @@ def _open(
     return Embedder(model, config, rows, out, layers, choice.part_rows), plan
 
 
-DROP_RUN_DATA = [  # added to a new `data.path`: that data set's manifest says everything
-    *("data.webdataset=null", "data.sources=null"),
-    *("data.protocol.hide_views={}", "data.protocol.hide_labels=0"),
-]
+# With another `data.path`, that data set's manifest says everything, and not the run's settings.
+DROP_RUN_DATA = {
+    "data.webdataset": "null",
+    "data.sources": "null",
+    "data.roles": "null",
+    "data.fingerprint": "null",
+    "data.protocol.hide_views": "{}",
+    "data.protocol.hide_labels": "0",
+}
+
+
+def for_data(overrides: Sequence[str]) -> list[str]:
+    """Returns overrides; those of another data set drop what binds the run to its own."""
+    keys = {override.partition("=")[0] for override in overrides}
+    dropped = DROP_RUN_DATA.items() if "data.path" in keys else ()
+    return [*(f"{key}={value}" for key, value in dropped if key not in keys), *overrides]
 
 
 def check_data(data: Data, overrides: Sequence[str]) -> None:

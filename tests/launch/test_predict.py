@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 from heron.launch.cli import main
+from heron.pipeline.data.dataset import build_data, load_or_assign_roles, open_reader
+from heron.pipeline.data.roles import write_roles
 from heron.pipeline.evaluation.metrics import multi_class_scores
 from heron.pipeline.pretrain import pretrain
 from tests.experiments import frames
@@ -50,3 +52,22 @@ def test_predictions_have_the_scores_of_the_run(
         assert "has no classifier, and a probe is trained on the run's" in capsys.readouterr().err
     assert main([*whole[:3], str(tmp_path / "all.txt")]) == 2
     assert "expected a file that ends with .csv or .parquet" in capsys.readouterr().err
+
+
+def test_the_roles_and_fingerprint_of_the_run_do_not_bind_another_data_set(tmp_path: Path) -> None:
+    own = frames(tmp_path)
+    build_data(own.data)
+    reader = open_reader(own.data)
+    roles = load_or_assign_roles(reader, own.data)
+    write_roles(reader, roles, own.data, tmp_path / "roles")
+    fingerprint = reader.manifest.fingerprint
+    run = frames(tmp_path, data={"roles": str(tmp_path / "roles"), "fingerprint": fingerprint})
+    pretrain(run)
+    other = frames(tmp_path / "other", data={"build": {"train": 200, "test": 30}}).data
+    build_data(other)
+    words = ["predict", run.run.dir, "--data", other.path, "--role", "test"]
+    assert main([*words, "--out", str(tmp_path / "other.csv")]) == 0
+    assert len(predicted(tmp_path / "other.csv")) == 30
+    embed = ["embed", run.run.dir, "--out", str(tmp_path / "embedded"), f"data.path={other.path}"]
+    assert main([*embed, f"data.fingerprint={fingerprint}"]) == 1  # which the caller pins
+    assert main(embed) == 0

@@ -192,3 +192,10 @@ def test_every_case_has_a_gradient_for_every_parameter() -> None:
             net(rows, epoch)["loss"].backward()
         missing = [n for n, p in net.named_parameters() if p.requires_grad and p.grad is None]
         assert missing == [], case
+
+
+def test_views_of_two_types_are_compared_as_they_are() -> None:
+    draw = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(8, 4, generator=draw) for _ in range(2))
+    half, exact = a.bfloat16(), h.NtXent()([a.bfloat16().float(), b])
+    assert h.NtXent()([half, b]).item() == h.NtXent()([b, half]).item() == exact.item()
