@@ -69,7 +69,7 @@ def test_bodies_that_never_end_leave_room_for_others(faces: Site) -> None:
         slow = [begun(site, *POST, "Content-Length: 9000", "", "a" * 8_000) for _ in range(5)]
         for line in slow[:3]:  # there is room for two
             answer = answered(line)
-            assert answer.startswith(b"HTTP/1.1 503") and b"need the room of this" in answer
+            assert answer.startswith(b"HTTP/1.1 503") and b"need the memory of this" in answer
             assert b"retry-after: 1" in answer.lower()
         assert site.upload(data)["hits"][0]["number"] == 11
         for line in slow:
