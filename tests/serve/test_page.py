@@ -110,7 +110,7 @@ def test_a_random_sample_of_none_is_told_and_nothing_is_awaited(
     page = opened(context, f"{faces.url}?among=Smilin")
     expect(page.get_by_role("alert")).to_contain_text("did you mean Smiling?")
     expect(page.locator("#hits")).not_to_have_attribute("aria-busy", "true")
-    expect(page.locator("#facets-note")).to_have_text("Of all 48 samples.")
+    expect(page.locator("#facets-note")).to_have_text("Among all 48 samples.")
 
 
 def test_uploads(context: BrowserContext, faces: Site) -> None:
