@@ -162,15 +162,18 @@ function resize(pixels) {
   saveSetting("size", byId("size").value);
 }
 
-let typing;
+let typing, suggesting = new AbortController();
 function suggest() {
   clearTimeout(typing);
+  suggesting.abort();
+  suggesting = new AbortController();
+  const { signal } = suggesting;
   typing = setTimeout(async () => {
     try {
-      const { keys } = await request(apiUrl("samples", { part: byId("key").value }));
+      const { keys } = await request(apiUrl("samples", { part: byId("key").value }), { signal });
       byId("keys").replaceChildren(...keys.map((key) => create("option", { value: key })));
-    } catch {
-      byId("keys").replaceChildren(); // suggestions may fail silently: a query would report the fault
+    } catch (error) {
+      if (error.name !== "AbortError") byId("keys").replaceChildren(); // a query would report the fault
     }
   }, 120);
 }
