@@ -14,7 +14,8 @@ let marked = { own: [], hits: [] }; // numbers of samples
 let outline = []; // corners on the grid of the outline that is being drawn
 let drawing = false; // whether the next drag draws an outline
 let stillTimer, hoverTimer;
-let painted = null; // the address's colour when the points were last coloured
+let painted = null; // the address's colour when the points were last coloured; null if that failed
+const faults = { sample: "", colours: "" }; // messages of the last requests that failed
 
 const mapBox = () => byId("over").getBoundingClientRect();
 const toScreen = (x, y, { width, height } = mapBox()) =>
@@ -57,6 +58,25 @@ export async function startMap(fetched) {
 }
 
 const setNote = (text) => { byId("map-note").textContent = text; };
+
+/** Say what could not be fetched, by kind; an empty message withdraws it. */
+function setFault(kind, message) {
+  faults[kind] = message;
+  const messages = Object.values(faults).filter(Boolean);
+  byId("map-fault").textContent = messages.join("\n");
+  byId("map-fault").hidden = !messages.length;
+}
+
+/** Fetch the key of a sample; undefined if that fails. */
+async function fetchKey(sample) {
+  try {
+    const { key } = await request(apiUrl(`sample/${sample}`));
+    setFault("sample", "");
+    return key;
+  } catch (error) {
+    setFault("sample", error.message);
+  }
+}
 
 /** Give the canvases as many pixels as they cover on the screen. */
 function resizeCanvases() {
@@ -203,9 +223,14 @@ async function colour() {
   try {
     if (legend.length) codes = new Uint8Array(await request(apiUrl("colours", { label, of }), {}, "bytes"));
   } catch (error) {
-    setNote(error.message);
+    if (painted !== requested) return;
+    painted = null; // the next query tries again
+    setFault("colours", error.message);
+    draw(true);
     return;
   }
+  if (painted !== requested) return; // another colour has been selected meanwhile
+  setFault("colours", "");
   points.paint(codes, colours, label ? 1 : -1);
   byId("legend").replaceChildren(...legend.map(([hex, text]) => {
     const dot = create("i");
@@ -307,7 +332,8 @@ function listen() {
       drawOverlay();
     } else if (!moved) {
       const sample = nearest(...position(event));
-      if (sample >= 0) navigate({ key: [(await request(apiUrl(`sample/${sample}`))).key], upload: "" });
+      const key = sample >= 0 ? await fetchKey(sample) : undefined;
+      if (key !== undefined) navigate({ key: [key], upload: "" });
     }
   });
   canvas.addEventListener("pointercancel", (event) => { lift(event); outline = []; drawOverlay(); });
@@ -347,8 +373,8 @@ function hover(pointer) {
   const timer = hoverTimer = setTimeout(async () => {
     const sample = nearest(...pointer);
     if (sample < 0) return;
-    const { key } = await request(apiUrl(`sample/${sample}`));
-    if (timer !== hoverTimer) return; // the pointer has moved on meanwhile
+    const key = await fetchKey(sample);
+    if (key === undefined || timer !== hoverTimer) return; // the pointer has moved on meanwhile
     const image = page.about.pictures
       ? create("img", { src: pictureUrl(sample), alt: "", width: 72, height: 72 }) : null;
     byId("under").replaceChildren(...[image, create("figcaption", {}, key)].filter(Boolean));
