@@ -46,12 +46,17 @@ class Admission:
 
 
 class Uploads:
-    """Reads bodies into bounded memory; when it is full, the upload that began first is refused."""
+    """Reads bodies into bounded memory.
+
+    When the memory is full, the arriving upload that began first is refused; the last one waits
+    for the uploads that have arrived to be answered.
+    """
 
     def __init__(self, limits: Limits) -> None:
         """Starts with all memory free."""
         self._limits, self._free_bytes = limits, limits.uploads * limits.upload_bytes
-        self._arriving: dict[asyncio.Timeout, None] = {}  # in the order in which they began
+        self._arriving: dict[asyncio.Timeout, bytearray] = {}  # in the order in which they began
+        self._freed = asyncio.Event()
 
     @asynccontextmanager
     async def __call__(self, request: Request) -> AsyncIterator[bytes]:
@@ -61,7 +66,22 @@ class Uploads:
             await self._read(request, data)
             yield bytes(data)
         finally:
-            self._free_bytes += len(data)
+            self._free(data)
+
+    def _free(self, data: bytearray) -> None:
+        self._free_bytes += len(data)
+        data.clear()
+        self._freed.set()
+
+    async def _make_room(self) -> None:
+        """Refuses the oldest of several arriving uploads; a single one waits for memory."""
+        if len(self._arriving) > 1:
+            oldest = next(iter(self._arriving))
+            self._free(self._arriving.pop(oldest))
+            oldest.reschedule(0)
+        else:
+            self._freed.clear()
+            await self._freed.wait()
 
     async def _read(self, request: Request, data: bytearray) -> None:
         """Reads a body into `data`; refuses it as soon as it is too long or too slow."""
@@ -78,19 +98,21 @@ class Uploads:
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
-                self._arriving[deadline] = None
+                self._arriving[deadline] = data
                 async for chunk in request.stream():
                     if len(data) + len(chunk) > max_bytes:
                         raise too_large
                     data += chunk
                     self._free_bytes -= len(chunk)
-                    if self._free_bytes < 0:
-                        oldest = next(iter(self._arriving))
-                        oldest.reschedule(0)
-                        del self._arriving[oldest]
+                    while self._free_bytes < 0 and deadline in self._arriving:
+                        await self._make_room()
+                    if deadline not in self._arriving:  # refused, now or before this chunk
+                        raise TimeoutError
         except TimeoutError:
             if deadline not in self._arriving:
                 raise busy("later uploads need the memory of this slow one", CLOSE) from None
+            if self._free_bytes < 0:
+                raise busy("earlier uploads take all the memory", CLOSE) from None
             text = f"the upload did not arrive in {seconds:g} s; found {len(data):,} bytes; "
             raise HTTPException(408, f"{text}try again, or give a smaller file", CLOSE) from None
         except ClientDisconnect:

@@ -1,17 +1,25 @@
 """What a connection may cost: slow clients keep no other out, and answers wait for nothing."""
 
+import asyncio
 import re
 import socket
 import time
 from asyncio import Transport
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection
+from threading import Event
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import pytest
+from fastapi import HTTPException, Request
 
+from heron.pipeline.retrieval.answer import Answer
+from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.serve.admission import BINARY, Limits
+from heron.pipeline.serve.admission import BINARY, Limits, Uploads
 from heron.pipeline.serve.guard import BoundedConnection
 from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
 
@@ -141,3 +149,61 @@ def test_a_refusal_reaches_one_who_still_sends(faces: Site) -> None:
     )
     assert connection.getresponse().status == 413
     connection.close()
+
+
+class Arriving:
+    """Stands for a request whose body arrives in pieces."""
+
+    headers: ClassVar[dict[str, str]] = {"content-type": BINARY}
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+            await asyncio.sleep(0)
+
+
+def test_an_upload_that_is_refused_puts_no_other_out() -> None:
+    uploads = Uploads(Limits(upload_bytes=10, uploads=1))
+
+    async def status(*pieces: bytes) -> int:
+        try:
+            async with uploads(cast(Request, Arriving(*pieces))):
+                return 200
+        except HTTPException as refusal:
+            return refusal.status_code
+
+    async def both() -> list[int]:
+        return await asyncio.gather(status(b"a" * 6, b"a", b"a"), status(b"b" * 6, b"b", b"b"))
+
+    assert asyncio.run(both()) == [503, 200]
+
+
+def test_an_upload_that_arrives_alone_waits_for_memory(
+    faces: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, by_file = picture(faces, 11), Retriever.by_file
+    searching, released = Event(), Event()
+
+    def held(*args: Any, **options: Any) -> Answer:
+        searching.set()
+        assert released.wait(10)
+        return by_file(*args, **options)
+
+    monkeypatch.setattr(Retriever, "by_file", held)
+    with (
+        running(faces.found, Limits(upload_bytes=len(data), uploads=1)) as url,
+        ThreadPoolExecutor() as threads,
+    ):
+        site = Site(url, faces.found)
+        first = threads.submit(site.upload, data)
+        assert searching.wait(10)
+        with begun(site, *POST, f"Content-Length: {len(data)}", "") as line:
+            line.sendall(data[:-1])
+            time.sleep(0.3)
+            released.set()
+            line.sendall(data[-1:])
+            assert answered(line).startswith(b"HTTP/1.1 200")
+        assert first.result(10)["hits"][0]["number"] == 11
