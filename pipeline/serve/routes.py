@@ -3,10 +3,11 @@
 import asyncio
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO, StringIO
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,6 +52,8 @@ class Bounds:
         # One page requests up to 200 pictures.
         self.drawing = Admission("pictures", limits.searches, limits.waiting * 10)
         self.encoding = Admission("uploads", 1, limits.waiting)
+        # Each chunk is admitted: one that waits is never refused, as its answer has begun.
+        self.exporting = Admission("exports", limits.searches, 2 * limits.connections)
 
 
 def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -> APIRouter:
@@ -194,11 +197,23 @@ def _add_selection_routes(
     ) -> Response:
         async with bounds.searching():
             flags = await in_thread(selection.flags, where, lasso)
-        numbers = np.arange(len(samples)) if flags is None else np.flatnonzero(flags)
+        numbers = range(len(samples))
         media_type = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[format]
         headers = {"Content-Disposition": f'attachment; filename="keys.{format}"'}
-        keys = (samples.key(number) for number in numbers.tolist())
-        return StreamingResponse(lines_of(keys, format), 200, headers, media_type)
+        chunks = lines_of(
+            map(samples.key, numbers if flags is None else compress(numbers, flags)), format
+        )
+
+        async def admitted() -> AsyncIterator[str]:
+            """Yields each chunk after its turn, so that slow readers keep no other export out."""
+            while True:
+                async with bounds.exporting():
+                    chunk = await in_thread(next, chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
+
+        return StreamingResponse(admitted(), 200, headers, media_type)
 
     @routes.get("/map")
     async def coordinates() -> Response:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection
-from threading import Event
+from threading import Event, Lock
 from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
@@ -207,3 +207,40 @@ def test_an_upload_that_arrives_alone_waits_for_memory(
             line.sendall(data[-1:])
             assert answered(line).startswith(b"HTTP/1.1 200")
         assert first.result(10)["hits"][0]["number"] == 11
+
+
+def test_exports_run_few_at_once(faces: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, lock, counts = Samples.key, Lock(), [0, 0]  # that run now, and that ran at most
+
+    def counted(samples: Samples, number: int) -> str:
+        with lock:
+            counts[0] += 1
+            counts[1] = max(counts)
+        time.sleep(0.001)
+        with lock:
+            counts[0] -= 1
+        return key(samples, number)
+
+    monkeypatch.setattr(Samples, "key", counted)
+    with (
+        running(faces.found, Limits(searches=2)) as url,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        site = Site(url, faces.found)
+        answers = [*threads.map(site.ask, ["/api/export?format=csv"] * 8)]
+        assert {len(data.splitlines()) for _, data in answers} == {49}
+        assert counts[1] <= 2
+
+
+def test_exports_that_are_not_read_keep_no_other_out(
+    faces: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Samples, "key", lambda *_: "a" * 200_000)
+    with running(faces.found, Limits(searches=1)) as url:
+        site = Site(url, faces.found)
+        lines = ("GET /api/export?format=csv HTTP/1.1", "Host: localhost", "")
+        unread = [begun(site, *lines) for _ in range(3)]
+        time.sleep(0.5)
+        assert len(site.ask("/api/export?format=csv")[1]) > 48 * 200_000
+        for line in unread:
+            line.close()
