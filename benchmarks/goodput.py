@@ -75,7 +75,7 @@ def newest(folder: Path) -> Path:
 
 
 def saving(folder: Path, since: float) -> bool:
-    """Returns whether a save that began after `since` is running; a kill leaves its folder behind."""
+    """Returns whether a save begun after `since` is running; a kill leaves its folder behind."""
     with suppress(FileNotFoundError):  # it was just renamed
         unfinished = folder.glob("checkpoints/.step-*.part")
         return any(path.stat().st_ctime > since for path in unfinished)

@@ -32,7 +32,7 @@ Line = tuple[Case, Sequence[str]]  # ours, and the methods beside it
 
 
 class Table:
-    """A Markdown table, made line by line, with notes on missing numbers; and each line's numbers."""
+    """A Markdown table, line by line, with notes on missing numbers; and each line's numbers."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         requested = {method for _, methods in lines for method in methods}
