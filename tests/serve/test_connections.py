@@ -175,10 +175,11 @@ def test_an_upload_that_is_refused_puts_no_other_out() -> None:
         except HTTPException as refusal:
             return refusal.status_code
 
-    async def both() -> list[int]:
-        return await asyncio.gather(status(b"a" * 6, b"a", b"a"), status(b"b" * 6, b"b", b"b"))
+    async def both() -> tuple[int, int]:
+        a, b = await asyncio.gather(status(b"a" * 6, b"a", b"a"), status(b"b" * 6, b"b", b"b"))
+        return a, b
 
-    assert asyncio.run(both()) == [503, 200]
+    assert asyncio.run(both()) == (503, 200)
 
 
 def test_an_upload_that_arrives_alone_waits_for_memory(
