@@ -1,9 +1,10 @@
-"""A step of encoders on a CPU, as C's allocator is, and with freed memory kept.
+"""A training step of encoders on a CPU, with C's default allocator and with freed memory kept.
 
     python -m benchmarks.allocator
 
-Forward and backward of each encoder on pictures, one thread, in float32: each setting in a process
-of its own, by turns; medians of the rounds. Faults are pages that the kernel cleared in a step.
+Forward and backward of each encoder on pictures, one thread, in float32: each setting runs in a
+process of its own, by turns; medians of the rounds. Faults are pages that the kernel clears per
+step.
 """
 
 import argparse
@@ -28,10 +29,10 @@ ENCODERS: dict[str, Encoder] = {
 Measured = tuple[float, float, float]  # seconds and faults of a step, peak in MB
 
 
-def measure(encoder: Encoder, rows: int, size: int, steps: int, kept: bool) -> Measured:
-    """One setting, in this process."""
+def measure(encoder: Encoder, rows: int, size: int, steps: int, keep_memory: bool) -> Measured:
+    """Measures one setting in this process."""
     torch.set_num_threads(1)
-    if kept and not keep_freed_memory():
+    if keep_memory and not keep_freed_memory():
         raise SystemExit("no glibc here, or the environment sets its malloc; expected neither")
     torch.manual_seed(0)
     network, _ = build_encoder(encoder, [size, size, 3], salt=0)
@@ -42,16 +43,16 @@ def measure(encoder: Encoder, rows: int, size: int, steps: int, kept: bool) -> M
         network(x, keys).square().mean().backward()
 
     step()
-    begun, clock = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
+    usage_before, clock = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
     for _ in range(steps):
         step()
-    seconds, ended = time.process_time() - clock, resource.getrusage(resource.RUSAGE_SELF)
-    faults = ended.ru_minflt - begun.ru_minflt
-    return seconds / steps, faults / steps, ended.ru_maxrss / 1024
+    seconds, usage_after = time.process_time() - clock, resource.getrusage(resource.RUSAGE_SELF)
+    faults = usage_after.ru_minflt - usage_before.ru_minflt
+    return seconds / steps, faults / steps, usage_after.ru_maxrss / 1024
 
 
 def alone(*args: object) -> Measured:
-    """The same, in a process of its own."""
+    """Measures one setting in a process of its own."""
     with CONTEXT.Pool(1) as pool:
         result: Measured = pool.apply(measure, args)
     return result
@@ -66,22 +67,27 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=[*ENCODERS])
-    asked = parser.parse_args(words)
-    print(f"torch {torch.__version__}, {asked.rows} pictures of {asked.size} x {asked.size}\n")
+    arguments = parser.parse_args(words)
+    size = arguments.size
+    print(f"torch {torch.__version__}, {arguments.rows} pictures of {size} x {size}\n")
     print(
         "| encoder | s a step, default | kept | ratio | faults, default | kept | peak MB | kept |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for name in asked.encoders:
-        given = ENCODERS[name], asked.rows, asked.size, asked.steps
-        rounds = [[alone(*given, kept) for kept in (False, True)] for _ in range(asked.rounds)]
-        (was, old, held), (now, new, more) = (
+    for name in arguments.encoders:
+        case = ENCODERS[name], arguments.rows, arguments.size, arguments.steps
+        rounds = [
+            [alone(*case, keep_memory) for keep_memory in (False, True)]
+            for _ in range(arguments.rounds)
+        ]
+        (seconds, faults, peak), (kept_seconds, kept_faults, kept_peak) = (
             [statistics.median(values) for values in zip(*setting, strict=True)]
             for setting in zip(*rounds, strict=True)
         )
         ratio = statistics.median(a[0] / b[0] for a, b in rounds)
-        print(f"| {name} | {was:.3f} | {now:.3f} | {ratio:.2f} | {old:,.0f} | {new:,.0f} ", end="")
-        print(f"| {held:,.0f} | {more:,.0f} |", flush=True)
+        print(f"| {name} | {seconds:.3f} | {kept_seconds:.3f} | {ratio:.2f} ", end="")
+        print(f"| {faults:,.0f} | {kept_faults:,.0f} ", end="")
+        print(f"| {peak:,.0f} | {kept_peak:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":

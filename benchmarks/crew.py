@@ -1,4 +1,4 @@
-"""Processes that wait to be asked, and answer together."""
+"""A group of processes that wait for requests and answer them together."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,35 +9,35 @@ GONE = "its process ended"
 
 
 class Crew:
-    """Processes of one function, which gets a connection to answer by as its first argument."""
+    """Processes of one function, whose first argument is the connection that it answers by."""
 
     def __init__(self, function: Callable[..., None], args: Iterable[Sequence[Any]]) -> None:
-        """Start a process for each of `args`: the function's other arguments."""
+        """Starts a process for each of `args`, which are the function's other arguments."""
         self.members = []
-        for others in args:
-            mine, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=function, args=(theirs, *others))
+        for arguments in args:
+            connection, remote = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=function, args=(remote, *arguments))
             process.start()
-            theirs.close()
-            self.members.append((mine, process))
+            remote.close()
+            self.members.append((connection, process))
 
     def ask(self, question: Any) -> list[Any]:
-        """Ask all the same; their answers."""
-        for mine, _ in self.members:
-            mine.send(question)
+        """Sends all processes the same request, and returns their answers."""
+        for connection, _ in self.members:
+            connection.send(question)
         return self.answers()
 
     def answers(self) -> list[Any]:
-        """The next answer of each; `GONE` alone where one has ended without."""
+        """Returns the next answer of each process; only `GONE` if one has ended without."""
         try:
-            return [mine.recv() for mine, _ in self.members]
+            return [connection.recv() for connection, _ in self.members]
         except (EOFError, ConnectionError):
             return [GONE]
 
     def close(self) -> None:
-        """Ask no more, and end them."""
-        for mine, _ in self.members:
-            mine.close()
+        """Closes the connections and ends the processes."""
+        for connection, _ in self.members:
+            connection.close()
         for _, process in self.members:
             process.join(LEAVE_S)
             process.kill()

@@ -1,18 +1,17 @@
-"""Rows a second of our loader, beside bare loops and beside the loaders of others.
+"""Rows per second of our loader, beside bare loops and the loaders of other packages.
 
     python -m benchmarks.data
     python -m benchmarks.data --celeba img_align_celeba.zip --pictures 20000
     python -m benchmarks.data --memory
 
-Everything is measured in this run: every loader sits in a process of its own, on one thread, and
-they take turns. What counts are the ratios, medians over rounds. Those of rows a second of
-processor time, that of workers included, hardly suffer from other load. All files are in the page
-cache.
+Everything is measured in this run: every loader has a process of its own, on one thread, and they
+take turns. What counts are the ratios, medians over rounds. Ratios by processor time, which
+includes that of workers, hardly suffer from other load. All files are in the page cache.
 
-Pictures are CelebA's, or drawn faces of as many pixels where there is none:
+Pictures are CelebA's, or without CelebA drawn faces of as many pixels:
 
-- `bare`: reads the same JPEGs from where they are known to lie and decodes them with the same
-  decoder into one array; beside workers it runs in as many processes.
+- `bare`: reads the same JPEGs at known offsets and decodes them with the same decoder into one
+  array; it runs in as many processes as the others have workers.
 - `ours`: the batches of a run: pictures, labels, row numbers, keys.
 - `half`: decoded at half their size, which is what a view of 64 x 64 asks for.
 - `folder`: a file a picture, as with torchvision's ImageFolder; `webdataset` on our tars;
@@ -51,9 +50,9 @@ from benchmarks.table import Table, number
 
 CELEBA = Path(__file__).parents[2] / "shared" / "data" / "celeba" / "img_align_celeba.zip"
 SIDE = 197  # of drawn pictures: as many pixels as CelebA's 178 x 218
-HALF = 64  # height and width of a view for which half of that will do
+HALF = 64  # height and width of a view that needs only half the resolution
 EPOCHS = 10  # of --memory
-LIMIT_S = 1800.0  # for one thing to be written, or for the epochs of --memory
+LIMIT_S = 1800.0  # for a peer to write its data, or for the epochs of --memory
 SMALL = {"pictures": 96, "rows": 2000, "peer_rows": 200, "batches": [8, 50], "workers": [0]}
 SMALL |= {
     "rounds": 1,
@@ -71,60 +70,60 @@ VIEWS = ["view1", "view2"]
 
 
 def plan(folder: Path, batches: Sequence[int]) -> dict[Line, Callable[[int], Contestant]]:
-    """The lines of the table; each makes a contestant with so many workers."""
+    """Returns the lines of the table, each with a function from workers to a contestant."""
     pictures, vectors = folder / "pictures", folder / "vectors"
-    few, many = batches
+    picture_batch, vector_batch = batches
 
     def bare(size: int | None) -> Callable[[int], Contestant]:
-        args = (pictures / "shards", few, size)
+        args = (pictures / "shards", picture_batch, size)
         return lambda workers: Contestant(loaders.bare_pictures, args, team=max(1, workers))
 
     def by(open_: Callable[..., Any], *args: Any) -> Callable[[int], Contestant]:
         return lambda workers: Contestant(open_, args, workers)
 
-    arrays = (vectors / "shards", vectors / "arrays", many)
+    arrays = (vectors / "shards", vectors / "arrays", vector_batch)
     return {
         ("pictures", "bare"): bare(None),
-        ("pictures", "ours"): by(loaders.ours, pictures / "shards", ["image"], few, None),
+        ("pictures", "ours"): by(loaders.ours, pictures / "shards", ["image"], picture_batch, None),
         ("half", "bare"): bare(HALF),
-        ("half", "ours"): by(loaders.ours, pictures / "shards", ["image"], few, HALF),
-        ("stream", "bare"): by(loaders.bare_web, pictures / "shards", few),
-        ("stream", "ours"): by(loaders.endless, pictures / "shards", few),
-        ("pictures", "folder"): by(loaders.files, pictures / "files", few),
-        ("pictures", "webdataset"): by(loaders.web_pictures, pictures / "shards", few),
-        ("pictures", "streaming"): by(peers.streaming, pictures / "streaming", few),
-        ("pictures", "litdata"): by(peers.litdata, pictures / "litdata", few),
+        ("half", "ours"): by(loaders.ours, pictures / "shards", ["image"], picture_batch, HALF),
+        ("stream", "bare"): by(loaders.bare_web, pictures / "shards", picture_batch),
+        ("stream", "ours"): by(loaders.endless, pictures / "shards", picture_batch),
+        ("pictures", "folder"): by(loaders.files, pictures / "files", picture_batch),
+        ("pictures", "webdataset"): by(loaders.web_pictures, pictures / "shards", picture_batch),
+        ("pictures", "streaming"): by(peers.streaming, pictures / "streaming", picture_batch),
+        ("pictures", "litdata"): by(peers.litdata, pictures / "litdata", picture_batch),
         ("vectors", "bare"): lambda _: Contestant(loaders.bare_vectors, arrays, team=1),
-        ("vectors", "ours"): by(loaders.ours, vectors / "shards", VIEWS, many, None),
-        ("vectors", "webdataset"): by(loaders.web_vectors, vectors / "members", many),
-        ("vectors", "streaming"): by(peers.streaming, vectors / "streaming", many),
-        ("vectors", "litdata"): by(peers.litdata, vectors / "litdata", many),
+        ("vectors", "ours"): by(loaders.ours, vectors / "shards", VIEWS, vector_batch, None),
+        ("vectors", "webdataset"): by(loaders.web_vectors, vectors / "members", vector_batch),
+        ("vectors", "streaming"): by(peers.streaming, vectors / "streaming", vector_batch),
+        ("vectors", "litdata"): by(peers.litdata, vectors / "litdata", vector_batch),
     }
 
 
 def write(folder: Path, arguments: argparse.Namespace) -> dict[Line, str]:
-    """The data in the forms that are asked for; what a peer could not write, and why."""
+    """Writes the data in the requested forms; returns why peers could not write some of them."""
     pictures, vectors = folder / "pictures", folder / "vectors"
-    shards, writers, asked = pictures / "shards", arguments.writers, arguments.loaders
+    shards, writers, requested = pictures / "shards", arguments.writers, arguments.loaders
     sets.build_pictures(shards, arguments.pictures, arguments.celeba, arguments.side, writers)
     sets.build_vectors(vectors / "shards", arguments.rows, writers)
     sets.write_arrays(vectors / "shards", vectors / "arrays")
-    if "folder" in asked:
+    if "folder" in requested:
         sets.write_files(shards, pictures / "files")
-    if "webdataset" in asked:
+    if "webdataset" in requested:
         sets.write_members(vectors / "shards", vectors / "members", arguments.peer_rows)
     missing = {}
-    for part, count in ((pictures, arguments.pictures), (vectors, arguments.peer_rows)):
-        for name in PEERS.keys() & asked:
-            samples = peers.Samples(part / "shards", count)
-            outcome = alone(PEERS[name], samples, part / name, limit_s=LIMIT_S)
+    for folder_of_kind, count in ((pictures, arguments.pictures), (vectors, arguments.peer_rows)):
+        for name in PEERS.keys() & requested:
+            samples = peers.Samples(folder_of_kind / "shards", count)
+            outcome = alone(PEERS[name], samples, folder_of_kind / name, limit_s=LIMIT_S)
             if isinstance(outcome, Outcome):
-                missing[part.name, name] = outcome.missing
+                missing[folder_of_kind.name, name] = outcome.missing
     return missing
 
 
 def report(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure all contestants and print the table."""
+    """Measures all contestants and prints the table."""
     unwritten = write(folder, arguments)
     lines = {
         line: make
@@ -140,8 +139,8 @@ def report(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     missing |= {key: unwritten[key[0]] for key in keys if key[0] in unwritten}
     print_table(list(lines), arguments.workers, rates, missing)
     return {
-        f"{', '.join(line)}, {workers} workers": [asdict(rate) for rate in found]
-        for (line, workers), found in rates.items()
+        f"{', '.join(line)}, {workers} workers": [asdict(rate) for rate in turns]
+        for (line, workers), turns in rates.items()
     }
 
 
@@ -159,44 +158,47 @@ def print_table(
     for line in lines:
         cells = list(line)
         for count in workers:
-            found = rates.get((line, count))
-            if found is None:
+            turns = rates.get((line, count))
+            if turns is None:
                 fault = missing[line, count]
                 absent = "ModuleNotFoundError" in fault
                 notes += [] if absent or fault in notes else [fault]
                 cells += ["not installed" if absent else f"– [{notes.index(fault) + 1}]", *"–––"]
                 continue
-            bare, ours = (rates[(line[0], name), count] for name in ("bare", "ours"))
-            cells.append(number(statistics.median(rate.rows for rate in found), ",.0f"))
-            cells += [number(x, ".2f" if x > 0.1 else ".4f") for x in ratio(found, bare)]
-            other = line[1] not in ("bare", "ours")
-            cells.append(f"{ratio(ours, found)[0]:.1f} x" if other else "")
+            bare, our_turns = (rates[(line[0], name), count] for name in ("bare", "ours"))
+            cells.append(number(statistics.median(rate.rows for rate in turns), ",.0f"))
+            cells += [number(x, ".2f" if x > 0.1 else ".4f") for x in ratio(turns, bare)]
+            is_peer = line[1] not in ("bare", "ours")
+            cells.append(f"{ratio(our_turns, turns)[0]:.1f} x" if is_peer else "")
         print(Table.row(cells))
-    for place, note in enumerate(notes, start=1):
-        print(f"\n[{place}] {note}")
+    for note_number, note in enumerate(notes, start=1):
+        print(f"\n[{note_number}] {note}")
 
 
 def report_memory(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure both kinds of data and print a column each."""
+    """Measures both kinds of data and prints a column for each."""
     rows, workers = arguments.memory_rows, arguments.workers[-1]
     sets.build_vectors(folder / "vectors", rows, arguments.writers)
     sets.build_tiles(folder / "pictures", rows, arguments.writers)
-    few, many = arguments.batches
-    found = {}
-    for name, views, batch in (("vectors", VIEWS, many), ("pictures", ["image"], few)):
+    picture_batch, vector_batch = arguments.batches
+    megabytes_by_kind = {}
+    for name, views, batch in (
+        ("vectors", VIEWS, vector_batch),
+        ("pictures", ["image"], picture_batch),
+    ):
         args = (folder / name, views, batch, workers, EPOCHS)
-        found[name] = alone(memory.measure, *args, limit_s=LIMIT_S)
-        if isinstance(found[name], Outcome):
-            raise SystemExit(f"{name}: {found[name].missing}")
+        megabytes_by_kind[name] = alone(memory.measure, *args, limit_s=LIMIT_S)
+        if isinstance(megabytes_by_kind[name], Outcome):
+            raise SystemExit(f"{name}: {megabytes_by_kind[name].missing}")
     print(f"{rows:,} rows, {workers} workers; private memory of all processes in MB")
-    heads = ["after epoch", *found]
+    heads = ["after epoch", *megabytes_by_kind]
     print(f"{Table.row(heads)}\n{'|---' * len(heads)}|")
-    for epoch, row in enumerate(zip(*found.values(), strict=True), start=1):
+    for epoch, row in enumerate(zip(*megabytes_by_kind.values(), strict=True), start=1):
         print(Table.row([str(epoch), *(f"{megabytes:,.1f}" for megabytes in row)]))
-    later = [column[1:] for column in found.values()]
+    later = [column[1:] for column in megabytes_by_kind.values()]
     spans = [f"{max(x) - min(x):.1f} ({(max(x) - min(x)) / x[0]:.1%})" for x in later]
     print(Table.row([f"largest difference, 2 to {EPOCHS}", *spans]))
-    return found
+    return megabytes_by_kind
 
 
 def cores() -> int:
@@ -236,9 +238,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> None:
     arguments = parse(words)
-    with tempfile.TemporaryDirectory(prefix="heron-") as made:
+    with tempfile.TemporaryDirectory(prefix="heron-") as scratch:
         print(f"{cores()} cores, 1 thread, torch {torch.__version__}")
-        numbers = (report_memory if arguments.memory else report)(Path(made), arguments)
+        numbers = (report_memory if arguments.memory else report)(Path(scratch), arguments)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(numbers, indent=1))
 

@@ -43,10 +43,10 @@ def weighted_supervised(s: Tensor, y: Tensor, *, tau: float) -> Tensor:
     total = s.new_zeros(())
     for a in range(y.shape[1]):
         positive = y[:, a] == 1
-        mine = attract[positive][:, positive]
-        if len(mine) > 1:
-            inside = mine + repel[positive][:, ~positive].sum(1, keepdim=True)
-            total = total + (inside.log() - mine.log())[~itself(mine)].mean()
+        attraction = attract[positive][:, positive]
+        if len(attraction) > 1:
+            inside = attraction + repel[positive][:, ~positive].sum(1, keepdim=True)
+            total = total + (inside.log() - attraction.log())[~itself(attraction)].mean()
     return total / y.shape[1]
 
 
@@ -54,15 +54,15 @@ def nt_xent(z: Sequence[Tensor], *, tau: float) -> Tensor:
     """SimCLR, Eq. 1."""
     vectors = stacked(z)
     logits = (vectors @ vectors.T / tau).masked_fill(itself(vectors), -math.inf)
-    other = torch.arange(len(vectors), device=vectors.device).roll(len(z[0]))
-    return F.cross_entropy(logits, other)
+    partner = torch.arange(len(vectors), device=vectors.device).roll(len(z[0]))
+    return F.cross_entropy(logits, partner)
 
 
 def cmc(z: Sequence[Tensor], *, tau: float) -> Tensor:
     """CMC, Eq. 3, from either view: one matrix serves both."""
-    one, two = (F.normalize(view) for view in z)
-    logits, own = one @ two.T / tau, torch.arange(len(one), device=one.device)
-    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+    z1, z2 = (F.normalize(view) for view in z)
+    logits, partner = z1 @ z2.T / tau, torch.arange(len(z1), device=z1.device)
+    return (F.cross_entropy(logits, partner) + F.cross_entropy(logits.T, partner)) / 2
 
 
 def input_weighted_unsupervised(z: Sequence[Tensor], x: Sequence[Tensor], *, tau: float) -> Tensor:
@@ -78,8 +78,8 @@ def supcon(z: Sequence[Tensor], label: Tensor, *, tau: float) -> Tensor:
     vectors = stacked(z)
     logits = (vectors @ vectors.T / tau).masked_fill(itself(vectors), -math.inf)
     positive = same_class(label, len(z)) & ~itself(vectors)
-    each = torch.where(positive, -logits.log_softmax(1), 0.0).sum(1)
-    return (each / positive.sum(1).clamp(min=1)).mean()
+    anchor_loss = torch.where(positive, -logits.log_softmax(1), 0.0).sum(1)
+    return (anchor_loss / positive.sum(1).clamp(min=1)).mean()
 
 
 def hard(z: Sequence[Tensor], label: Tensor | None = None, *, tau: float, beta: float) -> Tensor:
@@ -93,8 +93,8 @@ def hard(z: Sequence[Tensor], label: Tensor | None = None, *, tau: float, beta: 
     if label is None:
         return F.softplus(far - partners(vectors) / tau).mean()
     positive = left_out & ~itself(vectors)
-    each = F.softplus(far[:, None] - logits)
-    return torch.where(positive, each, 0.0).sum() / positive.sum()
+    pair_loss = F.softplus(far[:, None] - logits)
+    return torch.where(positive, pair_loss, 0.0).sum() / positive.sum()
 
 
 def debiased(z: Sequence[Tensor], *, tau: float, tau_plus: float) -> Tensor:
@@ -103,8 +103,8 @@ def debiased(z: Sequence[Tensor], *, tau: float, tau_plus: float) -> Tensor:
     f = torch.exp(vectors @ vectors.T / tau)
     total = f.masked_fill(same_sample(z), 0.0).sum(1)
     positive = torch.exp(partners(vectors) / tau)
-    rest = (total - count * tau_plus * positive) / (1 - tau_plus)
-    return torch.log1p(rest.clamp(min=count * math.exp(-1 / tau)) / positive).mean()
+    negative = (total - count * tau_plus * positive) / (1 - tau_plus)
+    return torch.log1p(negative.clamp(min=count * math.exp(-1 / tau)) / positive).mean()
 
 
 def mulco(

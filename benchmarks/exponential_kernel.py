@@ -17,11 +17,11 @@ STEPS, BLOCK = 1024, 1024
 @no_type_check
 def chain_kernel(pointer, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     """x = 2^-x, over and over; memory is touched twice."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(pointer + place)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(pointer + offsets)
     for _ in range(STEPS):
         x = tl.exp2(-x)
-    tl.store(pointer + place, x)
+    tl.store(pointer + offsets, x)
 
 
 def exponentials(x: Tensor) -> int:

@@ -1,10 +1,10 @@
-"""Single bits flipped in artefacts: each flip is refused, or it is shown to change nothing.
+"""Flips single bits in artefacts: each flip must be refused, or must change nothing.
 
     python -m benchmarks.flips --flips 1000
 
 A small run makes a data set, a checkpoint, embeddings and an index of every kind. One bit of one
-file is flipped at a time, and the artefact is opened as its consumers open it, checksums compared.
-A flip that is not refused is harmless where the manifest's JSON is the same as before; else it is
+file is flipped at a time, and the artefact is opened as its consumers open it, comparing checksums.
+A flip that is not refused is harmless if the manifest's JSON is the same as before, and otherwise
 silent. No flip may be silent or end in anything but a user's error.
 """
 
@@ -39,7 +39,7 @@ OUTCOMES = "refused", "the same JSON", "silent", "no user's error"
 
 @dataclass(frozen=True)
 class Subject:
-    """Files of one kind, and how those who consume them open them."""
+    """Files of one kind, and how their consumers open them."""
 
     name: str
     files: list[Path]
@@ -83,82 +83,86 @@ def subjects(folder: Path) -> Iterator[Subject]:
     yield Subject("checkpoint: tensors", tensors, lambda: locate(run))
     texts = [checkpoint / "config.yaml", checkpoint / "model.json"]
     yield Subject("checkpoint: texts", texts, lambda: locate(run))
-    made = embed(run, vectors, Choice(part_rows=256), progress=False)
-    samples = [vectors / name for name in made.manifest.samples]
-    parts = sorted(vectors.glob("*/*.npy"))
+    embeddings = embed(run, vectors, Choice(part_rows=256), progress=False)
+    samples = [vectors / name for name in embeddings.manifest.samples]
+    vector_files = sorted(vectors.glob("*/*.npy"))
     yield Subject("embeddings: manifest", [vectors / MANIFEST], lambda: Embeddings.open(vectors))
-    yield Subject("embeddings: vectors", parts, lambda: Embeddings.open(vectors))
+    yield Subject("embeddings: vectors", vector_files, lambda: Embeddings.open(vectors))
     yield Subject("embeddings: samples", samples, lambda: Embeddings.open(vectors))
     for kind in KINDS:
-        at = folder / kind
-        files = build_index(made, at, kind=kind, queries=50, progress=False).manifest.files
+        index_folder = folder / kind
+        files = build_index(
+            embeddings, index_folder, kind=kind, queries=50, progress=False
+        ).manifest.files
 
-        def consume(at: Path = at) -> Index:
-            return Index.open(at)
+        def consume(index_folder: Path = index_folder) -> Index:
+            return Index.open(index_folder)
 
-        yield Subject(f"index {kind}: manifest", [at / MANIFEST], consume)
-        yield Subject(f"index {kind}: FAISS", [at / INDEX], consume)
-        others = [at / name for name in files if name != INDEX]
-        yield Subject(f"index {kind}: samples", others, consume)
+        yield Subject(f"index {kind}: manifest", [index_folder / MANIFEST], consume)
+        yield Subject(f"index {kind}: FAISS", [index_folder / INDEX], consume)
+        sample_files = [index_folder / name for name in files if name != INDEX]
+        yield Subject(f"index {kind}: samples", sample_files, consume)
 
 
 def outcome(subject: Subject, path: Path, byte: int, bit: int) -> str:
-    """Flips a bit, says what became of it, and puts the file back as it was."""
-    whole, known = path.read_bytes(), path.stat()
-    flipped = bytearray(whole)
+    """Flips a bit, opens the artefact, restores the file, and returns the outcome."""
+    original, status = path.read_bytes(), path.stat()
+    flipped = bytearray(original)
     flipped[byte] ^= 1 << bit
     path.write_bytes(flipped)
     try:
         subject.consume()
-        same = path.name in (MANIFEST, STATE) and parse_json(bytes(flipped)) == parse_json(whole)
+        same = path.name in (MANIFEST, STATE) and parse_json(bytes(flipped)) == parse_json(original)
         return "the same JSON" if same else "silent"
     except HeronError:
         return "refused"
-    except Exception:  # noqa: BLE001 - any other is what this looks for
+    except Exception:  # noqa: BLE001 - any other error is a fault that this benchmark looks for
         return "no user's error"
     finally:
-        path.write_bytes(whole)
-        os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns))  # it is remembered to be whole
+        path.write_bytes(original)
+        os.utime(
+            path, ns=(status.st_atime_ns, status.st_mtime_ns)
+        )  # by which the cache knows it as verified
 
 
 def flip(subject: Subject, count: int, draw: random.Random) -> tuple[Counter[str], list[str]]:
-    """Flips drawn bits; returns how many came to which outcome, and where those that must not."""
+    """Flips random bits; returns the number of each outcome, and where the forbidden ones were."""
     subject.consume()
-    found, bad = Counter[str](), list[str]()
+    outcomes, bad = Counter[str](), list[str]()
     for _ in range(count):
         path = draw.choice(subject.files)
         byte, bit = draw.randrange(path.stat().st_size), draw.randrange(8)
-        found[said := outcome(subject, path, byte, bit)] += 1
-        if said in OUTCOMES[2:]:
-            bad.append(f"{said}: {path}, byte {byte}, bit {bit}")
+        outcomes[result := outcome(subject, path, byte, bit)] += 1
+        if result in OUTCOMES[2:]:
+            bad.append(f"{result}: {path}, byte {byte}, bit {bit}")
     subject.consume()
-    return found, bad
+    return outcomes, bad
 
 
 def main() -> None:
-    """Prints the table; the status is 1 where a flip was silent or ended in a traceback."""
+    """Prints the table; the status is 1 if a flip was silent or ended in a traceback."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    draw, faults, total = random.Random(given.seed), list[str](), Counter[str]()
-    with tempfile.TemporaryDirectory() as made:
-        os.environ["HERON_CACHE"] = f"{made}/cache"
+    arguments = parser.parse_args()
+    draw, faults, total = random.Random(arguments.seed), list[str](), Counter[str]()
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["HERON_CACHE"] = f"{scratch}/cache"
         with contextlib.redirect_stdout(None):
-            every = list(subjects(Path(made)))
+            all_subjects = list(subjects(Path(scratch)))
         print(f"| file | flips | {' | '.join(OUTCOMES)} |\n|---|---|{'---|' * len(OUTCOMES)}")
-        for number, subject in enumerate(every):
-            first, last = (given.flips * (number + i) // len(every) for i in range(2))
-            found, bad = flip(subject, last - first, draw)
-            total, faults = total + found, faults + bad
-            print(row(subject.name, found), flush=True)
+        for number, subject in enumerate(all_subjects):
+            first, last = (arguments.flips * (number + i) // len(all_subjects) for i in range(2))
+            outcomes, bad = flip(subject, last - first, draw)
+            total, faults = total + outcomes, faults + bad
+            print(row(subject.name, outcomes), flush=True)
     print(row("all", total), *faults, sep="\n")
     raise SystemExit(bool(faults))
 
 
-def row(name: str, found: Counter[str]) -> str:
+def row(name: str, outcomes: Counter[str]) -> str:
     """Returns a line of the table."""
-    numbers = [found.total(), *(found[said] for said in OUTCOMES)]
+    numbers = [outcomes.total(), *(outcomes[outcome] for outcome in OUTCOMES)]
     return f"| {name} | {' | '.join(map(str, numbers))} |"
 
 

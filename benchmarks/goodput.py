@@ -1,14 +1,13 @@
-"""Goodput under kills: a run that is killed at random and started again, against an unkilled one.
+"""Goodput under kills: a run that is killed at random and restarted, against an unkilled one.
 
     python -m benchmarks.goodput --minutes 10 --between 20
     python -m benchmarks.goodput --world 2 1 --kills 10 --inside 0.5
 
-Every start is killed by SIGKILL after a time drawn from an exponential distribution (the mean time
-between failures), one process of it or all, and started again with run.resume=auto, until the run
-ends. Its weights must have the bits of the run that was never killed; where the number of processes
-changes from start to start, they must lie by them, for sums are taken in another order. Goodput is
-the time that the unkilled run took, over the time that this one took from its first start to its
-end.
+After a time drawn from an exponential distribution (the mean time between failures), one process of
+the run or all are killed by SIGKILL, and the run is started again with run.resume=auto, until it
+ends. Its weights must equal those of the unkilled run bit by bit; if the number of processes
+changes between starts, they must be close, since sums are taken in another order. Goodput is the
+time of the unkilled run, divided by the time of this one from its first start to its end.
 """
 
 import argparse
@@ -76,15 +75,15 @@ def newest(folder: Path) -> Path:
 
 
 def saving(folder: Path, since: float) -> bool:
-    """Whether a save is going on that began after `since`; a kill leaves its folder behind."""
+    """Returns whether a save begun after `since` is running; a kill leaves its folder behind."""
     with suppress(FileNotFoundError):  # it was just renamed
-        parts = folder.glob("checkpoints/.step-*.part")
-        return any(path.stat().st_ctime > since for path in parts)
+        unfinished = folder.glob("checkpoints/.step-*.part")
+        return any(path.stat().st_ctime > since for path in unfinished)
     return False
 
 
 def killed_run(options: argparse.Namespace, folder: Path) -> tuple[int, int, float]:
-    """Runs to the end under kills; returns how many, how many inside a save, and the seconds."""
+    """Runs to the end under kills; returns the kills, those inside a save, and the seconds."""
     draw, kills, inside, began = random.Random(options.seed), 0, 0, time.monotonic()
     while True:
         since = time.time()
@@ -102,9 +101,9 @@ def killed_run(options: argparse.Namespace, folder: Path) -> tuple[int, int, flo
                 return kills, inside, time.monotonic() - began
         inside += saving(folder, since)
         kills += 1
-        found = workers(process.pid)
-        if draw.random() < 0.5 and found:  # one alone: the others find out
-            os.kill(draw.choice(found), signal.SIGKILL)
+        pids = workers(process.pid)
+        if draw.random() < 0.5 and pids:  # one alone: the others find out
+            os.kill(draw.choice(pids), signal.SIGKILL)
             process.wait(120)
         else:
             os.killpg(process.pid, signal.SIGKILL)
@@ -128,29 +127,29 @@ def main() -> None:
     parser.add_argument("--zero", action="store_true", help="DeepSpeed's ZeRO 2 instead of DDP")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         began = time.monotonic()
         straight = start(folder / "straight", options.world[0], options)
         if straight.wait():
             raise SystemExit((folder / "straight.log").read_text()[-2000:])
-        alone = time.monotonic() - began
+        unkilled_seconds = time.monotonic() - began
         kills, inside, seconds = killed_run(options, folder / "killed")
         a, b = (
             load_file(newest(folder / run) / "model.safetensors") for run in ("straight", "killed")
         )
         largest = max(float(x.abs().max()) for x in a.values())
-        apart = max(float((a[name] - b[name]).abs().max()) for name in a) / largest
+        difference = max(float((a[name] - b[name]).abs().max()) for name in a) / largest
         same = a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-        fine = same or (len(options.world) > 1 and apart < CLOSE)
+        fine = same or (len(options.world) > 1 and difference < CLOSE)
         assert damage(newest(folder / "killed")) == ""
         strategy = "ZeRO 2" if options.zero else "DDP" if max(options.world) > 1 else "one process"
         print(
             f"{strategy}, {' and '.join(map(str, options.world))} process(es), {options.steps} "
-            f"steps, a checkpoint every {options.every}: unkilled {alone:.0f} s; {kills} kills "
-            f"({inside} inside a save) at {options.between:g} s on average, "
-            f"{seconds:.0f} s; goodput {alone / seconds:.2f}; "
-            f"weights {'the same bits' if same else f'{apart:.1e} apart'}"
+            f"steps, a checkpoint every {options.every}: unkilled {unkilled_seconds:.0f} s; "
+            f"{kills} kills ({inside} inside a save) at {options.between:g} s on average, "
+            f"{seconds:.0f} s; goodput {unkilled_seconds / seconds:.2f}; "
+            f"weights {'the same bits' if same else f'{difference:.1e} apart'}"
         )
         if not fine:
             raise SystemExit(1)

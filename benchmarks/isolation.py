@@ -1,4 +1,4 @@
-"""A measurement in a process of its own: its peak of memory is then its own, and so is its end."""
+"""Measurements in processes of their own, which isolate memory peaks and crashes."""
 
 import math
 import multiprocessing
@@ -11,20 +11,20 @@ import torch
 
 OUT_OF_MEMORY = "out of memory"
 CONTEXT = multiprocessing.get_context("forkserver")  # imports torch once, not in every process
-LEAVE_S = 20.0  # for what it started to end
+LEAVE_S = 20.0  # for a process to end
 CONTEXT.set_forkserver_preload(["benchmarks.workloads"])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a measurement.
+    """The outcome of a measurement.
 
     Attributes:
-        seconds: of a forward and backward.
-        bytes: the peak of memory above the inputs.
+        seconds: of a forward and backward pass.
+        bytes: peak memory above that of the inputs.
         capacity: of the device's memory, in bytes.
         loss_error: relative to the loss in float64.
-        gradient_error: the largest of all elements, relative to the largest element.
+        gradient_error: the largest over all elements, relative to the largest element.
         missing: why there are no numbers.
     """
 
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def alone(function: Callable[..., Any], *args: Any, limit_s: float) -> Any:
-    """The result of a function, or an `Outcome` that says why there is none."""
+    """Runs a function in its own process; returns its result, or an `Outcome` with the fault."""
     receiver, sender = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_answer, args=(sender, function, args))
     process.start()
@@ -50,7 +50,7 @@ def alone(function: Callable[..., Any], *args: Any, limit_s: float) -> Any:
         return result
     except EOFError:
         process.join()
-        killed = process.exitcode == -9  # what Linux does where memory runs out
+        killed = process.exitcode == -9  # by Linux, when memory runs out
         return Outcome(missing=OUT_OF_MEMORY if killed else f"ended with {process.exitcode}")
     finally:
         process.kill()
@@ -60,7 +60,7 @@ def alone(function: Callable[..., Any], *args: Any, limit_s: float) -> Any:
 def _answer(sender: Connection, function: Callable[..., Any], args: Sequence[Any]) -> None:
     try:
         sender.send(function(*args))
-    except Exception as error:  # whatever a peer may raise makes a note under the table
+    except Exception as error:  # any error of a peer becomes a note under the table
         text = f"{type(error).__name__}: {error}".splitlines()[0][:160]
         full = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         sender.send(Outcome(missing=OUT_OF_MEMORY if full else text))

@@ -51,14 +51,16 @@ class Variant:
     @property
     def name(self) -> str:
         """The kernel, and the constants that are switched on."""
-        said = dict(self.signature)
-        words = [n.lower() for n, x in said.items() if x is True or n == "SECOND" and x != "none"]
+        signature = dict(self.signature)
+        words = [
+            n.lower() for n, x in signature.items() if x is True or n == "SECOND" and x != "none"
+        ]
         return " ".join([self.kernel.rpartition(".")[2].removesuffix("_kernel"), *words])
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a variant; bytes, and instructions of the inner loop."""
+    """What the compiler made of a variant: registers, bytes, instructions of the inner loop."""
 
     registers: int
     spill: int
@@ -103,7 +105,7 @@ def workload(dim: int) -> Iterator[Callable[[Any], Any]]:
 
 
 def telling(variant: Variant) -> bool:
-    """Whether a variant stands for others, which take fewer registers than it does."""
+    """Returns whether a variant represents others, which take fewer registers."""
     return variant.name in (
         "sum tags",
         "pull of_x of_y tags",
@@ -116,50 +118,50 @@ def telling(variant: Variant) -> bool:
 
 @contextmanager
 def recorded() -> Iterator[list[Variant]]:
-    """Launches are noted, not made; results are whatever was in memory."""
-    seen: list[Variant] = []
+    """Records launches instead of making them; results are whatever was in memory."""
+    launched_variants: list[Variant] = []
 
     def launch(
         kernel: Any, grid: Any, cut: layout.Tiling, tensor: Tensor, *args: Any, **constants: Any
     ) -> None:
-        named = dict(zip(kernel.arg_names, args, strict=False))
+        arguments = dict(zip(kernel.arg_names, args, strict=False))
         types: dict[str, str | None] = {}
-        for name, value in named.items():
+        for name, value in arguments.items():
             if isinstance(value, Tensor):
                 types[name] = TYPES[value.dtype]
             else:
                 types[name] = (
                     None if value is None else "fp32" if isinstance(value, float) else "i32"
                 )
-        where = f"{kernel.fn.__module__}.{kernel.__name__}"
+        kernel_name = f"{kernel.fn.__module__}.{kernel.__name__}"
         dim, precision = constants["D"], PRECISION_OF[tensor.dtype]
-        variant = Variant(where, dim, precision, (*types.items(), *constants.items()), cut)
-        if variant not in seen:
-            seen.append(variant)
+        variant = Variant(kernel_name, dim, precision, (*types.items(), *constants.items()), cut)
+        if variant not in launched_variants:
+            launched_variants.append(variant)
 
     with mock.patch.object(layout, "launch", launch), mock.patch.object(layout, "require"):
-        yield seen
+        yield launched_variants
 
 
 def variants(dims: Sequence[int], precisions: Sequence[str]) -> list[Variant]:
-    """All that the workload launches."""
-    with recorded() as seen:
+    """Returns the variants that the workload launches."""
+    with recorded() as launched:
         for dim in dims:
             for precision in precisions:
                 for call in workload(dim):
                     call(precision)
-    return seen
+    return launched
 
 
 def compiled(variant: Variant) -> Compiled:
-    """Compile one for sm_90a, and read what came out."""
+    """Compiles a variant for sm_90a, and reads the results."""
     triton = importlib.import_module("triton")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     module, _, name = variant.kernel.rpartition(".")
     kernel = getattr(importlib.import_module(module), name)
-    said, names = dict(variant.signature), kernel.arg_names
-    types = {n: x for n, x in said.items() if isinstance(x, str) and n.islower()}
-    fixed = {n: x for n, x in said.items() if n not in types}
+    signature, names = dict(variant.signature), kernel.arg_names
+    types = {n: x for n, x in signature.items() if isinstance(x, str) and n.islower()}
+    fixed = {n: x for n, x in signature.items() if n not in types}
     source = importlib.import_module("triton.compiler").ASTSource(
         kernel,
         {n: types.get(n, "constexpr") for n in names},
@@ -173,13 +175,13 @@ def compiled(variant: Variant) -> Compiled:
         file.flush()
         usage = dumped("--dump-resource-usage", file.name)
         loop = inner_loop(dumped("-sass", file.name))
-    found = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", usage)}
+    usage_numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", usage)}
     kinds: dict[str, int] = {}
     for word in loop:
         kinds[word] = kinds.get(word, 0) + 1
     return Compiled(
-        registers=found["REG"],
-        spill=found["STACK"],
+        registers=usage_numbers["REG"],
+        spill=usage_numbers["STACK"],
         shared=result.metadata.shared,
         wgmma=result.asm["ptx"].count("wgmma.mma_async"),
         loop=len(loop),
@@ -197,35 +199,35 @@ def dumped(*words: str) -> str:
 def inner_loop(sass: str) -> list[str]:
     """The operations of the loop with most instructions among those that hold no other."""
     lines = re.findall(r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ )?([A-Z][\w.]*)([^;]*);", sass)
-    places = [int(place, 16) for place, _, _ in lines]
+    offsets = [int(offset, 16) for offset, _, _ in lines]
     spans = []
-    for place, operation, rest in lines:
-        target = re.search(r"0x([0-9a-f]+)\s*$", rest)
-        if operation.startswith("BRA") and target and int(target[1], 16) < int(place, 16):
-            spans.append((int(target[1], 16), int(place, 16)))
+    for offset, operation, operands in lines:
+        target = re.search(r"0x([0-9a-f]+)\s*$", operands)
+        if operation.startswith("BRA") and target and int(target[1], 16) < int(offset, 16):
+            spans.append((int(target[1], 16), int(offset, 16)))
     inner = [s for s in spans if not any(t != s and s[0] <= t[0] and t[1] <= s[1] for t in spans)]
     if not inner:
         return []
     first, last = max(inner, key=lambda s: s[1] - s[0])
-    found, resume = [], first
-    for place, (_, operation, rest) in zip(places, lines, strict=True):
-        if not resume <= place <= last:
+    operations, resume = [], first
+    for offset, (_, operation, operands) in zip(offsets, lines, strict=True):
+        if not resume <= offset <= last:
             continue
-        found.append(operation if operation.startswith("MUFU") else operation.split(".")[0])
-        target = re.search(r"0x([0-9a-f]+)\s*$", rest)
+        operations.append(operation if operation.startswith("MUFU") else operation.split(".")[0])
+        target = re.search(r"0x([0-9a-f]+)\s*$", operands)
         if operation.startswith("BRA") and target:  # an ordinary tile takes it: the mask is skipped
             resume = max(resume, int(target[1], 16))
-    return found
+    return operations
 
 
-def line(variant: Variant, found: Compiled) -> str:
+def line(variant: Variant, result: Compiled) -> str:
     """A row of the table."""
     tile = variant.tile
-    each = tile.rows * tile.columns / (32 * tile.warps)  # elements of a thread's part of a tile
+    elements = tile.rows * tile.columns / (32 * tile.warps)  # elements of a thread's part of a tile
     cells = [variant.name, str(variant.dim), variant.precision]
     cells.append(f"{tile.rows} x {tile.columns}, {tile.warps}, {tile.stages}")
-    cells += [str(found.registers), str(found.spill), f"{found.shared / 1024:.1f}"]
-    cells += [str(found.wgmma), f"{found.loop / each:.1f}"]
+    cells += [str(result.registers), str(result.spill), f"{result.shared / 1024:.1f}"]
+    cells += [str(result.wgmma), f"{result.loop / elements:.1f}"]
     return f"| {' | '.join(cells)} |"
 
 
@@ -247,15 +249,15 @@ def main() -> None:
     parser.add_argument("--json", help="a file for the numbers")
     arguments = parser.parse_args()
     print(f"{HEAD}\n{'|---' * 9}|", flush=True)
-    asked = variants(arguments.dims, arguments.precisions)
-    asked = [variant for variant in asked if arguments.kernels in variant.name]
+    selected = variants(arguments.dims, arguments.precisions)
+    selected = [variant for variant in selected if arguments.kernels in variant.name]
     numbers = []
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for variant, found in zip(asked, pool.map(compiled, asked), strict=True):
-            print(line(variant, found), flush=True)
+        for variant, result in zip(selected, pool.map(compiled, selected), strict=True):
+            print(line(variant, result), flush=True)
             if arguments.kinds:
-                print(dict(sorted(found.kinds.items(), key=lambda pair: -pair[1])))
-            numbers.append({"variant": asdict(variant), "compiled": asdict(found)})
+                print(dict(sorted(result.kinds.items(), key=lambda pair: -pair[1])))
+            numbers.append({"variant": asdict(variant), "compiled": asdict(result)})
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(numbers, indent=1))
 

@@ -1,6 +1,6 @@
 """Loaders of pictures and of vectors: the bare loops, ours, a folder of files, and webdataset.
 
-Each gives, without end, the rows of one batch after another, held in memory and decoded.
+Each yields, without end, the number of rows of one batch after another, decoded in memory.
 """
 
 import os
@@ -29,9 +29,9 @@ SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents
 
 
 def bare_pictures(
-    folder: Path, batch: int, size: int | None, part: tuple[int, int]
+    folder: Path, batch: int, size: int | None, share: tuple[int, int]
 ) -> Iterator[int]:
-    """Read the bytes where they are known to lie, decode them into one array, again and again.
+    """Reads bytes at known offsets and decodes them into one array, again and again.
 
     The rows are those of our first epoch, in its order; process i of n takes every n-th batch.
     """
@@ -40,7 +40,7 @@ def bare_pictures(
     assert stream is not None
     files = [os.open(folder / shard.file, os.O_RDONLY) for shard in reader.shards]
     steps = []
-    for t in range(stream.steps_per_epoch)[part[0] :: part[1]]:
+    for t in range(stream.steps_per_epoch)[share[0] :: share[1]]:
         rows = stream.at(t)
         shards = np.searchsorted(reader.starts, rows, side="right") - 1
         samples = (rows - reader.starts[shards]).tolist()
@@ -62,17 +62,17 @@ def bare_pictures(
             yield batch
 
 
-def bare_vectors(shards: Path, folder: Path, batch: int, part: tuple[int, int]) -> Iterator[int]:
-    """Index a mapped .npy file a view by the rows of our first epoch, in its order."""
+def bare_vectors(shards: Path, folder: Path, batch: int, share: tuple[int, int]) -> Iterator[int]:
+    """Indexes one mapped .npy file per view by the rows of our first epoch, in its order."""
     names = [path.stem for path in sorted(folder.glob("*.npy"))]
     stream = open_set(shards, names, batch, None, 0).labelled
     assert stream is not None
     arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
-    steps = [stream.at(t) for t in range(stream.steps_per_epoch)[part[0] :: part[1]]]
+    steps = [stream.at(t) for t in range(stream.steps_per_epoch)[share[0] :: share[1]]]
     while True:
         for rows in steps:
-            found = [array[rows] for array in arrays]
-            yield len(found[0])
+            arrays_of_batch = [array[rows] for array in arrays]
+            yield len(arrays_of_batch[0])
 
 
 def ours(
@@ -80,12 +80,12 @@ def ours(
 ) -> Iterator[int]:
     """The batches of a run: stored views, labels, row numbers and keys."""
     streams = open_set(folder, views, batch, size, workers)
-    for found in batches(ShardBatches(streams, 0, 0, 1), 0, FOREVER, workers, pin=False):
-        yield len(found.indices)
+    for batch_ in batches(ShardBatches(streams, 0, 0, 1), 0, FOREVER, workers, pin=False):
+        yield len(batch_.indices)
 
 
 class Files(Dataset[tuple[NDArray[np.uint8], int]]):
-    """What torchvision's ImageFolder does with its default loader."""
+    """Does what torchvision's ImageFolder does with its default loader."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(folder.glob("*/*.jpg"))
@@ -107,7 +107,7 @@ def stacked(samples: list[tuple[NDArray[Any], int]]) -> tuple[Tensor, Tensor]:
 
 def files(folder: Path, batch: int, workers: int) -> Iterator[int]:
     """Pillow on files, in a DataLoader that shuffles."""
-    return every(Files(folder), batch, workers, shuffle=True, collate_fn=stacked)
+    return dataloader_batches(Files(folder), batch, workers, shuffle=True, collate_fn=stacked)
 
 
 def endless(folder: Path, batch: int, workers: int) -> Iterator[int]:
@@ -130,8 +130,8 @@ def endless(folder: Path, batch: int, workers: int) -> Iterator[int]:
         }
     )
     source = open_process_batches(open_data(config), config, 0, 1, 0)
-    for found in batches(source, 0, FOREVER, workers, pin=False):
-        yield len(found.indices)
+    for batch_ in batches(source, 0, FOREVER, workers, pin=False):
+        yield len(batch_.indices)
 
 
 def decoded(sample: dict[str, Any]) -> tuple[NDArray[np.uint8], Any]:
@@ -153,22 +153,22 @@ def bare_web(folder: Path, batch: int, workers: int) -> Iterator[int]:
     samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(SHUFFLE).map(decoded)
     dataset = samples.batched(batch, collation_fn=joined, partial=False).repeat()
     loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=workers, **ahead(workers))
-    for found in loader:
-        yield len(found[0])
+    for pictures in loader:
+        yield len(pictures[0])
 
 
-def every(dataset: Any, batch: int, workers: int, **options: Any) -> Iterator[int]:
-    """Epoch after epoch of a data set in PyTorch's DataLoader."""
+def dataloader_batches(dataset: Any, batch: int, workers: int, **options: Any) -> Iterator[int]:
+    """Yields the batch sizes of endless epochs in PyTorch's DataLoader."""
     loader: DataLoader[Any] = DataLoader(
         dataset, batch, num_workers=workers, drop_last=True, **options, **ahead(workers)
     )
     while True:
-        for found in loader:
-            yield len(next(iter(found.values())) if isinstance(found, dict) else found[0])
+        for columns in loader:
+            yield len(next(iter(columns.values())) if isinstance(columns, dict) else columns[0])
 
 
 def ahead(workers: int) -> dict[str, Any]:
-    """What every loader's workers have: they stay from epoch to epoch, and read ahead."""
+    """Options of every loader's workers: they persist between epochs and read ahead."""
     return {"prefetch_factor": PREFETCH, "persistent_workers": True} if workers else {}
 
 
@@ -194,5 +194,5 @@ def web(
     samples = samples.decode(decoder) if decoder else samples.decode()
     dataset = samples.to_tuple(*suffixes).batched(batch, partial=False).repeat()
     loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=workers, **ahead(workers))
-    for found in loader:
-        yield len(found[0])
+    for columns in loader:
+        yield len(columns[0])

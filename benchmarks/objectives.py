@@ -79,8 +79,8 @@ def plan(arguments: argparse.Namespace) -> list[Line]:
 def precisions(device: str) -> Sequence[str]:
     if device != "cuda":
         return ("float32",)
-    asked = os.environ.get("HERON_PRECISION")
-    return (asked,) if asked else ("tf32", "bf16")
+    precision = os.environ.get("HERON_PRECISION")
+    return (precision,) if precision else ("tf32", "bf16")
 
 
 def beside(case: Case, arguments: argparse.Namespace) -> list[str]:
@@ -109,7 +109,7 @@ def forward_backward(case: Case, inputs: Inputs) -> Callable[[], list[Tensor]]:
     options = (
         dict(term.options) if case.rows is None else {**term.options, "rows": slice(case.rows)}
     )
-    leaves = [x for x in every(inputs) if x.requires_grad]
+    leaves = [x for x in tensors_of(inputs) if x.requires_grad]
     half = case.precision == "bf16" and case.method in ("dense", "compiled")
 
     def work() -> list[Tensor]:
@@ -120,8 +120,8 @@ def forward_backward(case: Case, inputs: Inputs) -> Callable[[], list[Tensor]]:
     return work
 
 
-def every(inputs: Inputs) -> list[Tensor]:
-    return [x for part in inputs.values() for x in (part if isinstance(part, list) else [part])]
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    return [x for value in inputs.values() for x in (value if isinstance(value, list) else [value])]
 
 
 def measure(case: Case) -> Outcome:
@@ -145,14 +145,14 @@ def measure(case: Case) -> Outcome:
     return replace(outcome, loss_error=loss, gradient_error=max(gradients))
 
 
-def errors(case: Case, inputs: Inputs, found: Sequence[Tensor]) -> list[float]:
+def errors(case: Case, inputs: Inputs, outputs: Sequence[Tensor]) -> list[float]:
     """Of the loss and each gradient, by strips in float64, relative to their largest element."""
     os.environ["HERON_FUSED"] = "never"
     exact = {
-        name: [double(x) for x in part] if isinstance(part, list) else double(part)
-        for name, part in inputs.items()
+        name: [double(x) for x in value] if isinstance(value, list) else double(value)
+        for name, value in inputs.items()
     }
-    pairs = zip(found, forward_backward(case, exact)(), strict=True)
+    pairs = zip(outputs, forward_backward(case, exact)(), strict=True)
     return [float((x.double() - y).abs().max() / y.abs().max()) for x, y in pairs]
 
 
@@ -204,14 +204,16 @@ def report(
     for case, _ in lines:
         shapes.setdefault((case.dim, case.precision), []).append(case.shape)
     rated = {}
-    for (dim, precision), found in shapes.items():
-        of = rate(sorted(set(found)), dim, precision, arguments.device, arguments.threads)
-        if not isinstance(of, Rates):
-            raise SystemExit(f"products in {precision}, d = {dim}: {of.missing}")
-        rated[dim, precision] = of
+    for (dim, precision), shapes_of_case in shapes.items():
+        machine = rate(
+            sorted(set(shapes_of_case)), dim, precision, arguments.device, arguments.threads
+        )
+        if not isinstance(machine, Rates):
+            raise SystemExit(f"products in {precision}, d = {dim}: {machine.missing}")
+        rated[dim, precision] = machine
         if arguments.device == "cuda":
-            print(f"{precision}: {of.flops / 1e12:.0f} Tflop/s in a square product beside d = {dim}"
-                  f", {of.exponentials / 1e12:.2f}e12 exponentials/s")  # fmt: skip
+            print(f"{precision}: {machine.flops / 1e12:.0f} Tflop/s in a square product beside "
+                  f"d = {dim}, {machine.exponentials / 1e12:.2f}e12 exponentials/s")  # fmt: skip
     if arguments.device == "cuda":
         tiny = {replace(case, size=TINY, rows=None) for case, _ in lines}
         with ThreadPoolExecutor(8) as pool:
@@ -221,8 +223,8 @@ def report(
     for case, methods in lines:
         outcomes = {m: bench(replace(case, method=m)) for m in ("ours", *methods)}
         print(table.line(case, outcomes, rated[case.dim, case.precision]), flush=True)
-    for place, note in enumerate(table.notes, start=1):
-        print(f"\n[{place}] {note}")
+    for note_number, note in enumerate(table.notes, start=1):
+        print(f"\n[{note_number}] {note}")
     return {"arguments": vars(arguments), "torch": torch.__version__, "lines": table.numbers}
 
 
@@ -253,7 +255,7 @@ def main() -> None:
     numbers = report(
         arguments,
         lambda case: alone(measure, case, limit_s=arguments.limit),
-        lambda *of: alone(rates, *of, limit_s=arguments.limit),
+        lambda *args: alone(rates, *args, limit_s=arguments.limit),
     )
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(numbers, indent=1))

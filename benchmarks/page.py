@@ -1,14 +1,14 @@
-"""How long the page of `heron serve` takes: to its results, to its map, and for each search.
+"""How long the page of `heron serve` takes to show results and map, and to search.
 
     python -m benchmarks.page
     python -m benchmarks.page --small
 
 One index has 120,000 drawn vectors of 128 numbers with 40 labels, another a million of 16 with as
 many labels. Searches are timed over one connection, 24 results of random samples, medians of 100
-after 10 that are not counted. The page is loaded in Chromium, each time in a new window that has
-nothing in its cache, and tells itself when its results and its map were drawn, after the beginning
-of the navigation: medians of 5. Where all points take longer than a frame, some are drawn first,
-and all once the map is still. Points are drawn by the processor where there is no GPU.
+after 10 that are not counted. The page is loaded in Chromium, each time in a new window with an
+empty cache, and records when its results and its map were drawn, from the start of the navigation:
+medians of 5. If all points take longer than a frame, some are drawn first, and all once the map is
+still. Without a GPU the processor draws the points.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from heron.pipeline.retrieval.embeddings import Embeddings
 
 LABELS = 40
 WHERE = "'label 3' and not 'label 20'"
-ASKED: dict[str, dict[str, str]] = {
+SEARCHES: dict[str, dict[str, str]] = {
     "neighbours": {},
     "with a filter": {"where": WHERE},
     "hard negatives": {"relation": "hard"},
@@ -41,35 +41,35 @@ ASKED: dict[str, dict[str, str]] = {
 }
 
 
-def searches(place: str, times: int) -> dict[str, float]:
-    """Median milliseconds of each kind of search, and of counting the labels that pass a filter."""
-    line, found = HTTPConnection(place, timeout=START_S), {}
-    keys = [get(place, "/api/random")["key"] for _ in range(times + 10)]
+def searches(netloc: str, times: int) -> dict[str, float]:
+    """Returns median milliseconds of each kind of search, and of counting filtered labels."""
+    line, medians = HTTPConnection(netloc, timeout=START_S), {}
+    keys = [get(netloc, "/api/random")["key"] for _ in range(times + 10)]
     paths = {
-        kind: [f"/api/neighbours?{urlencode({'key': key, 'k': 24} | more)}" for key in keys]
-        for kind, more in ASKED.items()
+        kind: [f"/api/neighbours?{urlencode({'key': key, 'k': 24} | options)}" for key in keys]
+        for kind, options in SEARCHES.items()
     }
     paths["labels counted"] = [f"/api/facets?{urlencode({'where': WHERE})}"] * (times + 10)
-    for kind, asked in paths.items():
-        took = []
-        for path in asked:
+    for kind, requests in paths.items():
+        seconds = []
+        for path in requests:
             begin = time.perf_counter()
             line.request("GET", path)
             answer = line.getresponse()
             assert answer.read() and answer.status == 200
-            took.append(time.perf_counter() - begin)
-        found[kind] = 1e3 * statistics.median(took[10:])
+            seconds.append(time.perf_counter() - begin)
+        medians[kind] = 1e3 * statistics.median(seconds[10:])
     line.close()
-    return found
+    return medians
 
 
-def loads(place: str, times: int) -> dict[str, Any]:
-    """Median seconds until results and map are drawn, and what the map says of itself."""
+def loads(netloc: str, times: int) -> dict[str, Any]:
+    """Returns median seconds until results and map are drawn, and the map's note."""
     seconds: dict[str, list[float]] = {"results": [], "map": [], "whole map": []}
-    drawn = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+    software_gl = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", *drawn]
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", *software_gl]
         )
         for _ in range(times + 1):
             context = browser.new_context(
@@ -77,21 +77,23 @@ def loads(place: str, times: int) -> dict[str, Any]:
                 bypass_csp=True,  # to wait for the marks
             )
             page = context.new_page()
-            page.goto(f"http://{place}/?key=00000007")
-            for name, found in seconds.items():
+            page.goto(f"http://{netloc}/?key=00000007")
+            for name, values in seconds.items():
                 if (
                     name == "whole map"
                     and "While it moves" not in page.locator("#map-note").inner_text()
                 ):
-                    found.append(seconds["map"][-1])
+                    values.append(seconds["map"][-1])
                     continue
                 mark = f"performance.getEntriesByName('{name}')[0]?.startTime"
                 page.wait_for_function(mark, timeout=60_000)
-                found.append(page.evaluate(mark) / 1e3)
+                values.append(page.evaluate(mark) / 1e3)
             note = page.locator("#map-note").inner_text()
             context.close()
         browser.close()
-    return {name: statistics.median(found[1:]) for name, found in seconds.items()} | {"note": note}
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()} | {
+        "note": note
+    }
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -100,11 +102,11 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--small", action="store_true", help="2,000 and 5,000 vectors, once")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
-    asked = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     sizes = [(120_000, 128), (1_000_000, 16)]
-    times, many = 5, 100
-    if asked.small:
-        sizes, times, many = [(2_000, 128), (5_000, 16)], 1, 3
+    times, queries = 5, 100
+    if arguments.small:
+        sizes, times, queries = [(2_000, 128), (5_000, 16)], 1, 3
     numbers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for rows, dim in sizes:
@@ -112,18 +114,20 @@ def main(words: Sequence[str] | None = None) -> int:
             write_embeddings(folder / "vectors", rows, dim, labels=LABELS)
             embeddings = Embeddings.open(folder / "vectors")
             index = build_index(embeddings, folder / "index", kind="flat", progress=False)
-            with serving(folder / "index") as place:
-                found = {"map built": index.manifest.seconds["map"]}
-                numbers[f"{rows:,} x {dim}"] = found | searches(place, many) | loads(place, times)
+            with serving(folder / "index") as netloc:
+                results = {"map built": index.manifest.seconds["map"]}
+                numbers[f"{rows:,} x {dim}"] = (
+                    results | searches(netloc, queries) | loads(netloc, times)
+                )
     head = ["", *numbers]
     print(f"{Table.row(head)}\n{'|---' * len(head)}|")
     for name in next(iter(numbers.values())):
-        cells = [found[name] for found in numbers.values()]
+        cells = [results[name] for results in numbers.values()]
         unit = "s" if name in ("results", "map", "whole map", "map built") else "ms"
-        shown = [one if isinstance(one, str) else f"{one:.3g} {unit}" for one in cells]
+        shown = [cell if isinstance(cell, str) else f"{cell:.3g} {unit}" for cell in cells]
         print(Table.row([name, *shown]))
-    if asked.json:
-        asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
     return 0
 
 

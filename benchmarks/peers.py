@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.loaders import ahead, every
+from benchmarks.loaders import ahead, dataloader_batches
 from benchmarks.sets import CLASSES, payloads
 from heron.pipeline.data.reader import Reader
 
@@ -85,10 +85,10 @@ def write_litdata(samples: Samples, folder: Path) -> None:
 def streaming(folder: Path, batch: int, workers: int) -> Iterator[int]:
     """A StreamingDataset that shuffles, in a DataLoader."""
     package = importlib.import_module("streaming")
-    mine = folder.with_name(f"{folder.name}-{workers}")  # it refuses a folder that another reads
-    mine.symlink_to(folder)
-    dataset = package.StreamingDataset(local=str(mine), shuffle=True, batch_size=batch)
-    return every(dataset, batch, workers, collate_fn=collated)
+    link = folder.with_name(f"{folder.name}-{workers}")  # it refuses a folder that another reads
+    link.symlink_to(folder)
+    dataset = package.StreamingDataset(local=str(link), shuffle=True, batch_size=batch)
+    return dataloader_batches(dataset, batch, workers, collate_fn=collated)
 
 
 def litdata(folder: Path, batch: int, workers: int) -> Iterator[int]:
@@ -106,8 +106,8 @@ def litdata(folder: Path, batch: int, workers: int) -> Iterator[int]:
         **ahead(workers),
     )
     while True:
-        for found in loader:
-            yield len(found["label"])
+        for columns in loader:
+            yield len(columns["label"])
 
 
 def collated(samples: list[dict[str, Any]]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.scaling_steps import build, fed, opened
+from benchmarks.scaling_steps import build, fed_batches, open_run_data
 from benchmarks.scaling_turns import Gate
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.objectives.unsupervised import NtXent
@@ -82,14 +82,14 @@ def solo(gate: Gate, config: Config) -> None:
         model.features_dim = width
         model.encoder, model.projector = encoder, projector  # Linear, ReLU, Linear: as its own
         model.classifier = nn.Linear(width, CLASSES)
-        said: dict[str, Tensor] = {}
-        model.log_dict = lambda metrics, **_: said.update(metrics)
+        logged: dict[str, Tensor] = {}
+        model.log_dict = lambda metrics, **_: logged.update(metrics)
         numbers = torch.arange(count)
         classes = numbers % CLASSES
 
         def step(x: list[Tensor]) -> Tensor:
             loss: Tensor = model.training_step([numbers, x, classes], 0)
-            gate.first = float(said["train_nce_loss"]) if gate.first is None else gate.first
+            gate.first = float(logged["train_nce_loss"]) if gate.first is None else gate.first
             return loss
 
         return model, step
@@ -103,13 +103,13 @@ def train(
     prepare: Callable[[Plain, nn.Sequential], tuple[nn.Module, Step]],
 ) -> None:
     """Train a peer's model, made of our encoder and of the weights of our projector."""
-    streams, views = opened(config)
-    ours = build(config, streams, views)
-    encoder, projector = ours.branch(0)
+    streams, views = open_run_data(config)
+    own_model = build(config, streams, views)
+    encoder, projector = own_model.branch(0)
     assert isinstance(projector, nn.Sequential)
     model, loss_of = prepare(Plain(encoder), projector)
     optimizer = build_optimizer(config.optim, model.parameters())
-    for _, inputs in fed(config, streams, views):
+    for _, inputs in fed_batches(config, streams, views):
         loss = loss_of(inputs)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -156,10 +156,10 @@ def have_torchvision() -> None:
 def versions() -> dict[str, Any]:
     """Of the peers that are installed."""
     metadata = importlib.import_module("importlib.metadata")
-    known = {}
+    versions_by_name = {}
     for name in ("lightly", "solo-learn"):
         try:
-            known[name] = metadata.version(name)
+            versions_by_name[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return known
+    return versions_by_name

@@ -57,8 +57,8 @@ class MadeUp(Store):
             "splits": {"train": listed},
             "built_from": {"source": "x", "options": {}, "files": [], "shard_rows": rows},
         }
-        whole = Manifest.model_validate_json(json.dumps(tree)).model_dump(mode="json")
-        self.bytes = json.dumps({**whole, "fingerprint": fingerprint(whole)}).encode()
+        manifest = Manifest.model_validate_json(json.dumps(tree)).model_dump(mode="json")
+        self.bytes = json.dumps({**manifest, "fingerprint": fingerprint(manifest)}).encode()
         self.opened = 0
 
     def where(self, name: str = "") -> str:
@@ -105,37 +105,38 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     plan = streams.open_streams(config).unlabelled
     started = time.process_time() - clock
     assert plan is not None
-    draw, whole, own = random.Random(0), list[float](), list[float]()
+    draw, batch_seconds, share_seconds = random.Random(0), list[float](), list[float]()
     for _ in range(DRAWS):
         t = draw.randrange(3 * plan.steps_per_epoch)
         plan.at(t - t % plan.steps_per_epoch)  # a new epoch permutes the shards, once
         clock = time.process_time()
         rows = plan.at(t)
-        whole.append(time.process_time() - clock)
+        batch_seconds.append(time.process_time() - clock)
         for rank in (0, draw.randrange(WORLD), WORLD - 1):
-            part = share(BATCH, rank, WORLD)
+            rows_of_rank = share(BATCH, rank, WORLD)
             clock = time.process_time()
-            mine = plan.at(t, part)
-            own.append(time.process_time() - clock)
-            assert np.array_equal(mine, rows[part])
-    found = {
+            local_rows = plan.at(t, rows_of_rank)
+            share_seconds.append(time.process_time() - clock)
+            assert np.array_equal(local_rows, rows[rows_of_rank])
+    numbers = {
         "rows": arguments.shards * arguments.rows,
         "start_s": started,
         "peak_mb": peak_mb(),
         "before_mb": before,
-        "batch_ms": 1000 * statistics.median(whole),
-        "most_batch_ms": 1000 * max(whole),
-        "share_ms": 1000 * statistics.median(own),
+        "batch_ms": 1000 * statistics.median(batch_seconds),
+        "most_batch_ms": 1000 * max(batch_seconds),
+        "share_ms": 1000 * statistics.median(share_seconds),
         "files_opened": store.opened,
     }
-    print(f"{found['rows']:,} rows in {arguments.shards:,} shards")
-    print(f"start: {started:.2f} s; {found['peak_mb']:,.0f} MB at most, {before:,.0f} MB before")
+    print(f"{numbers['rows']:,} rows in {arguments.shards:,} shards")
+    print(f"start: {started:.2f} s; {numbers['peak_mb']:,.0f} MB at most, {before:,.0f} MB before")
     print(
-        f"batch t of {BATCH:,}: {found['batch_ms']:.2f} ms, at most {found['most_batch_ms']:.2f} "
-        f"ms; the share of one of {WORLD:,} processes: {found['share_ms']:.2f} ms"
+        f"batch t of {BATCH:,}: {numbers['batch_ms']:.2f} ms, at most "
+        f"{numbers['most_batch_ms']:.2f} ms; "
+        f"the share of one of {WORLD:,} processes: {numbers['share_ms']:.2f} ms"
     )
     print(f"indexes and tars opened: {store.opened}")
-    return found
+    return numbers
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Contestants of a race take turns, each in a process of its own, so that load hits all alike."""
+"""Loaders that take turns, each in its own processes, so that other load affects all alike."""
 
 import atexit
 import multiprocessing
@@ -16,8 +16,8 @@ import torch
 from benchmarks.crew import Crew
 from benchmarks.isolation import CONTEXT
 
-PREFETCH = 4  # batches that a worker reads ahead: of `data.batches`, and of all peers
-SETTLE_S = 0.5  # after a turn, for workers to read ahead and fall silent
+PREFETCH = 4  # batches that a worker reads ahead, of ours and of all peers
+SETTLE_S = 0.5  # after a turn, for workers to finish reading ahead
 CONTEXT.set_forkserver_preload(["benchmarks.workloads", "benchmarks.peers"])
 
 
@@ -26,10 +26,10 @@ class Contestant:
     """A loader.
 
     Attributes:
-        open: gives, without end, the rows of one batch after another.
-        args: of `open`, but for the last.
-        workers: the last of them; they must read `PREFETCH` batches ahead.
-        team: in so many processes instead, process i of which `open` is told of by (i, team).
+        open: yields, without end, the number of rows of one batch after another.
+        args: of `open`, without the last one.
+        workers: the last argument; they must read `PREFETCH` batches ahead.
+        team: number of processes to use instead; the last argument of process i is (i, team).
     """
 
     open: Callable[..., Iterator[int]]
@@ -40,11 +40,11 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one turn.
+    """The rate of one turn.
 
     Attributes:
-        rows: a second.
-        of_core: rows a second of processor time, which the load of others hardly lowers.
+        rows: per second.
+        of_core: rows per second of processor time, which other load hardly lowers.
     """
 
     rows: float
@@ -55,7 +55,7 @@ class Stable:
     """The processes of one contestant, ready for their turns.
 
     Attributes:
-        missing: why it cannot take part.
+        missing: why the contestant cannot take part.
     """
 
     def __init__(self, contestant: Contestant) -> None:
@@ -65,14 +65,14 @@ class Stable:
         self.missing = next((str(fault) for fault in self.crew.answers() if fault), "")
 
     def turn(self, seconds: float) -> Rate | str:
-        """The rate of all its processes, or why there is none."""
-        found = self.crew.ask((PREFETCH * self.workers, seconds))
+        """Returns the rate of all its processes, or why there is none."""
+        answers = self.crew.ask((PREFETCH * self.workers, seconds))
         if self.workers:
             time.sleep(SETTLE_S)
-        if faults := [answer for answer in found if isinstance(answer, str)]:
+        if faults := [answer for answer in answers if isinstance(answer, str)]:
             return faults[0]
-        rows, processor = (sum(answer[i] for answer in found) for i in (0, 2))
-        return Rate(sum(answer[0] / answer[1] for answer in found), rows / processor)
+        rows, processor = (sum(answer[i] for answer in answers) for i in (0, 2))
+        return Rate(sum(answer[0] / answer[1] for answer in answers), rows / processor)
 
 
 Name = TypeVar("Name", bound=Hashable)
@@ -81,9 +81,9 @@ Name = TypeVar("Name", bound=Hashable)
 def race(
     contestants: Mapping[Name, Contestant], rounds: int, seconds: float
 ) -> tuple[dict[Name, list[Rate]], dict[Name, str]]:
-    """The rates of every contestant, a round each, and why others have none.
+    """Returns the rates of every contestant, one per round, and why other contestants have none.
 
-    A round goes through them in order, the next one backwards; the first is not counted.
+    Rounds go through the contestants in order and backwards by turns; the first is not counted.
     """
     rates: dict[Name, list[Rate]] = {}
     missing: dict[Name, str] = {}
@@ -103,18 +103,20 @@ def race(
         for stable in stables.values():
             stable.crew.close()
     missing = {name: fault for name, fault in missing.items() if fault}
-    return {name: found for name, found in rates.items() if name not in missing}, missing
+    return {
+        name: rates_of_name for name, rates_of_name in rates.items() if name not in missing
+    }, missing
 
 
-def ratio(these: Sequence[Rate], those: Sequence[Rate]) -> tuple[float, float]:
-    """A rate by another of the same round, and the same of processor time; medians of rounds."""
-    pairs = list(zip(these, those, strict=True))
+def ratio(numerators: Sequence[Rate], denominators: Sequence[Rate]) -> tuple[float, float]:
+    """Returns the median over rounds of the ratio of rates, by time and by processor time."""
+    pairs = list(zip(numerators, denominators, strict=True))
     of_rows = statistics.median(a.rows / b.rows for a, b in pairs)
     return of_rows, statistics.median(a.of_core / b.of_core for a, b in pairs)
 
 
 def processor_seconds() -> float:
-    """What this process and the workers that it started have used so far."""
+    """Returns the processor time of this process and of the workers that it started."""
     total = time.process_time()
     for process in multiprocessing.active_children():
         used = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -123,24 +125,24 @@ def processor_seconds() -> float:
 
 
 def _serve(connection: Connection, open_: Callable[..., Iterator[int]], *args: Any) -> None:
-    """Read when told to: so many batches that lie ready, then for so many seconds."""
+    """Reads on request: the batches that are prefetched, then more for some seconds."""
     torch.set_num_threads(1)
     try:
         batches = open_(*args)
         next(batches)
         connection.send("")
         while True:
-            ready, seconds = connection.recv()
-            for _ in range(ready):
+            prefetched, seconds = connection.recv()
+            for _ in range(prefetched):
                 next(batches)
-            rows, used, start, spent = 0, processor_seconds(), time.perf_counter(), 0.0
-            while spent < seconds:
+            rows, used_before, start, elapsed = 0, processor_seconds(), time.perf_counter(), 0.0
+            while elapsed < seconds:
                 rows += next(batches)
-                spent = time.perf_counter() - start
-            connection.send((rows, spent, processor_seconds() - used))
+                elapsed = time.perf_counter() - start
+            connection.send((rows, elapsed, processor_seconds() - used_before))
     except EOFError:
-        return  # nobody asks any more
-    except Exception as error:  # whatever a peer may raise makes a note under the table
+        return  # the connection is closed
+    except Exception as error:  # any error of a peer becomes a note under the table
         connection.send(f"{type(error).__name__}: {error}".splitlines()[0][:160])
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out; peers' free shared memory
+        atexit._run_exitfuncs()  # multiprocessing skips them; those of peers free shared memory

@@ -1,4 +1,4 @@
-"""The work that no method is spared: bare matrix products, and on a GPU exponentials."""
+"""The work that every method has to do: bare matrix products, and on a GPU exponentials."""
 
 import math
 import time
@@ -88,25 +88,26 @@ def product(shape: Shape, dim: int, dtype: torch.dtype, device: str) -> float:
     """Seconds of a product of anchors x keys x d; see `Rates`."""
     anchors, keys = shape
     step = min(anchors, max(32, LOGITS[device] // keys))
-    some = min(anchors, max(step, PAIRS[device] // keys))
-    a, k = (torch.randn(rows, dim, device=device, dtype=dtype) for rows in (some, keys))
+    timed_anchors = min(anchors, max(step, PAIRS[device] // keys))
+    a, k = (torch.randn(rows, dim, device=device, dtype=dtype) for rows in (timed_anchors, keys))
     block, d_keys = torch.empty(step, keys, device=device, dtype=dtype), torch.zeros_like(k)
 
     def work() -> Tensor:
-        for start in range(0, some, step):
+        for start in range(0, timed_anchors, step):
             strip = a[start : start + step]
             logits = torch.mm(strip, k.T, out=block[: len(strip)])
             torch.mm(logits, k)
             d_keys.addmm_(logits.T, strip)
         return d_keys
 
-    return best(work, device) / 3 * anchors / some
+    return best(work, device) / 3 * anchors / timed_anchors
 
 
 def prepare(device: str, threads: int) -> None:
-    """What every method has: its threads, tf32 where products are of float32, freed memory kept.
+    """Sets what all methods share: threads, tf32 for float32 products, and freed memory kept.
 
-    The last as in a run on CPUs; else a fifth of L_s's time is page faults, of products less.
+    Freed memory is kept as in a run on CPUs; otherwise page faults take a fifth of L_s's time, and
+    less of that of products.
     """
     torch.set_num_threads(threads)
     if device == "cpu":

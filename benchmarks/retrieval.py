@@ -75,13 +75,13 @@ SMALL: dict[str, Any] = {
 SMALL |= {"batches": [4, 8], "size": 16, "channels": [4, 8], "memory": ["60MB"], "batch": 16}
 
 
-def bare_build(vectors: NDArray[np.float32], plan: Plan, own: int, path: Path) -> float:
-    """Seconds that FAISS takes for an index of the same plan, its file included.
+def bare_build(vectors: NDArray[np.float32], plan: Plan, excluded: int, path: Path) -> float:
+    """Returns the seconds that FAISS takes for an index of the same plan, including its file.
 
     Args:
         vectors: [rows, dim], in memory.
         plan: of ours.
-        own: vectors that are no part of the training sample.
+        excluded: leading vectors that are not in the training sample.
         path: of the file.
     """
     begin = time.perf_counter()
@@ -92,7 +92,7 @@ def bare_build(vectors: NDArray[np.float32], plan: Plan, own: int, path: Path) -
     index = faiss.index_factory(dim, plan.factory, metric)
     if plan.kind == "ivfpq":
         index.pq.cp.max_points_per_centroid = POINTS
-    index.train(vectors[own : own + plan.training])
+    index.train(vectors[excluded : excluded + plan.training])
     index.add(vectors)
     faiss.write_index(index, str(path))
     return time.perf_counter() - begin
@@ -102,91 +102,103 @@ class Bench:
     """The parts."""
 
     def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
-        self.folder, self.asked = folder, arguments
+        self.folder, self.arguments = folder, arguments
         self.indices: dict[Kind, Index] = {}
 
     def build(self) -> dict[str, Any]:
-        asked = self.asked
-        write_embeddings(self.folder / "vectors", asked.rows, asked.dim)
+        arguments = self.arguments
+        write_embeddings(self.folder / "vectors", arguments.rows, arguments.dim)
         embeddings = Embeddings.open(self.folder / "vectors")
         vectors = np.concatenate([block for _, block in embeddings.blocks("hidden")])
         head("kind", "ours s", "bare s", "ours / bare", "recall and checksums s")
-        told: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         for kind in KINDS:
-            took = [
+            turns = [
                 self.turn(embeddings, vectors, kind, number)
-                for number in range(asked.rounds if kind in ("flat", "ivf") else 1)
+                for number in range(arguments.rounds if kind in ("flat", "ivf") else 1)
             ]
-            ours, bare, more = (statistics.median(x) for x in zip(*took, strict=True))
-            ratio = statistics.median(a / b for a, b, _ in took)
-            told[kind] = {"ratio": ratio, "turns": took}
-            cells = [f"{ours:.3f}", f"{bare:.3f}", f"{ratio:.3f}", f"{more:.3f}"]
+            our_seconds, bare_seconds, extra_seconds = (
+                statistics.median(x) for x in zip(*turns, strict=True)
+            )
+            ratio = statistics.median(a / b for a, b, _ in turns)
+            numbers[kind] = {"ratio": ratio, "turns": turns}
+            cells = [
+                f"{our_seconds:.3f}",
+                f"{bare_seconds:.3f}",
+                f"{ratio:.3f}",
+                f"{extra_seconds:.3f}",
+            ]
             print(Table.row([kind, *cells]), flush=True)
-        return told
+        return numbers
 
     def turn(
         self, embeddings: Embeddings, vectors: NDArray[np.float32], kind: Kind, number: int
     ) -> tuple[float, float, float]:
-        """Seconds of our build, of FAISS's, and of what only ours does."""
+        """Returns seconds of our build, of FAISS's, and of the steps that only ours has."""
 
-        def ours() -> None:
+        def build_ours() -> None:
             out = self.folder / f"{kind}-{number}"
             self.indices[kind] = build_index(embeddings, out, kind=kind, progress=False)
 
-        def bare() -> float:
+        def build_bare() -> float:
             plan = self.indices[kind].manifest.plan  # of the round before
             return bare_build(vectors, plan, len(vectors) - plan.training, self.folder / "bare")
 
-        before = bare() if number % 2 else 0.0
-        ours()
-        took = self.indices[kind].manifest.seconds
-        mine = sum(took.get(step, 0.0) for step in BUILDING)
-        return mine, before or bare(), sum(took.values()) - mine
+        bare_first = build_bare() if number % 2 else 0.0
+        build_ours()
+        seconds = self.indices[kind].manifest.seconds
+        our_seconds = sum(seconds.get(step, 0.0) for step in BUILDING)
+        return our_seconds, bare_first or build_bare(), sum(seconds.values()) - our_seconds
 
     def search(self) -> dict[str, Any]:
-        asked = self.asked
-        queries = next(draw(2 * max(asked.batches), asked.dim, seed=1))
+        arguments = self.arguments
+        queries = next(draw(2 * max(arguments.batches), arguments.dim, seed=1))
         head(
             *("kind", "setting", "recall@10", "batch", "ours ms", "bare ms", "ours / bare"),
             *("short", "ours / bare of full"),
         )
-        told: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         for kind, index in self.indices.items():
             measured = index.manifest.recall
             assert measured is not None
             full = (index.faiss.search(prepared(queries, True, str), 10)[1] >= 0).all(1)
-            for batch in asked.batches:
-                ratio, took = self.beside(index, queries[:batch])
-                again, _ = self.beside(index, queries[full][:batch])
+            for batch in arguments.batches:
+                ratio, seconds = self.beside(index, queries[:batch])
+                full_ratio, _ = self.beside(index, queries[full][:batch])
                 short = 1 - float(full[:batch].mean())
-                told[f"{kind}, {batch}"] = {"ratio": ratio, "full": again, "short": short, **took}
+                numbers[f"{kind}, {batch}"] = {
+                    "ratio": ratio,
+                    "full": full_ratio,
+                    "short": short,
+                    **seconds,
+                }
                 setting = ", ".join(f"{k} {v}" for k, v in index.manifest.search.items())
-                shown = [f"{1e3 * statistics.median(x):.3f}" for x in took.values()]
+                shown = [f"{1e3 * statistics.median(x):.3f}" for x in seconds.values()]
                 cells = [kind, setting, f"{measured.value:.3f}", str(batch), *shown]
-                print(Table.row([*cells, f"{ratio:.3f}", f"{short:.1%}", f"{again:.3f}"]))
-        return told
+                print(Table.row([*cells, f"{ratio:.3f}", f"{short:.1%}", f"{full_ratio:.3f}"]))
+        return numbers
 
     def beside(
         self, index: Index, queries: NDArray[np.float32]
     ) -> tuple[float, dict[str, list[float]]]:
-        """The median ratio of our search to FAISS's of the same queries, and both times."""
+        """Returns the median ratio of our search time to FAISS's, and both times."""
         turns: dict[str, Callable[[], Any]] = {
             "ours": partial(index.search, queries, 10),
             "bare": partial(index.faiss.search, prepared(queries, True, str), 10),
         }
-        took = race(turns, 9 * self.asked.rounds, self.asked.seconds)
-        return statistics.median(a / b for a, b in zip(*took.values(), strict=True)), took
+        seconds = race(turns, 9 * self.arguments.rounds, self.arguments.seconds)
+        return statistics.median(a / b for a, b in zip(*seconds.values(), strict=True)), seconds
 
     def embed(self) -> dict[str, Any]:
-        asked = self.asked
-        config = faces(self.folder, asked)
+        arguments = self.arguments
+        config = faces(self.folder, arguments)
         build_data(config.data, progress=False)
         reader = open_reader(config.data)
         views = Views(reader, config.data, torch.device("cpu"))
         run, batch = self.folder / "model", config.evaluate.batch
         model = write_model(run, config, views).eval()
         rows = np.arange(reader.starts[-1])
-        held = [
+        batches_in_memory = [
             in_memory(reader, rows[first : first + batch], views, model)
             for first in range(0, len(rows), batch)
         ]
@@ -194,65 +206,68 @@ class Bench:
 
         @torch.inference_mode()
         def forward() -> None:
-            for inputs, keys, parts in held:
-                model(inputs, keys, parts)
+            for inputs, keys, sizes in batches_in_memory:
+                model(inputs, keys, sizes)
 
-        overrides, going = ["data.workers=1"], list[float]()
+        overrides, after_first = ["data.workers=1"], list[float]()
         embed_parts = Embedder.run
 
-        def timed(*given: Any) -> Iterator[int]:
-            """The rows that are done; how long those after the first batch took goes to `going`."""
-            begun = 0.0
-            for count in embed_parts(*given):
-                begun = begun or time.perf_counter()
+        def timed(*args: Any) -> Iterator[int]:
+            """Yields the rows done; `after_first` gets the seconds at the rate after batch one."""
+            start = 0.0
+            for count in embed_parts(*args):
+                start = start or time.perf_counter()
                 yield count
-            going.append((time.perf_counter() - begun) * len(rows) / (len(rows) - batch))
+            after_first.append((time.perf_counter() - start) * len(rows) / (len(rows) - batch))
 
-        def whole() -> None:
+        def embed_all() -> None:
             with patch.object(Embedder, "run", timed):
                 embed(run, self.folder / f"out-{next(numbers)}", None, overrides, progress=False)
 
-        took = race({"whole": whole, "forward": forward}, asked.rounds, 0.0)
-        took = {"embed": going[-len(took["whole"]) :], "with its start": took["whole"]} | took
+        seconds = race({"whole": embed_all, "forward": forward}, arguments.rounds, 0.0)
+        seconds = {
+            "embed": after_first[-len(seconds["whole"]) :],
+            "with its start": seconds["whole"],
+        } | seconds
         head("", "rows/s", "of the forward pass")
         ratios = {}
         for name in ("embed", "with its start", "forward"):
-            pairs = zip(took["forward"], took[name], strict=True)
+            pairs = zip(seconds["forward"], seconds[name], strict=True)
             ratios[name] = statistics.median(a / b for a, b in pairs)
-            rate = f"{len(rows) / statistics.median(took[name]):,.0f}"
+            rate = f"{len(rows) / statistics.median(seconds[name]):,.0f}"
             print(Table.row([name, rate, f"{ratios[name]:.3f}"]))
-        return {"ratio": ratios["embed"], "rows": len(rows), **took}
+        return {"ratio": ratios["embed"], "rows": len(rows), **seconds}
 
     def million(self) -> dict[str, Any]:
-        asked = self.asked
+        arguments = self.arguments
         folder = self.folder / "million"
         if (
-            fault := alone(write_embeddings, folder, asked.million, 128, limit_s=LIMIT_S)
+            fault := alone(write_embeddings, folder, arguments.million, 128, limit_s=LIMIT_S)
         ) is not None:
             raise SystemExit(f"million: {fault.missing}")
         head("budget", "kind", "predicted", "peak", "open", "recall@10", "target", "setting")
-        told: dict[str, Any] = {}
-        for budget in asked.memory:
+        numbers: dict[str, Any] = {}
+        for budget in arguments.memory:
             out = self.folder / f"million-{budget}"
-            found = alone(index_million, folder, out, bytes_of(budget), limit_s=LIMIT_S)
-            if isinstance(found, Outcome):
-                raise SystemExit(f"million, {budget}: {found.missing}")
-            told[budget] = found
-            shown = [format_bytes(found[name]) for name in ("predicted", "peak", "open")]
-            recall = [f"{found['recall']:.4f}", str(found["target"])]
-            print(Table.row([budget, found["kind"], *shown, *recall, found["setting"]]))
+            result = alone(index_million, folder, out, bytes_of(budget), limit_s=LIMIT_S)
+            if isinstance(result, Outcome):
+                raise SystemExit(f"million, {budget}: {result.missing}")
+            numbers[budget] = result
+            shown = [format_bytes(result[name]) for name in ("predicted", "peak", "open")]
+            recall = [f"{result['recall']:.4f}", str(result["target"])]
+            print(Table.row([budget, result["kind"], *shown, *recall, result["setting"]]))
         print()
-        head("budget", "ms a query", *next(iter(told.values()))["seconds"])
-        for budget, found in told.items():
-            took = [f"{seconds:.1f} s" for seconds in found["seconds"].values()]
-            print(Table.row([budget, f"{found['ms']:.3f}", *took]))
-        return told
+        head("budget", "ms a query", *next(iter(numbers.values()))["seconds"])
+        for budget, result in numbers.items():
+            shown = [f"{seconds:.1f} s" for seconds in result["seconds"].values()]
+            print(Table.row([budget, f"{result['ms']:.3f}", *shown]))
+        return numbers
 
 
 def race(
     turns: dict[str, Callable[[], Any]], rounds: int, seconds: float
 ) -> dict[str, list[float]]:
-    """Seconds of a call of each, a round each: the mean over calls that last `seconds` or more."""
+    """Returns seconds per call, one per round: the mean over calls for at least `seconds`."""
     took: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):
         for name in list(turns)[:: -1 if number % 2 else 1]:
@@ -265,12 +280,14 @@ def race(
     return took
 
 
-def faces(folder: Path, asked: argparse.Namespace) -> Config:
+def faces(folder: Path, arguments: argparse.Namespace) -> Config:
     """The model of configs/faces.yaml on drawn faces."""
-    encoder = {"kind": "cnn", "channels": asked.channels}
+    encoder = {"kind": "cnn", "channels": arguments.channels}
     model = {"encoder": encoder, "projection_width": 64}
-    config = experiment(folder, "none", "herocon", asked.faces, asked.batch, asked.size, model)
-    evaluate = config.evaluate.model_copy(update={"batch": asked.batch})
+    config = experiment(
+        folder, "none", "herocon", arguments.faces, arguments.batch, arguments.size, model
+    )
+    evaluate = config.evaluate.model_copy(update={"batch": arguments.batch})
     return config.model_copy(update={"evaluate": evaluate})
 
 
@@ -288,7 +305,7 @@ def write_model(folder: Path, config: Config, views: Views) -> Heterogeneous:
 def in_memory(
     reader: Reader, rows: Rows, views: Views, model: Heterogeneous
 ) -> tuple[list[torch.Tensor], torch.Tensor, list[int]]:
-    """What the model is given for some rows."""
+    """Returns the model's inputs for some rows."""
     stored = np.empty((len(rows), *reader.decoders["image"].shape), np.uint8)
     reader.fill({"image": stored}, rows)
     keys, none = torch.zeros(len(rows), dtype=torch.int64), torch.empty(0, 0)
@@ -322,27 +339,27 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--json", help="a file for the numbers")
     if parser.parse_args(words).small:
         parser.set_defaults(**SMALL)
-    asked = parser.parse_args(words)
-    if "search" in asked.parts and "build" not in asked.parts:
+    arguments = parser.parse_args(words)
+    if "search" in arguments.parts and "build" not in arguments.parts:
         parser.error(
             "--parts search: it searches what `build` built; expected --parts build search"
         )
-    return asked
+    return arguments
 
 
 def main(words: Sequence[str] | None = None) -> None:
     arguments = parse(words)
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    found = {}
+    numbers = {}
     print(f"{cores()} cores, 1 thread, torch {torch.__version__}, FAISS {faiss.__version__}")
-    with tempfile.TemporaryDirectory(prefix="heron-") as made:
-        bench = Bench(Path(made), arguments)
+    with tempfile.TemporaryDirectory(prefix="heron-") as scratch:
+        bench = Bench(Path(scratch), arguments)
         for part in (part for part in PARTS if part in arguments.parts):
             print(f"\n{part}\n", flush=True)
-            found[part] = getattr(bench, part)()
+            numbers[part] = getattr(bench, part)()
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(found, indent=1))
+        Path(arguments.json).write_text(json.dumps(numbers, indent=1))
 
 
 if __name__ == "__main__":

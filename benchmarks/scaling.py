@@ -34,8 +34,8 @@ from benchmarks import peers_simclr as peers
 from benchmarks.data import cores
 from benchmarks.race import Rate, ratio
 from benchmarks.scaling_bytes import KINDS, Case, count, predict
-from benchmarks.scaling_steps import LABELLED, bare, experiment, fed_only, whole
-from benchmarks.scaling_turns import Contestant, Found, race, together
+from benchmarks.scaling_steps import LABELLED, bare, experiment, input_only, pretrain_job
+from benchmarks.scaling_turns import Contestant, Results, race, together
 from benchmarks.table import Table, number
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.data.dataset import build_data
@@ -83,106 +83,108 @@ class Bench:
         world: int = 1,
         apart: bool = False,
     ) -> Contestant:
-        asked, batch = self.arguments, batch or self.arguments.batch
-        model = (convnet if method == "herocon" else resnet)(asked)
-        config = experiment(self.folder, name, method, asked.rows, batch, asked.size, model)
+        arguments, batch = self.arguments, batch or self.arguments.batch
+        model = (convnet if method == "herocon" else resnet)(arguments)
+        config = experiment(self.folder, name, method, arguments.rows, batch, arguments.size, model)
         build_data(config.data, progress=False)
         rows = batch * (world if apart else 1)
         if method == "herocon":
             return Contestant(train, (config,), rows, world, apart)
         return Contestant(peers.beside, (config, train), rows)
 
-    def race(self, contestants: Mapping[str, Contestant]) -> Found:
+    def race(self, contestants: Mapping[str, Contestant]) -> Results:
         """Race, and stop where one of ours cannot take part or losses differ."""
-        asked = self.arguments
-        found = race(contestants, self.folder / "meet", asked.rounds, asked.seconds)
-        for name, fault in found.missing.items():
+        arguments = self.arguments
+        results = race(contestants, self.folder / "meet", arguments.rounds, arguments.seconds)
+        for name, fault in results.missing.items():
             if name not in PEERS:
                 raise SystemExit(f"{name}: {fault}")
-        return found
+        return results
 
     def scaling(self) -> dict[str, Any]:
-        batch, made = self.arguments.batch, self.contestant
-        found = self.race(
+        batch, contestant = self.arguments.batch, self.contestant
+        results = self.race(
             {
-                ONE: made(ONE, whole),
-                APART: made(APART, whole, world=PROCESSES, apart=True),
-                WEAK: made(WEAK, whole, batch=PROCESSES * batch, world=PROCESSES),
-                STRONG: made(STRONG, whole, world=PROCESSES),
+                ONE: contestant(ONE, pretrain_job),
+                APART: contestant(APART, pretrain_job, world=PROCESSES, apart=True),
+                WEAK: contestant(WEAK, pretrain_job, batch=PROCESSES * batch, world=PROCESSES),
+                STRONG: contestant(STRONG, pretrain_job, world=PROCESSES),
             }
         )
         heads = ["", "processes", "batch of each", "samples/s", "efficiency", "of apart"]
         head(*heads, "by processor time", "of apart")
         for name in (ONE, APART, WEAK, STRONG):
-            rates = found.rates[name]
+            rates = results.rates[name]
             several = name != ONE
             cells = [name, str(PROCESSES if several else 1)]
             cells += [f"{batch // PROCESSES if name == STRONG else batch:,}", median(rates)]
-            of_one, of_apart = ratio(rates, found.rates[ONE]), ratio(rates, found.rates[APART])
+            of_one, of_apart = ratio(rates, results.rates[ONE]), ratio(rates, results.rates[APART])
             shown = [of_one[0] / PROCESSES, of_apart[0], of_one[1], of_apart[1]]
             print(Table.row(cells + ([f"{x:.3f}" for x in shown] if several else [""] * 4)))
-        return numbers(found)
+        return numbers(results)
 
     def bytes(self) -> dict[str, Any]:
-        asked, told = self.arguments, {}
+        arguments, numbers_by_objective = self.arguments, {}
         heads = ["objective", "N (labelled)", "kind", "counted", "predicted", "arithmetic"]
         head(*heads, "collectives", "predicted")
         for name, (terms, rows) in OBJECTIVES.items():
-            labelled = asked.batch // LABELLED + 1 if rows == "both" else asked.batch + 1
+            labelled = arguments.batch // LABELLED + 1 if rows == "both" else arguments.batch + 1
             labelled = 0 if rows == "unlabelled" else labelled
-            unlabelled = asked.batch + 1 - labelled  # odd: shares differ, and are padded
-            channels = tuple(asked.channels)
-            of = Terms.model_validate(terms)
-            case = Case(of, labelled, unlabelled, asked.size, channels, asked.width)
-            place = self.folder / "bytes" / name
-            counted = together(count, (case,), PROCESSES, place)
+            unlabelled = arguments.batch + 1 - labelled  # odd: shares differ, and are padded
+            channels = tuple(arguments.channels)
+            objective_terms = Terms.model_validate(terms)
+            case = Case(
+                objective_terms, labelled, unlabelled, arguments.size, channels, arguments.width
+            )
+            meeting_folder = self.folder / "bytes" / name
+            counted = together(count, (case,), PROCESSES, meeting_folder)
             predicted, calls = predict(case, PROCESSES)
-            told[name] = {"counted": counted, "predicted": [predicted, calls]}
+            numbers_by_objective[name] = {"counted": counted, "predicted": [predicted, calls]}
             for kind in dict.fromkeys([*KINDS, *counted[0][0]]):
-                each = sorted({part.get(kind, 0) for part, _ in counted})
-                often = sorted({part.get(kind, 0) for _, part in counted})
+                byte_counts = sorted({counts.get(kind, 0) for counts, _ in counted})
+                call_counts = sorted({counts.get(kind, 0) for _, counts in counted})
                 expected, arithmetic = predicted.get(kind, (0, "none"))
                 cells = [name, f"{labelled + unlabelled:,} ({labelled:,})", kind]
-                cells += [" and ".join(f"{n:,}" for n in each), f"{expected:,}", arithmetic]
-                cells += [" and ".join(map(str, often)), str(calls.get(kind, 0))]
+                cells += [" and ".join(f"{n:,}" for n in byte_counts), f"{expected:,}", arithmetic]
+                cells += [" and ".join(map(str, call_counts)), str(calls.get(kind, 0))]
                 print(Table.row(cells))
         print("\n" + "\n".join(f"{kind}: {meaning}" for kind, meaning in KINDS.items()))
-        return told
+        return numbers_by_objective
 
     def overhead(self) -> dict[str, Any]:
-        trains = {"pretrain": whole, "bare": bare, "input": fed_only}
-        found = self.race({name: self.contestant(name, train) for name, train in trains.items()})
+        trains = {"pretrain": pretrain_job, "bare": bare, "input": input_only}
+        results = self.race({name: self.contestant(name, train) for name, train in trains.items()})
         head("", "samples/s", "ms a step", "time / bare", "by processor time", "first loss")
         for name in trains:
-            rates = found.rates[name]
-            over = ratio(found.rates["bare"], rates)
-            losses = f"{found.losses[name]:.5f}" if name != "input" else ""
+            rates = results.rates[name]
+            over = ratio(results.rates["bare"], rates)
+            losses = f"{results.losses[name]:.5f}" if name != "input" else ""
             cells = [name, median(rates), milliseconds(rates, self.arguments.batch)]
             print(Table.row([*cells, *(f"{x:.3f}" for x in over), losses]))
-        return numbers(found)
+        return numbers(results)
 
     def simclr(self) -> dict[str, Any]:
-        trains = {"ours": whole, "bare": bare, **PEERS, "input": fed_only}
-        found = self.race(
+        trains = {"ours": pretrain_job, "bare": bare, **PEERS, "input": input_only}
+        results = self.race(
             {n: self.contestant(f"{n}-simclr", train, "simclr") for n, train in trains.items()}
         )
         print(", ".join(f"{name} {v}" for name, v in peers.versions().items()) or "no peers")
         head("", "samples/s", "ms a step", "ours is", "by processor time", "first loss")
         notes: list[str] = []
         for name in trains:
-            if name in found.missing:
-                fault = found.missing[name]
+            if name in results.missing:
+                fault = results.missing[name]
                 absent = "ModuleNotFoundError" in fault
                 notes += [] if absent else [f"{name}: {fault}"]
                 print(Table.row([name, "not installed" if absent else "–", *"––––"]))
                 continue
-            rates = found.rates[name]
-            ours = [f"{x:.3f} x" for x in ratio(found.rates["ours"], rates)]
-            losses = f"{found.losses[name]:.5f}" if name != "input" else ""
+            rates = results.rates[name]
+            ratios = [f"{x:.3f} x" for x in ratio(results.rates["ours"], rates)]
+            losses = f"{results.losses[name]:.5f}" if name != "input" else ""
             cells = [name, median(rates), milliseconds(rates, self.arguments.batch)]
-            print(Table.row([*cells, *ours, losses]))
+            print(Table.row([*cells, *ratios, losses]))
         print("".join(f"\n{note}\n" for note in notes), end="")
-        return numbers(found) | {"versions": peers.versions()}
+        return numbers(results) | {"versions": peers.versions()}
 
 
 def head(*names: str) -> None:
@@ -197,11 +199,11 @@ def milliseconds(rates: Sequence[Rate], batch: int) -> str:
     return number(1e3 * statistics.median(batch / rate.rows for rate in rates), ",.1f")
 
 
-def numbers(found: Found) -> dict[str, Any]:
+def numbers(results: Results) -> dict[str, Any]:
     return {
-        "rates": {name: [asdict(rate) for rate in rates] for name, rates in found.rates.items()},
-        "first_losses": found.losses,
-        "missing": found.missing,
+        "rates": {name: [asdict(rate) for rate in rates] for name, rates in results.rates.items()},
+        "first_losses": results.losses,
+        "missing": results.missing,
     }
 
 
@@ -228,15 +230,15 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> None:
     arguments = parse(words)
-    found = {}
+    results = {}
     print(f"{cores()} cores, 1 thread a process, torch {torch.__version__}")
-    with tempfile.TemporaryDirectory(prefix="heron-") as made:
-        bench = Bench(Path(made), arguments)
+    with tempfile.TemporaryDirectory(prefix="heron-") as scratch:
+        bench = Bench(Path(scratch), arguments)
         for part in arguments.parts:
             print(f"\n{part}\n")
-            found[part] = getattr(bench, part)()
+            results[part] = getattr(bench, part)()
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(found, indent=1))
+        Path(arguments.json).write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

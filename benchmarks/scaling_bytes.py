@@ -103,27 +103,27 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func.namespace == "c10d":
-            held = [x.nbytes for x in tree_leaves(args) if isinstance(x, Tensor)]
+            tensor_bytes = [x.nbytes for x in tree_leaves(args) if isinstance(x, Tensor)]
             match func.__name__.partition(".")[0]:
                 case "_allgather_base_":
-                    kind, number = "gathered", held[0] - held[1]
+                    kind, number = "gathered", tensor_bytes[0] - tensor_bytes[1]
                 case "_reduce_scatter_base_":
-                    kind, number = "scattered", held[1] - held[0]
+                    kind, number = "scattered", tensor_bytes[1] - tensor_bytes[0]
                 case "recv_":
-                    kind, number = "passed", sum(held)
+                    kind, number = "passed", sum(tensor_bytes)
                 case "send":  # what another receives
                     return func(*args, **(kwargs or {}))
                 case "allreduce_":
-                    kind, number = self.sum, sum(held)
+                    kind, number = self.sum, sum(tensor_bytes)
                 case other:
-                    kind, number = other, sum(held)
+                    kind, number = other, sum(tensor_bytes)
             self.bytes[kind] += number
             self.calls[kind] += 1
         return func(*args, **(kwargs or {}))
 
 
 def count(gate: Gate, case: Case) -> None:
-    """Tell the bytes of a step with random rows, and the collectives, by kind."""
+    """Sends the bytes of a step with random rows, and its collectives, by kind."""
     world, rank = collectives.world_size(), collectives.rank()
     torch.manual_seed(0)
     objective, model = case.build()
@@ -140,46 +140,58 @@ def count(gate: Gate, case: Case) -> None:
 
     wrapped.register_comm_hook(None, hook)
     counts = [n for n in (case.labelled, case.unlabelled) if n]
-    here = [shares(n, world)[rank] for n in counts]
+    local_sizes = [shares(n, world)[rank] for n in counts]
     sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
-    own = share(case.labelled, rank, world)
-    labels = (torch.rand(case.labelled, LABELS) < 0.3).float()[own]
-    paths = torch.randint(0, 2, (case.labelled, LEVELS))[own]
-    rows = torch.arange(sum(here))
+    local_labelled = share(case.labelled, rank, world)
+    labels = (torch.rand(case.labelled, LABELS) < 0.3).float()[local_labelled]
+    paths = torch.randint(0, 2, (case.labelled, LEVELS))[local_labelled]
+    rows = torch.arange(sum(local_sizes))
     row_keys = rng_keys(0, torch.zeros_like(rows), rows)
-    batch = Batch({}, labels, rows, row_keys, here, paths)
-    known = labels.new_zeros(sum(here), LABELS)
-    known[: len(labels)] = labels  # for parts that learn from labels
+    batch = Batch({}, labels, rows, row_keys, local_sizes, paths)
+    known_labels = labels.new_zeros(sum(local_sizes), LABELS)
+    known_labels[: len(labels)] = labels  # for parts that learn from labels
     for _ in range(STEADY):
-        inputs = [torch.rand(sum(here), 3, case.size, case.size) for _ in range(VIEWS)]
+        inputs = [torch.rand(sum(local_sizes), 3, case.size, case.size) for _ in range(VIEWS)]
         tally.bytes.clear()
         tally.calls.clear()
         with tally:
-            features = wrapped(inputs, row_keys, here, known)
-            given = features, batch, inputs, sizes, objective, 1.0
-            loss, _ = objective(gather_batch(*given, by_ring=case.by_ring))
+            features = wrapped(inputs, row_keys, local_sizes, known_labels)
+            gathered = gather_batch(
+                features, batch, inputs, sizes, objective, 1.0, by_ring=case.by_ring
+            )
+            loss, _ = objective(gathered)
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     kinds = {str(kind) for kind in KINDS} | set(tally.bytes)  # of some there may be none
-    told = [{kind: counted[kind] for kind in kinds} for counted in (tally.bytes, tally.calls)]
-    gate.connection.send(tuple(told))
+    totals = [{kind: counted[kind] for kind in kinds} for counted in (tally.bytes, tally.calls)]
+    gate.connection.send(tuple(totals))
 
 
 def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[str, int]]:
-    """The bytes by kind with their arithmetic, and the collectives: `distributed.traffic`."""
+    """Predicts the bytes by kind, with their arithmetic, and the collectives by kind."""
     objective, model = case.build()
     sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
     levels = LEVELS if "paths" in objective.needs.labelled else 0
     shapes = [(case.size, case.size, 3)] * VIEWS
-    moved = exchanges(objective, model, shapes, sizes, LABELS, levels, by_ring=case.by_ring)
-    found = {}
-    for kind, number in received(moved, world).items():
-        parts = " + ".join(arithmetic(one) for one in moved if one.kind == kind)
+    step_exchanges = exchanges(
+        objective, model, shapes, sizes, LABELS, levels, by_ring=case.by_ring
+    )
+    bytes_by_kind = {}
+    for kind, number in received(step_exchanges, world).items():
+        products = " + ".join(
+            arithmetic(exchange) for exchange in step_exchanges if exchange.kind == kind
+        )
         apart = kind in ("gathered", "passed", "scattered")
-        found[str(kind)] = (number, f"{world - 1} x ({parts})" if apart and parts else parts)
-    calls = {str(kind): sum(one.calls for one in moved if one.kind == kind) for kind in KINDS}
-    return found, calls
+        bytes_by_kind[str(kind)] = (
+            number,
+            f"{world - 1} x ({products})" if apart and products else products,
+        )
+    calls = {
+        str(kind): sum(exchange.calls for exchange in step_exchanges if exchange.kind == kind)
+        for kind in KINDS
+    }
+    return bytes_by_kind, calls
 
 
 def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
@@ -189,8 +201,8 @@ def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
     of which a ring sends and receives 2 (P - 1) / P.
     """
     sizes = dict.fromkeys(KINDS, 0)
-    for one in exchanges:
-        sizes[one.kind] += (world - 1 if one.is_partitioned else 1) * one.bytes
+    for exchange in exchanges:
+        sizes[exchange.kind] += (world - 1 if exchange.is_partitioned else 1) * exchange.bytes
     return sizes
 
 

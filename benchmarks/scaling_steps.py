@@ -1,4 +1,4 @@
-"""Ways to train on the same batches: the job as it is, a bare loop, and the input alone."""
+"""Ways to train on the same batches: the real job, a bare loop, and the input alone."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,15 +72,15 @@ def experiment(
     )
 
 
-def whole(gate: Gate, config: Config) -> None:
-    """The main job, from its first step to the last before the gate shuts."""
+def pretrain_job(gate: Gate, config: Config) -> None:
+    """Runs `pretrain`; the gate is called wherever it logs a step."""
     record = RunLog.step
 
     def recorded(log: RunLog, row: dict[str, Any]) -> None:
         record(log, row)
         gate(row["loss"])
 
-    run = config.run.model_copy(update={"dir": config.run.dir + gate.place})
+    run = config.run.model_copy(update={"dir": config.run.dir + gate.suffix})
     with patch.object(RunLog, "step", recorded):
         pretrain(config.model_copy(update={"run": run}))
 
@@ -92,31 +92,33 @@ def build(config: Config, streams: Streams, views: Views) -> Heterogeneous:
     return Heterogeneous(config.model, views.shapes, labels, config.objective.terms())
 
 
-def fed(config: Config, streams: Streams, views: Views) -> Iterator[tuple[Batch, list[Tensor]]]:
-    """The batches of the main job, and the model's inputs made of them."""
+def fed_batches(
+    config: Config, streams: Streams, views: Views
+) -> Iterator[tuple[Batch, list[Tensor]]]:
+    """Yields the batches of the main job, with the model's inputs."""
     source = ShardBatches(streams, config.seed, 0, 1)
     for batch in batches(source, 0, FOREVER, 0, pin=False):
         yield batch, views(batch, train=True)
 
 
-def opened(config: Config) -> tuple[Streams, Views]:
+def open_run_data(config: Config) -> tuple[Streams, Views]:
     """The data of a run."""
     streams = open_streams(config)
     return streams, Views(streams.reader, config.data, CPU)
 
 
-def fed_only(gate: Gate, config: Config) -> None:
-    """Read the batches and make the views, and no more."""
-    for _ in fed(config, *opened(config)):
+def input_only(gate: Gate, config: Config) -> None:
+    """Only reads the batches and makes the views."""
+    for _ in fed_batches(config, *open_run_data(config)):
         gate(0.0)
 
 
 def bare(gate: Gate, config: Config) -> None:
-    """Forward, loss, backward, descend; nothing is exchanged, checked, summed up or written."""
-    streams, views = opened(config)
+    """Forward, loss, backward, step; nothing is exchanged, checked, summarised or written."""
+    streams, views = open_run_data(config)
     model = build(config, streams, views)
     optimizer = build_optimizer(config.optim, model.parameters())
-    for batch, inputs in fed(config, streams, views):
+    for batch, inputs in fed_batches(config, streams, views):
         loss = local_loss(config, model(inputs, batch.rng_keys, batch.sizes), batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -125,13 +127,13 @@ def bare(gate: Gate, config: Config) -> None:
 
 
 def local_loss(config: Config, features: Features, batch: Batch) -> Tensor:
-    """The objective by the loss functions alone, on the rows that are here."""
-    asked, z = config.objective.terms(), features["projections"]
-    if isinstance(term := asked.get("nt_xent"), NtXent):
+    """Returns the objective by the loss functions alone, on this process's rows."""
+    terms, z = config.objective.terms(), features["projections"]
+    if isinstance(term := terms.get("nt_xent"), NtXent):
         return nt_xent(z, tau=term.tau)
-    u, s = asked["weighted_unsupervised"], asked["weighted_supervised"]
+    u, s = terms["weighted_unsupervised"], terms["weighted_supervised"]
     assert isinstance(u, WeightedUnsupervised) and isinstance(s, WeightedSupervised)
-    targets, own = batch.targets, batch.labelled
-    loss = classification.bce(features["logits"][0][:own], targets, total=own)
+    targets, count = batch.targets, batch.labelled
+    loss = classification.bce(features["logits"][0][:count], targets, total=count)
     loss = loss + u.weight * weighted_unsupervised(z, features["weights"], tau=u.tau)
-    return loss + s.weight * weighted_supervised(features["hidden"][0][:own], targets, tau=s.tau)
+    return loss + s.weight * weighted_supervised(features["hidden"][0][:count], targets, tau=s.tau)

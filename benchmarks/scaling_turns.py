@@ -1,4 +1,4 @@
-"""Teams of processes that train, each for so many steps when its turn comes."""
+"""Teams of processes that train in turns, each for a given number of steps."""
 
 import contextlib
 import io
@@ -25,34 +25,34 @@ CONTEXT.set_forkserver_preload(
         "benchmarks.workloads",
         "benchmarks.peers",
         "benchmarks.scaling_steps",
-        "torch._inductor",  # which every optimiser's first step loads, for two seconds
+        "torch._inductor",  # every optimiser's first step loads it, in two seconds
     ]
 )
 
 
 class Gate:
-    """What a contestant passes after every step; it waits there between its turns.
+    """Called by a contestant after every step; blocks between the contestant's turns.
 
     Attributes:
-        place: a name that processes apart do not share.
+        suffix: of the run's folder, which separate processes must not share.
     """
 
-    def __init__(self, connection: Connection, place: str) -> None:
-        self.connection, self.place = connection, place
-        self.left = WARM
+    def __init__(self, connection: Connection, suffix: str) -> None:
+        self.connection, self.suffix = connection, suffix
+        self.steps_left = WARM
         self.first: float | None = None
         self.clock = self.processor = 0.0
 
     def __call__(self, loss: float | torch.Tensor) -> None:
-        """One step is done; the first loss of all is told with the first answer."""
+        """Counts a step; the first loss is sent as the first answer."""
         if self.first is None:
             self.first = float(loss)
-        self.left -= 1
-        if self.left:
+        self.steps_left -= 1
+        if self.steps_left:
             return
         spent = time.perf_counter() - self.clock, time.process_time() - self.processor
         self.connection.send(spent if self.clock else self.first)
-        self.left = self.connection.recv()
+        self.steps_left = self.connection.recv()
         self.clock, self.processor = time.perf_counter(), time.process_time()
 
 
@@ -63,9 +63,9 @@ class Contestant:
     Attributes:
         train: calls the gate, its first argument, after every step, without end.
         args: its other arguments.
-        rows: of a step of all its processes.
+        rows: of one step, over all its processes.
         world: number of processes.
-        apart: they form no process group; each is alone.
+        apart: the processes form no group; each trains alone.
     """
 
     train: Callable[..., None]
@@ -79,22 +79,24 @@ class Team:
     """The processes of one contestant.
 
     Attributes:
-        told: what each told first.
-        missing: why it cannot take part.
+        first_answers: the first answer of each process.
+        missing: why the contestant cannot take part.
     """
 
     def __init__(self, contestant: Contestant, folder: Path) -> None:
         self.contestant = contestant
         self.crew = Crew(_serve, [(contestant, i, folder) for i in range(contestant.world)])
-        self.told = self.crew.answers()
-        self.missing = next((told for told in self.told if isinstance(told, str)), "")
+        self.first_answers = self.crew.answers()
+        self.missing = next(
+            (answer for answer in self.first_answers if isinstance(answer, str)), ""
+        )
 
     def turn(self, steps: int) -> Rate | str:
         """The rate of all its processes over so many steps, or why there is none."""
-        found = self.crew.ask(steps)
-        if faults := [answer for answer in found if isinstance(answer, str)]:
+        answers = self.crew.ask(steps)
+        if faults := [answer for answer in answers if isinstance(answer, str)]:
             return faults[0]
-        seconds, processor = zip(*found, strict=True)
+        seconds, processor = zip(*answers, strict=True)
         rows = steps * self.contestant.rows
         return Rate(rows / max(seconds), rows / sum(processor))
 
@@ -103,13 +105,13 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of a race.
+class Results:
+    """The results of a race.
 
     Attributes:
-        rates: of every contestant, a round each.
+        rates: of every contestant, one per round.
         losses: of its first step.
-        missing: why others have none.
+        missing: why other contestants have no rates.
     """
 
     rates: dict[Any, list[Rate]]
@@ -119,14 +121,14 @@ class Found:
 
 def race(
     contestants: Mapping[Name, Contestant], folder: Path, rounds: int, seconds: float
-) -> Found:
-    """Let all take turns of equal length, in order and backwards; the first round is not counted.
+) -> Results:
+    """Lets all take turns of equal length, in order and backwards; the first round is not counted.
 
     Args:
         contestants: by name.
-        folder: where processes meet.
-        rounds: that count.
-        seconds: of a turn, about: the steps that fit into it are counted out in advance.
+        folder: for the rendezvous of processes.
+        rounds: that are counted.
+        seconds: of a turn, roughly: the steps that fit into it are determined in advance.
     """
     rates: dict[Name, list[Rate]] = {}
     losses: dict[Name, float] = {}
@@ -138,7 +140,7 @@ def race(
             teams[name] = team = Team(contestant, folder / f"team{number}")
             missing[name] = team.missing
             if not team.missing:
-                losses[name] = team.told[0]
+                losses[name] = team.first_answers[0]
         for round_ in range(rounds + 1):
             for name in list(teams)[:: -1 if round_ % 2 else 1]:
                 rate = missing[name] or teams[name].turn(steps.get(name, 1))
@@ -152,11 +154,11 @@ def race(
         for team in teams.values():
             team.crew.close()
     missing = {name: fault for name, fault in missing.items() if fault}
-    return Found({name: r for name, r in rates.items() if name not in missing}, losses, missing)
+    return Results({name: r for name, r in rates.items() if name not in missing}, losses, missing)
 
 
 def together(function: Callable[..., None], args: Sequence[Any], world: int, folder: Path) -> Any:
-    """What every process of a group tells, in order of rank.
+    """Returns the first answer of every process of a group, in order of rank.
 
     Raises:
         RuntimeError: one of them failed.
@@ -165,11 +167,11 @@ def together(function: Callable[..., None], args: Sequence[Any], world: int, fol
     team.crew.close()
     if team.missing:
         raise RuntimeError(team.missing)
-    return team.told
+    return team.first_answers
 
 
 def _serve(connection: Connection, contestant: Contestant, rank: int, folder: Path) -> None:
-    """Join the group and train in silence, until nobody asks any more."""
+    """Joins the group and trains in silence, until the connection is closed."""
     torch.set_num_threads(1)
     world = 1 if contestant.apart else contestant.world
     for name in ALONE:
@@ -184,8 +186,8 @@ def _serve(connection: Connection, contestant: Contestant, rank: int, folder: Pa
             meet = f"file://{folder}/meet"
             dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
-            place = str(rank) if contestant.apart else ""
-            contestant.train(Gate(connection, place), *contestant.args)
+            suffix = str(rank) if contestant.apart else ""
+            contestant.train(Gate(connection, suffix), *contestant.args)
     except EOFError:
         return
     except Exception as error:  # whatever a peer may raise makes a note under the table

@@ -36,17 +36,19 @@ def published(features: Features, y: Tensor, alpha: float, beta: float) -> Tenso
     classify = torch.nn.functional.binary_cross_entropy_with_logits(
         features["logits"][0][:count], y
     )
-    (one, two), (h_one, h_two) = features["projections"], features["weights"]
-    g = (torch.exp(1 - cosine(h_one, two)) + torch.exp(1 - cosine(one, h_two))) / 2
-    f = torch.exp(cosine(one, two))
+    (z1, z2), (h1, h2) = features["projections"], features["weights"]
+    g = (torch.exp(1 - cosine(h1, z2)) + torch.exp(1 - cosine(z1, h2))) / 2
+    f = torch.exp(cosine(z1, z2))
     unsupervised = torch.log((g * f).sum(0) / f.diag()).mean()
     s = features["hidden"][0][:count]
     dist = y @ (1 - y).T + (1 - y) @ y.T
     supervised = s.new_zeros(())
     for a in range(labels):
-        mine = y[:, a] == 1
-        attract = torch.exp(cosine(s[mine], s[mine])) * (1 - dist[mine][:, mine] / labels)
-        repel = torch.exp(cosine(s[mine], s[~mine])) * dist[mine][:, ~mine]
+        in_class = y[:, a] == 1
+        attract = torch.exp(cosine(s[in_class], s[in_class])) * (
+            1 - dist[in_class][:, in_class] / labels
+        )
+        repel = torch.exp(cosine(s[in_class], s[~in_class])) * dist[in_class][:, ~in_class]
         supervised = supervised + torch.log((repel.sum(1) + attract) / attract).mean()
     return classify + alpha * unsupervised + beta * supervised
 
@@ -86,18 +88,22 @@ def main() -> None:
 
         return timed
 
-    ours = step(torch.float32, lambda f, b: objective(gather_batch(f, b, [], sizes, objective))[0])
+    heron_step = step(
+        torch.float32, lambda f, b: objective(gather_batch(f, b, [], sizes, objective))[0]
+    )
     alpha, beta = weights["weighted_unsupervised"], weights["weighted_supervised"]
-    theirs = step(torch.float64, lambda f, b: published(f, b.targets.double(), alpha, beta))
-    for timed in (ours, theirs):
+    published_step = step(torch.float64, lambda f, b: published(f, b.targets.double(), alpha, beta))
+    for timed in (heron_step, published_step):
         timed(0)
-    pairs = [(ours(t), theirs(t)) for t in range(1, arguments.epochs + 1)]
-    mine, peer = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    pairs = [(heron_step(t), published_step(t)) for t in range(1, arguments.epochs + 1)]
+    heron_median, published_median = (
+        statistics.median(seconds) for seconds in zip(*pairs, strict=True)
+    )
     print(f"{torch.get_num_threads()} threads, {sum(sizes.rows):,} rows, cross-view negatives")
     print("| | seconds an epoch |")
     print("|---|---|")
-    print(f"| Heron, float32 | {mine:.3f} |")
-    print(f"| published arithmetic, float64 | {peer:.3f} |")
+    print(f"| Heron, float32 | {heron_median:.3f} |")
+    print(f"| published arithmetic, float64 | {published_median:.3f} |")
     print(f"| ratio, median of pairs | {statistics.median(b / a for a, b in pairs):.1f} |")
 
 

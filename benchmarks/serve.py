@@ -41,16 +41,16 @@ from heron.shards.build import build
 from heron.shards.sources import make
 
 START_S = 120  # for the server to load what it needs
-FACES, SHOWN = 200, 24  # drawn ones, and how many a page shows at first
+FACES, PICTURES = 200, 24  # drawn ones, and how many a page shows at first
 WAIT_S = 1.0  # an honest client may wait no longer beside the slow ones
 
 
 class Client(Thread):
-    """One that asks until its time is over."""
+    """A client that sends requests until its time is over."""
 
-    def __init__(self, place: str, about: dict[str, Any], number: int, until: float) -> None:
+    def __init__(self, netloc: str, about: dict[str, Any], number: int, until: float) -> None:
         super().__init__()
-        self._line = HTTPConnection(place, timeout=30)
+        self._line = HTTPConnection(netloc, timeout=30)
         self._about, self._until, self._random = about, until, random.Random(number)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.faults: Counter[str] = Counter()
@@ -80,55 +80,55 @@ class Client(Thread):
             return "suggestions", f"/api/samples?part={quote(about['keys'][number % 20][:-1])}"
         if share < 0.4 and about["pictures"]:
             return "picture", f"/api/picture/{number}"
-        asked = {"key": draw.choice(about["keys"]), "k": 24}
+        parameters = {"key": draw.choice(about["keys"]), "k": 24}
         if about["names"] and share > 0.7:
             name = draw.choice(about["names"]).replace("'", "''")
-            asked |= {"where": f"not '{name}'", "relation": "hard"}
-            return "filtered", f"/api/neighbours?{urlencode(asked)}"
-        return "neighbours", f"/api/neighbours?{urlencode(asked)}"
+            parameters |= {"where": f"not '{name}'", "relation": "hard"}
+            return "filtered", f"/api/neighbours?{urlencode(parameters)}"
+        return "neighbours", f"/api/neighbours?{urlencode(parameters)}"
 
 
 @contextmanager
 def serving(index: Path) -> Iterator[str]:
-    """`heron serve` in a process of its own; its place, as `127.0.0.1:41234`."""
+    """Runs `heron serve` in a process of its own; yields its address, such as `127.0.0.1:41234`."""
     words = [sys.executable, "-m", "heron.launch.cli", "serve", str(index), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
-            if (found := re.search(r"http://\S+", line)) is None:
+            if (match := re.search(r"http://\S+", line)) is None:
                 raise SystemExit(f"the server ended with {process.wait(START_S)}: {line}")
-            yield urlsplit(found[0]).netloc
+            yield urlsplit(match[0]).netloc
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(30)
 
 
-def measure(place: str, clients: int, seconds: float) -> dict[str, Any]:
-    """Run the clients: seconds of each kind of request, and what went wrong."""
-    about = get(place, "/api/about")
-    # Keys to ask for are drawn beforehand; each costs a request.
-    about["keys"] = [get(place, "/api/random")["key"] for _ in range(200)]
+def measure(netloc: str, clients: int, seconds: float) -> dict[str, Any]:
+    """Runs the clients; returns the seconds of each kind of request, and the faults."""
+    about = get(netloc, "/api/about")
+    # Keys are drawn beforehand, since each costs a request.
+    about["keys"] = [get(netloc, "/api/random")["key"] for _ in range(200)]
     until = time.perf_counter() + seconds
-    crew = [Client(place, about, number, until) for number in range(clients)]
+    crew = [Client(netloc, about, number, until) for number in range(clients)]
     for client in crew:
         client.start()
     for client in crew:
         client.join()
-    took: dict[str, list[float]] = defaultdict(list)
+    seconds_by_kind: dict[str, list[float]] = defaultdict(list)
     for client in crew:
-        for kind, found in client.seconds.items():
-            took[kind] += found
+        for kind, values in client.seconds.items():
+            seconds_by_kind[kind] += values
     faults = sum((client.faults for client in crew), Counter[str]())
-    return {"count": about["count"], "took": took, "faults": faults}
+    return {"count": about["count"], "took": seconds_by_kind, "faults": faults}
 
 
-def get(place: str, path: str) -> Any:
-    line = HTTPConnection(place, timeout=START_S)
+def get(netloc: str, path: str) -> Any:
+    line = HTTPConnection(netloc, timeout=START_S)
     line.request("GET", path)
-    found = json.loads(line.getresponse().read())
+    answer = json.loads(line.getresponse().read())
     line.close()
-    return found
+    return answer
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -142,78 +142,90 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--slow", type=int, default=500, help="slow clients beside an honest one")
     parser.add_argument("--small", action="store_true", help="three seconds, of 2,000 vectors")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
-    asked = parser.parse_args(words)
-    if asked.small:
-        asked.seconds, asked.rows = 3.0, 2_000
+    arguments = parser.parse_args(words)
+    if arguments.small:
+        arguments.seconds, arguments.rows = 3.0, 2_000
     with tempfile.TemporaryDirectory() as scratch:
-        index = asked.index or drawn(Path(scratch), asked.rows)
-        with serving(index) as place:
-            found = measure(place, asked.clients, asked.seconds)
-        with serving(faces(Path(scratch))) as place:
-            shown = shown_pictures(place)
-            share = asked.seconds / len(KINDS)
-            beside = {kind: honest_waits(place, asked.slow, kind, share) for kind in KINDS}
-    numbers: dict[str, Any] = {"clients": asked.clients, "seconds": asked.seconds}
-    numbers |= {"count": found["count"], "faults": dict(found["faults"])}
-    print(f"{found['count']:,} vectors, {asked.clients} clients, {asked.seconds:g} s\n")
+        index = arguments.index or drawn_index(Path(scratch), arguments.rows)
+        with serving(index) as netloc:
+            load = measure(netloc, arguments.clients, arguments.seconds)
+        with serving(faces_index(Path(scratch))) as netloc:
+            picture_seconds = time_pictures(netloc)
+            seconds_each = arguments.seconds / len(KINDS)
+            slow_runs = {
+                kind: honest_waits(netloc, arguments.slow, kind, seconds_each) for kind in KINDS
+            }
+    numbers: dict[str, Any] = {"clients": arguments.clients, "seconds": arguments.seconds}
+    numbers |= {"count": load["count"], "faults": dict(load["faults"])}
+    print(f"{load['count']:,} vectors, {arguments.clients} clients, {arguments.seconds:g} s\n")
     head = ["request", "answers", "per second", "p50 ms", "p99 ms", "most ms"]
     print(f"{Table.row(head)}\n{'|---' * len(head)}|")
-    every = [seconds for took in found["took"].values() for seconds in took]
-    for kind, took in [*sorted(found["took"].items()), ("all", every)]:
-        cuts = statistics.quantiles(took, n=100) if len(took) > 1 else took * 99
-        row = {"answers": len(took), "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
-        numbers[kind] = row | {"most_ms": max(took) * 1e3}
-        cells = [kind, f"{len(took):,}", f"{len(took) / asked.seconds:,.0f}"]
-        cells += [f"{cuts[49] * 1e3:.0f}", f"{cuts[98] * 1e3:.0f}", f"{max(took) * 1e3:.0f}"]
+    all_seconds = [x for values in load["took"].values() for x in values]
+    for kind, seconds in [*sorted(load["took"].items()), ("all", all_seconds)]:
+        cuts = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else seconds * 99
+        row = {"answers": len(seconds), "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
+        numbers[kind] = row | {"most_ms": max(seconds) * 1e3}
+        cells = [kind, f"{len(seconds):,}", f"{len(seconds) / arguments.seconds:,.0f}"]
+        cells += [f"{cuts[49] * 1e3:.0f}", f"{cuts[98] * 1e3:.0f}", f"{max(seconds) * 1e3:.0f}"]
         print(Table.row(cells))
-    numbers |= {"pictures_ms": statistics.median(shown) * 1e3, "pictures_most_ms": max(shown) * 1e3}
+    numbers |= {
+        "pictures_ms": statistics.median(picture_seconds) * 1e3,
+        "pictures_most_ms": max(picture_seconds) * 1e3,
+    }
     print(
-        f"\n{SHOWN} cached pictures over one connection: p50 {numbers['pictures_ms']:.0f} ms, most "
-        f"{max(shown) * 1e3:.0f} ms\n"
+        f"\n{PICTURES} cached pictures over one connection: p50 {numbers['pictures_ms']:.0f} ms, "
+        f"most {max(picture_seconds) * 1e3:.0f} ms\n"
     )
-    head = [f"{asked.slow} slow ones", "dropped", "honest answers", "failed", "p50 ms", "most ms"]
+    head = [
+        f"{arguments.slow} slow ones",
+        "dropped",
+        "honest answers",
+        "failed",
+        "p50 ms",
+        "most ms",
+    ]
     print(f"{Table.row(head)}\n{'|---' * len(head)}|")
-    for kind, (waits, faults, dropped) in beside.items():
-        found["faults"] += faults
+    for kind, (waits, faults, dropped) in slow_runs.items():
+        load["faults"] += faults
         row = {"dropped": dropped, "answers": len(waits), "failed": faults.total()}
         numbers[kind] = row | {
             "p50_ms": statistics.median(waits) * 1e3,
             "most_ms": max(waits) * 1e3,
         }
         print(Table.row([kind, *(f"{number:,.0f}" for number in numbers[kind].values())]))
-    for fault, count in found["faults"].most_common(5):
+    for fault, count in load["faults"].most_common(5):
         print(f"{count:,} × {fault}")
-    print(f"\n{found['faults'].total():,} errors")
-    if asked.json:
-        asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
-    return 1 if found["faults"] else 0
+    print(f"\n{load['faults'].total():,} errors")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
+    return 1 if load["faults"] else 0
 
 
-def shown_pictures(place: str) -> list[float]:
-    """Seconds that the pictures of a page take over one connection, again and again."""
-    line, took = HTTPConnection(place, timeout=START_S), []
+def time_pictures(netloc: str) -> list[float]:
+    """Returns the seconds that a page's pictures take over one connection, for several loads."""
+    line, seconds = HTTPConnection(netloc, timeout=START_S), []
     for _ in range(21):
         begin = time.perf_counter()
-        for number in range(SHOWN):
+        for number in range(PICTURES):
             line.request("GET", f"/api/picture/{number}")
             answer = line.getresponse()
             assert answer.read() and answer.status == 200
-        took.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin)
     line.close()
-    return took[1:]  # the first time they are made
+    return seconds[1:]  # the first time they are made
 
 
 def honest_waits(
-    place: str, slow: int, kind: str, seconds: float
+    netloc: str, slow: int, kind: str, seconds: float
 ) -> tuple[list[float], Counter[str], int]:
-    """Seconds of each answer that an honest client waits for, by a connection of its own; what went
-    wrong with some; and how often slow clients were dropped."""
-    crowd = SlowClients(place, slow, kind)
+    """Returns an honest client's seconds for each answer, on a new connection each; the faults; and
+    how often slow clients were dropped."""
+    crowd = SlowClients(netloc, slow, kind)
     crowd.start()
     waits, faults, until = [], Counter[str](), time.perf_counter() + seconds
     while time.perf_counter() < until:
         for path in ("/", "/api/picture/3", "/api/neighbours?key=000007"):
-            begin, line = time.perf_counter(), HTTPConnection(place, timeout=START_S)
+            begin, line = time.perf_counter(), HTTPConnection(netloc, timeout=START_S)
             try:
                 line.request("GET", path)
                 answer = line.getresponse()
@@ -229,8 +241,8 @@ def honest_waits(
     return waits, faults, crowd.dropped
 
 
-def faces(folder: Path) -> Path:
-    """An index of drawn vectors over drawn faces."""
+def faces_index(folder: Path) -> Path:
+    """Builds an index of drawn vectors over drawn faces."""
     build(make("faces", {"train": FACES, "test": 0}), folder / "faces", progress=False)
     keys = [f"{number:06d}" for number in range(1, FACES + 1)]
     write_embeddings(folder / "of faces", FACES, 128, str(folder / "faces"), keys)
@@ -239,8 +251,8 @@ def faces(folder: Path) -> Path:
     return folder / "index of faces"
 
 
-def drawn(folder: Path, rows: int) -> Path:
-    """An index of drawn vectors of 128 dimensions."""
+def drawn_index(folder: Path, rows: int) -> Path:
+    """Builds an index of drawn vectors of 128 dimensions."""
     write_embeddings(folder / "vectors", rows, 128)
     build_index(Embeddings.open(folder / "vectors"), folder / "index", progress=False)
     return folder / "index"

@@ -26,10 +26,12 @@ def build_pictures(folder: Path, count: int, celeba: Path | None, side: int, wor
         source = make("faces", {"train": count, "test": 0, "size": side})
     else:
         lines = (celeba.parent / "list_attr_celeba.txt").read_text().splitlines()
-        some = lines[2 : 2 + count]
+        attribute_lines = lines[2 : 2 + count]
         folder.mkdir(parents=True)
         attributes = folder.with_name("attributes.txt")
-        attributes.write_text("\n".join([str(len(some)), lines[1], *some, ""]))
+        attributes.write_text(
+            "\n".join([str(len(attribute_lines)), lines[1], *attribute_lines, ""])
+        )
         options = {"images": celeba, "attributes": attributes, "missing": "leave_out"}
         source = make("celeba", options)
     build(source, folder, shard_rows=max(1, min(1000, count // 4)), workers=workers, progress=False)
@@ -95,12 +97,12 @@ def open_set(folder: Path, views: list[str], batch: int, size: int | None, worke
 
 def payloads(folder: Path) -> list[bytes]:
     """The bytes of every picture, in the order of the shards."""
-    found = []
+    pictures = []
     for shard, index in zip((reader := Reader(folder)).shards, reader.indexes, strict=True):
         data = (folder / shard.file).read_bytes()
-        places = zip(index.offsets[:, 0].tolist(), index.lengths[:, 0].tolist(), strict=True)
-        found += [data[offset : offset + length] for offset, length in places]
-    return found
+        extents = zip(index.offsets[:, 0].tolist(), index.lengths[:, 0].tolist(), strict=True)
+        pictures += [data[offset : offset + length] for offset, length in extents]
+    return pictures
 
 
 def write_files(shards: Path, folder: Path) -> None:
@@ -127,9 +129,9 @@ def write_members(shards: Path, folder: Path, count: int) -> None:
     rows = reader.split_rows(reader.splits[0])[:count]
     arrays = {f"{v.name}.npy": reader.read(v.name, rows) for v in reader.manifest.views}
     arrays["labels.npy"] = reader.labels(rows)
-    for number, part in enumerate(np.array_split(np.arange(len(rows)), TARS)):
+    for number, tar_rows in enumerate(np.array_split(np.arange(len(rows)), TARS)):
         with tarfile.open(folder / f"{number:06d}.tar", "w") as tar:
-            for row in part.tolist():
+            for row in tar_rows.tolist():
                 for suffix, array in arrays.items():
                     payload = npy(array[row])
                     info = tarfile.TarInfo(f"{row:06d}.{suffix}")

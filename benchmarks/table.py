@@ -12,7 +12,7 @@ from benchmarks.workloads import TERMS
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement; `rows` samples are anchors, or all."""
+    """One measurement; `rows` samples are anchors, or all if it is None."""
 
     term: str
     method: str
@@ -32,13 +32,13 @@ Line = tuple[Case, Sequence[str]]  # ours, and the methods beside it
 
 
 class Table:
-    """Markdown, a line at a time, with notes on what is missing; and the numbers of each line."""
+    """A Markdown table, line by line, with notes on missing numbers; and each line's numbers."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        asked = {method for _, methods in lines for method in methods}
+        requested = {method for _, methods in lines for method in methods}
         self.cuda = lines[0][0].device == "cuda"
-        every = ("ours", "dense", "compiled", "inf-cl", "siglip-kernel")
-        self.methods = [m for m in every if m in asked | {"ours"}]
+        order = ("ours", "dense", "compiled", "inf-cl", "siglip-kernel")
+        self.methods = [m for m in order if m in requested | {"ours"}]
         self.unit, self.scale = ("ms", 1e3) if self.cuda else ("s", 1.0)
         self.notes: list[str] = []
         self.numbers: list[dict[str, Any]] = []
@@ -67,9 +67,9 @@ class Table:
         if self.cuda:
             cells += [number(e, ".0e") for e in (ours.loss_error, ours.gradient_error)]
         numbers = {**asdict(case), "anchors": anchors, "keys": keys, "products_s": products}
-        numbers |= {"floor_s": bound} | {m: known(asdict(o)) for m, o in outcomes.items()}
+        numbers |= {"floor_s": bound} | {m: finite(asdict(o)) for m, o in outcomes.items()}
         del numbers["method"]
-        self.numbers.append(known(numbers))
+        self.numbers.append(finite(numbers))
         return self.row(cells)
 
     def seconds(self, outcome: Outcome) -> str:
@@ -90,11 +90,11 @@ class Table:
         return f"| {' | '.join(cells)} |"
 
 
-def number(x: float, how: str) -> str:
-    return "–" if math.isnan(x) else format(x, how)
+def number(x: float, spec: str) -> str:
+    return "–" if math.isnan(x) else format(x, spec)
 
 
-def known(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Without what JSON has no word for, and without reasons where there are none."""
+def finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Drops values that JSON cannot express, and empty reasons."""
     nan = {name for name, x in numbers.items() if isinstance(x, float) and not math.isfinite(x)}
     return {name: x for name, x in numbers.items() if name not in nan and x != ""}

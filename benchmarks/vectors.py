@@ -38,8 +38,10 @@ def draw(rows: int, dim: int, seed: int = 0) -> Iterator[NDArray[np.float32]]:
         cluster = rng.integers(0, CLUSTERS, count)
         out = centres[cluster] + 0.05 * rng.standard_normal((count, dim), dtype=np.float32)
         for number, plane in enumerate(planes):
-            mine = np.flatnonzero(cluster % len(planes) == number)
-            out[mine] += 0.6 * rng.standard_normal((len(mine), inner), dtype=np.float32) @ plane
+            rows_of_plane = np.flatnonzero(cluster % len(planes) == number)
+            out[rows_of_plane] += (
+                0.6 * rng.standard_normal((len(rows_of_plane), inner), dtype=np.float32) @ plane
+            )
         yield out
 
 
@@ -51,21 +53,21 @@ def write_embeddings(
     keys: Sequence[str] = (),
     labels: int = 0,
 ) -> None:
-    """A folder of drawn vectors, as `heron embed` writes one; of shards that have these keys.
+    """Writes a folder of drawn vectors, as `heron embed` would for shards with these keys.
 
     With labels, each sample has some, the first of them most often.
     """
     (folder / "hidden").mkdir(parents=True)
-    parts = []
+    part_records = []
     for number, vectors in enumerate(draw(rows, dim)):
         path = folder / part_name("hidden", number)
         np.save(path, vectors, allow_pickle=False)
-        parts.append(Part(count=len(vectors), files={"hidden": FileSum.of(path)}))
-    named = keys or [f"{row:08d}" for row in range(rows)]
+        part_records.append(Part(count=len(vectors), files={"hidden": FileSum.of(path)}))
+    key_texts = keys or [f"{row:08d}" for row in range(rows)]
     share = np.linspace(0.6, 0.05, labels)
     targets = (np.random.default_rng(2).random((rows, labels)) < share).astype(np.uint8)
     samples = Samples(
-        np.array(named, np.bytes_),
+        np.array(key_texts, np.bytes_),
         np.arange(rows, dtype=np.int64),
         targets,
         np.full(rows, bool(labels)),
@@ -81,7 +83,7 @@ def write_embeddings(
         precision="fp32",
         rows=rows,
         layers={"hidden": LayerRecord(dim=dim, dtype="float32", views=1)},
-        parts=parts,
+        parts=part_records,
         samples=samples.save(folder),
         lost={},
     ).write(folder / MANIFEST)
@@ -98,12 +100,12 @@ def index_million(folder: Path, out: Path, budget: int) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     index = build_index(embeddings, out, memory_bytes=budget, progress=False)
     peak = resident("VmHWM") - before
-    manifest, took = index.manifest, []
+    manifest, seconds = index.manifest, []
     assert manifest.recall is not None
     for first in range(0, len(queries), 64):
         begin = time.perf_counter()
         index.search(queries[first : first + 64], 10)
-        took.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin)
     return {
         "kind": manifest.kind,
         "why": manifest.plan.why,
@@ -113,12 +115,12 @@ def index_million(folder: Path, out: Path, budget: int) -> dict[str, Any]:
         "recall": manifest.recall.value,
         "target": manifest.recall.target,
         "setting": ", ".join(f"{name} {value}" for name, value in manifest.search.items()),
-        "ms": 1e3 * statistics.median(took) / 64,
+        "ms": 1e3 * statistics.median(seconds) / 64,
         "seconds": manifest.seconds,
     }
 
 
 def resident(field: str) -> int:
-    """Bytes of this process: `VmRSS` now, `VmHWM` at most."""
+    """Returns bytes of this process: `VmRSS` is the current size, `VmHWM` the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""What verification costs: opening a folder unverified, verified for the first time, and again.
+"""The cost of verification: a folder opened unverified, verified for the first time, and again.
 
     python -m benchmarks.verified --megabytes 1000
     python -m benchmarks.verified --megabytes 100 --of index
@@ -62,25 +62,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--of", choices=["data", "index"], default="data")
-    given = parser.parse_args()
-    rows = given.megabytes * 10**6 // (4 * WIDTH)
-    begin, work = (make_data, open_data) if given.of == "data" else (make_index, Index.open)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    arguments = parser.parse_args()
+    rows = arguments.megabytes * 10**6 // (4 * WIDTH)
+    make_folder, open_folder = (
+        (make_data, open_data) if arguments.of == "data" else (make_index, Index.open)
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         os.environ["HERON_CACHE"] = str(folder / "cache")
-        begin(folder, rows)
+        make_folder(folder, rows)
         (folder / "cache" / VERIFIED).unlink(missing_ok=True)
-        first = seconds(work, folder / "made", True)
+        first_seconds = seconds(open_folder, folder / "made", True)
         assert (folder / "cache" / VERIFIED).exists()
         turns = list[tuple[float, float]]()
         for _ in range(ROUNDS):
             turns.append(
-                (seconds(work, folder / "made", False), seconds(work, folder / "made", True))
+                (
+                    seconds(open_folder, folder / "made", False),
+                    seconds(open_folder, folder / "made", True),
+                )
             )
-        without, again = (statistics.median(column) for column in zip(*turns, strict=True))
+        unverified, verified = (statistics.median(column) for column in zip(*turns, strict=True))
         print(
-            f"{given.of} of {rows:,} rows: unverified {1e3 * without:.1f} ms; verified for the "
-            f"first time {1e3 * first:.0f} ms, again {1e3 * again:.1f} ms: {again / without:.2f} "
+            f"{arguments.of} of {rows:,} rows: unverified {1e3 * unverified:.1f} ms; "
+            f"verified for the first time {1e3 * first_seconds:.0f} ms, again "
+            f"{1e3 * verified:.1f} ms: {verified / unverified:.2f} "
             "times the unverified"
         )
 

@@ -41,8 +41,8 @@ class Draw:
 
     def vectors(self, rows: int | None = None, *, grad: bool = True) -> Tensor:
         shape = rows or self.size, self.dim
-        drawn = torch.randn(shape, generator=self.source, device=self.device)
-        return drawn.requires_grad_(grad)
+        x = torch.randn(shape, generator=self.source, device=self.device)
+        return x.requires_grad_(grad)
 
     def uniform(self, rows: int, columns: int) -> Tensor:
         return torch.rand(rows, columns, generator=self.source, device=self.device)
@@ -115,27 +115,27 @@ def draw_labels(draw: Draw) -> Inputs:
     return {"s": draw.vectors(), "y": y}
 
 
-def inf_cl(anchors: Tensor, keys: Tensor, own: Tensor) -> Tensor:
+def inf_cl(anchors: Tensor, keys: Tensor, positive: Tensor) -> Tensor:
     """Inf-CL's InfoNCE; 1 / tau is inside the anchors."""
     package = importlib.import_module("inf_cl")
     head = math.gcd(anchors.shape[1], 256)  # its kernels take a power of two at a time
-    loss: Tensor = package.cal_inf_loss(anchors, keys, labels=own, head_dim=head)
+    loss: Tensor = package.cal_inf_loss(anchors, keys, labels=positive, head_dim=head)
     return loss
 
 
 def inf_cl_of_cmc(z: list[Tensor], *, tau: float, rows: slice = slice(None)) -> Tensor:
     """The same loss as `cmc`."""
-    one, two = (unit(view) for view in z)
-    own = torch.arange(len(one), device=one.device)[rows]
-    return (inf_cl(one[rows] / tau, two, own) + inf_cl(two[rows] / tau, one, own)) / 2
+    z1, z2 = (unit(view) for view in z)
+    positive = torch.arange(len(z1), device=z1.device)[rows]
+    return (inf_cl(z1[rows] / tau, z2, positive) + inf_cl(z2[rows] / tau, z1, positive)) / 2
 
 
 def inf_cl_of_nt_xent(z: list[Tensor], *, tau: float, rows: slice = slice(None)) -> Tensor:
     """`nt_xent` but for the anchor itself, which Inf-CL cannot leave out of its keys."""
     views, batch = [unit(view) for view in z], len(z[0])
-    own = torch.arange(batch, device=views[0].device)[rows]
+    positive = torch.arange(batch, device=views[0].device)[rows]
     anchors = torch.cat([view[rows] for view in views]) / tau
-    return inf_cl(anchors, torch.cat(views), torch.cat([own + batch, own]))
+    return inf_cl(anchors, torch.cat(views), torch.cat([positive + batch, positive]))
 
 
 def siglip_of_views(z: list[Tensor], *, tau: float) -> Tensor:

@@ -13,12 +13,12 @@ from benchmarks.isolation import OUT_OF_MEMORY, Outcome, alone
 from benchmarks.objectives import (
     Bench,
     double,
-    every,
     forward_backward,
     measure,
     parse,
     plan,
     report,
+    tensors_of,
 )
 from benchmarks.rates import Rates, rates
 from benchmarks.table import Case
@@ -37,7 +37,7 @@ def test_dense_is_ours(name: str) -> None:
         forward_backward(replace(CASE, term=name, method=method), inputs)()
         for method in ("ours", "dense")
     )
-    assert len(ours) == 1 + sum(x.requires_grad for x in every(inputs)) >= 2
+    assert len(ours) == 1 + sum(x.requires_grad for x in tensors_of(inputs)) >= 2
     for found, expected in zip(ours, dense, strict=True):
         assert float(expected.abs().max()) > 1e-4
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)

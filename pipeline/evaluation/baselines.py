@@ -1,4 +1,4 @@
-"""What simpler methods reach on the same labels: logistic regression, and the plain network."""
+"""Baselines on the same labels: logistic regression, and the plain network."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from heron.pipeline.evaluation.metrics import Scores, multi_label_scores
 from heron.pipeline.evaluation.probe import fit_logistic
 
 FOLDS = 5
-COMPONENTS = (50, 150, 1000)  # the last is all that a few hundred labelled rows have
+COMPONENTS = (50, 150, 1000)  # the last means all, for a few hundred labelled rows
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C, the inverse of the L2 penalty's weight
 SUMMARISED = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
 ITERATIONS = 300
@@ -33,30 +33,30 @@ def compare(
     scores: Scores,  # of the run itself
     train: Callable[[Config], Mapping[str, Any]],  # trains, and returns what result.json holds
 ) -> Scores:
-    """Returns scores of the baselines on a run's test rows; every process must call it.
+    """Scores the baselines on a run's test rows; every process must call it.
 
     The plain network is the experiment with the classifier's term alone, trained by the same code
-    in the run's folder `plain`. It is left out where the experiment has no such term, and is the
-    run itself where it has no other. Scores are named `plain_...` and `logistic_...`, beside what
-    cross-validation chose.
+    in the run's subfolder `plain`. An experiment without such a term has no plain network; one
+    without any other term is its own. Scores are named `plain_...` and `logistic_...`, the latter
+    with the options that cross-validation chose.
     """
     if not len(roles.test) or not len(roles.labelled):
         return {}
     baselines = {}
     if config.evaluate.baselines != "plain":
         baselines = {f"logistic_{k}": v for k, v in _logistic_scores(evaluator, roles).items()}
-    alone = plain(config)
-    if alone is None:
+    plain_config = plain(config)
+    if plain_config is None:
         return baselines
-    same = alone.objective == config.objective
-    reached = scores if same else train(alone)
-    return baselines | {f"plain_{k}": reached[k] for k in scores if k in reached}
+    same = plain_config.objective == config.objective
+    plain_scores = scores if same else train(plain_config)
+    return baselines | {f"plain_{k}": plain_scores[k] for k in scores if k in plain_scores}
 
 
 def plain(config: Config) -> Config | None:
-    """Returns the experiment with the classifier's term alone; None where it has no such term.
+    """Returns the experiment with the classifier's term alone; None if it has no such term.
 
-    It has no projections, so that it is asked for nothing of them.
+    Settings that need projections are switched off, since it has none.
     """
     tree = config.model_dump(mode="json")
     terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}
@@ -85,22 +85,22 @@ def other_seeds(config: Config) -> list[Config]:
 def summary(
     results: Sequence[Mapping[str, Any]], name: str
 ) -> tuple[list[str], list[list[str]]] | None:
-    """Returns heads and lines of a table of a run's scores, which has a `name`, and its baselines'.
+    """Returns head and rows of a table of the run `name` and its baselines; None without scores.
 
-    Of several results, a seed each, they are means and standard deviations. None without scores.
+    For several results, one per seed, cells are means and standard deviations.
     """
     rows = {name: "", f"{name}, validation": "validation_", "the plain network": "plain_"}
     rows["logistic regression"] = "logistic_"
-    found = {
-        (title, score): [one[prefix + score] for one in results if prefix + score in one]
+    values = {
+        (title, score): [result[prefix + score] for result in results if prefix + score in result]
         for title, prefix in rows.items()
         for score in SUMMARISED
     }
-    scores = [k for k in SUMMARISED if any(found[title, k] for title in rows)]
+    scores = [k for k in SUMMARISED if any(values[title, k] for title in rows)]
     lines = [
-        [title, *(_mean_std(found[title, k]) for k in scores)]
+        [title, *(_mean_std(values[title, k]) for k in scores)]
         for title in rows
-        if any(found[title, k] for k in scores)
+        if any(values[title, k] for k in scores)
     ]
     return (["", *scores], lines) if lines else None
 
@@ -113,32 +113,36 @@ def _mean_std(values: Sequence[float]) -> str:
 
 
 def logistic_regression(
-    x: NDArray[Any],  # of the training rows, [rows, views, width]; of unlike widths one view
-    y: NDArray[np.float32],  # 0/1, [rows, labels]; one that all rows share is predicted as it is
-    others: NDArray[Any],  # of the rows to predict, [others, views, width]
-    exclusive: bool,  # of the labels a row has one: one multinomial classifier
+    x: NDArray[Any],  # training rows, [rows, views, width]; views of unlike widths as one view
+    y: NDArray[np.float32],  # 0/1, [rows, labels]; a label that all rows share is predicted as is
+    queries: NDArray[Any],  # rows to predict, [queries, views, width]
+    exclusive: bool,  # a row has exactly one label: train one multinomial classifier
 ) -> tuple[NDArray[np.float32], dict[str, float]]:
     """Trains logistic regression on the principal components of standardised inputs.
 
-    A row is its views side by side, or each view is a row of its own and the mean of their
-    probabilities is the row's: the views then share the weights, as they may share an encoder. This
-    choice, the number of components and C are those of the best mean AUC over labels of the rows
-    that each of 5 folds of the training rows holds out; all is fitted without them. Returns
-    probabilities [others, labels], and `components`, `c` and `shared` (0 or 1) as chosen.
+    Either a row is its views side by side, or each view is a row of its own and the probabilities
+    of a row's views are averaged: the views then share weights, as they may share an encoder. This
+    choice, the number of components and C are chosen by the mean AUC over labels in 5-fold
+    cross-validation of the training rows.
+
+    Returns:
+        Probabilities [queries, labels], and the chosen `components`, `c` and `shared` (0 or 1).
     """
-    from sklearn.model_selection import KFold  # here and below: it takes as long as half of torch
+    from sklearn.model_selection import KFold  # imported late: it takes half as long as torch
 
     layouts = (False,) if x.shape[1] == 1 else (False, True)
     choices = list(product(layouts, COMPONENTS, STRENGTHS))
-    held = {choice: np.zeros_like(y) for choice in choices}
+    held_out = {choice: np.zeros_like(y) for choice in choices}
     if len(x) > 1:
-        for train, rest in KFold(min(FOLDS, len(x)), shuffle=True, random_state=0).split(x):
-            predictions = _predict(x[train], y[train], x[rest], exclusive, choices)
+        for train, held_rows in KFold(min(FOLDS, len(x)), shuffle=True, random_state=0).split(x):
+            predictions = _predict(x[train], y[train], x[held_rows], exclusive, choices)
             for choice, probability in zip(choices, predictions, strict=True):
-                held[choice][rest] = probability
-    means = {choice: multi_label_scores(out, y, 0.5)["auc_macro"] for choice, out in held.items()}
+                held_out[choice][held_rows] = probability
+    means = {
+        choice: multi_label_scores(out, y, 0.5)["auc_macro"] for choice, out in held_out.items()
+    }
     best = max(choices, key=lambda choice: means[choice])
-    (probability,) = _predict(x, y, others, exclusive, [best])
+    (probability,) = _predict(x, y, queries, exclusive, [best])
     shared, k, c = best
     rows = len(x) * (x.shape[1] if shared else 1)
     return probability, {
@@ -151,40 +155,40 @@ def logistic_regression(
 def _predict(
     x: NDArray[Any],
     y: NDArray[np.float32],
-    others: NDArray[Any],
+    queries: NDArray[Any],
     exclusive: bool,
     choices: Sequence[Choice],
 ) -> Iterator[NDArray[np.float32]]:
-    """Yields the probabilities [others, labels] of each choice in turn."""
+    """Yields the probabilities [queries, labels] of each choice in turn."""
     fitted: dict[bool, tuple[Matrix, Matrix]] = {}
     predicted: dict[Choice, NDArray[np.float32]] = {}
     for shared, k, c in choices:
         views = x.shape[1] if shared else 1
         if shared not in fitted:
-            fitted[shared] = _components(*(a.reshape(len(a) * views, -1) for a in (x, others)))
-        inputs, queries = (rows[:, :k] for rows in fitted[shared])
+            fitted[shared] = _components(*(a.reshape(len(a) * views, -1) for a in (x, queries)))
+        inputs, query_components = (rows[:, :k] for rows in fitted[shared])
         choice = shared, inputs.shape[1], c  # few rows have fewer components than k
         if choice not in predicted:
             predict = fit_logistic(inputs, y.repeat(views, 0), exclusive, c, ITERATIONS)
-            predicted[choice] = predict(queries).reshape(len(others), views, -1).mean(1)
+            predicted[choice] = predict(query_components).reshape(len(queries), views, -1).mean(1)
         yield predicted[choice]
 
 
-def _components(x: NDArray[Any], others: NDArray[Any]) -> tuple[Matrix, Matrix]:
-    """Returns both in the principal components of the first, the largest first."""
+def _components(x: NDArray[Any], queries: NDArray[Any]) -> tuple[Matrix, Matrix]:
+    """Projects both onto the principal components of `x`, the largest first."""
     from sklearn.decomposition import PCA
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    if not np.ptp(x, 0).any():  # one row, or rows that are alike: there is no component
-        return np.zeros((len(x), 1)), np.zeros((len(others), 1))
+    if not np.ptp(x, 0).any():  # one row, or equal rows: there is no component
+        return np.zeros((len(x), 1)), np.zeros((len(queries), 1))
     pca = PCA(min(max(COMPONENTS), *x.shape), svd_solver="full")
     components = make_pipeline(StandardScaler(), pca).fit(x)
-    return components.transform(x), components.transform(others)
+    return components.transform(x), components.transform(queries)
 
 
 def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
-    """Returns scores of logistic regression on the inputs; the main process computes them."""
+    """Scores logistic regression on the inputs; the main process computes it for all."""
     scores: dict[str, float] = {}
     if rank() == 0:
         with evaluator.watchdog.busy():
@@ -192,19 +196,23 @@ def _logistic_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
             labelled, test, *validation = map(evaluator.inputs, asked)
             if len(labelled.y) and len(test.y):
                 assert labelled.hidden is not None
-                others = [one.hidden for one in (test, *validation) if one.hidden is not None]
+                query_inputs = [
+                    predictions.hidden
+                    for predictions in (test, *validation)
+                    if predictions.hidden is not None
+                ]
                 shapes = evaluator.views.shapes
                 views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
                 probability, chosen = logistic_regression(
                     labelled.hidden.reshape(len(labelled.y), views, -1),
                     labelled.y,
-                    np.concatenate(others).reshape(sum(map(len, others)), views, -1),
+                    np.concatenate(query_inputs).reshape(sum(map(len, query_inputs)), views, -1),
                     evaluator.exclusive,
                 )
-                parts = np.split(probability, [len(test.y)])
-                fitted = [replace(one, probability=parts[1]) for one in validation]
+                split = np.split(probability, [len(test.y)])
+                fitted = [replace(predictions, probability=split[1]) for predictions in validation]
                 threshold = evaluator.threshold(fitted[0] if fitted else None)
-                test = replace(test, probability=parts[0])
+                test = replace(test, probability=split[0])
                 scores = evaluator.score(test, threshold) | chosen
-    shared: dict[str, float] = broadcast_object(scores)
-    return shared
+    broadcast: dict[str, float] = broadcast_object(scores)
+    return broadcast

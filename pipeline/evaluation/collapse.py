@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-ROWS = 2048  # at most so many rows are compared with each other
+ROWS = 2048  # at most this many rows are compared with each other
 UNIFORMITY_LIMIT = -0.1  # a mean squared distance of about 0.05, a mean cosine of 0.975
 RANK_LIMIT = 1.5  # halfway between a line and a plane
 
@@ -24,10 +24,10 @@ def measure(
 ) -> dict[str, float]:
     """Measures a batch's embeddings after L2 normalisation, which is all that a cosine loss sees.
 
-    A view is measured by itself: encoders of different views may each map all rows to a point of
-    their own, and pooled these would look spread. The worst view counts, so that one collapsed
-    view shows: the largest uniformity and the smallest effective rank. Beyond `ROWS` rows these
-    two look at `ROWS` of them, evenly spaced; alignment looks at all.
+    Each view is measured by itself: the encoders of two views may each map all rows to a point of
+    their own, and pooled these would look spread out. The worst view counts: the largest uniformity
+    and the smallest effective rank. These two use at most `ROWS` evenly spaced rows; alignment uses
+    all rows.
 
     Args:
         views: the projections z of every view, of all processes; any floating type.
@@ -46,15 +46,17 @@ def measure(
         raise ValueError(f"views are of shapes {shapes}; expected one or more of one [rows, dim]")
     finite = all(bool(z.isfinite().all()) for z in views)
     units = [_unit(z) for z in views]
-    whole = present is None or bool(present.all())
-    there = views[0].new_ones(len(views[0]), len(views)) > 0 if present is None else present
-    alone = units if whole else [x[has] for x, has in zip(units, there.T, strict=True)]
-    sampled = [x[_evenly(len(x), x.device)].double() for x in alone if len(x)]
+    all_present = present is None or bool(present.all())
+    has_view = views[0].new_ones(len(views[0]), len(views)) > 0 if present is None else present
+    present_rows = (
+        units if all_present else [x[in_view] for x, in_view in zip(units, has_view.T, strict=True)]
+    )
+    sampled = [x[_evenly(len(x), x.device)].double() for x in present_rows if len(x)]
     values = {}
     pairs = [
-        alignment(units[u], units[v]) if whole else alignment(units[u][both], units[v][both])
+        alignment(units[u], units[v]) if all_present else alignment(units[u][both], units[v][both])
         for u, v in itertools.combinations(range(len(units)), 2)
-        if (both := there[:, u] & there[:, v]).any()
+        if (both := has_view[:, u] & has_view[:, v]).any()
     ]
     if pairs:
         values["alignment"] = math.fsum(pairs) / len(pairs) if finite else math.nan
@@ -64,14 +66,14 @@ def measure(
 
 
 def collapsed(measures: dict[str, float]) -> str:
-    """Says why the measured embeddings have collapsed; empty, so false, where they have not.
+    """Says why the measured embeddings have collapsed; empty if they have not.
 
-    A uniformity above -0.1: nearly all rows are at one point (rows spread over a circle have -1.6,
-    over a sphere in many dimensions nearly -4, rows shared out to two opposite points -0.7).
-    An effective rank below 1.5: the rows are on one line through the origin (random directions of
-    a plane have 2). Both are loose, to spare a run that has only begun. One row, or two classes
-    that are two opposite points, as they may be at the end of a supervised run, are called
-    collapsed as well. A NaN is not: it is no measure, and stops a run elsewhere.
+    Uniformity above -0.1 means that nearly all rows are at one point (rows spread over a circle
+    have -1.6, over a sphere in many dimensions nearly -4, over two opposite points -0.7). Effective
+    rank below 1.5 means that the rows lie on one line through the origin (random directions in a
+    plane have 2). Both limits are loose, to spare a run that has only begun. A single row, or two
+    classes at two opposite points, as a supervised run may end, also count as collapsed. NaN does
+    not: it stops the run elsewhere.
     """
     reasons = []
     if (value := measures["uniformity"]) > UNIFORMITY_LIMIT:
@@ -102,15 +104,15 @@ def uniformity(x: Float[Tensor, "rows dim"], strip: int = 256) -> float:
         strip: rows that are compared with all others at a time.
 
     Returns:
-        The measure; 0 for one row, which has no pair to be told from a point.
+        The measure; 0 for one row, which has no pairs.
     """
     rows = len(x)
     if rows == 1:
         return 0.0
     norms, total = x.square().sum(1), x.new_zeros(())
     for start in range(0, rows, strip):
-        rows_here = slice(start, start + strip)
-        squares = norms[rows_here, None] + norms[start:] - 2 * x[rows_here] @ x[start:].T
+        block = slice(start, start + strip)
+        squares = norms[block, None] + norms[start:] - 2 * x[block] @ x[start:].T
         total += torch.exp(-2 * squares.clamp_min(0)).triu(1).sum()
     return float((total / (rows * (rows - 1) / 2)).log())
 
@@ -133,7 +135,7 @@ def effective_rank(x: Float[Tensor, "rows dim"]) -> float:
         x: vectors, in float64; a row may be zero.
 
     Returns:
-        The measure; 1 for a matrix of zeros, which has no singular values to share out.
+        The measure; 1 for a matrix of zeros, which has no positive singular value.
     """
     gram = x.T @ x if x.shape[1] <= len(x) else x @ x.T
     values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
@@ -142,9 +144,9 @@ def effective_rank(x: Float[Tensor, "rows dim"]) -> float:
 
 
 def _unit(z: Tensor) -> Tensor:
-    """Returns rows of length one in float32; a row of zeros stays one."""
+    """Returns rows of length one in float32; a row of zeros stays zero."""
     z = z.float()
-    # The largest entry goes first, lest squares over- or underflow.
+    # Divide by the largest entry first, so that squares neither over- nor underflow.
     z = z / z.abs().amax(1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
     return torch.nn.functional.normalize(z, dim=1)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 AT = 1, 5, 10
-STRIP = 1 << 22  # cosines at a time
-TIE = 1e-6  # cosines so near are equal: rounding, which hangs on the batch, decides nothing
+STRIP = 1 << 22  # cosines computed at a time
+TIE = 1e-6  # cosines this close are ties, so that rounding, which depends on the batch, has no say
 
 
 def cross_view_recalls(
@@ -17,39 +17,39 @@ def cross_view_recalls(
     names: Sequence[str],  # of the views
     present: Bool[Tensor, "rows views"] | None = None,  # which views each row has
 ) -> dict[str, float]:
-    """Returns recall@k of each view's rows by each other view's, as `recall@10_caption_image`.
+    """Returns recall@k from each view to each other view, such as `recall@10_caption_image`.
 
-    A row's query (its projection in the first view) finds the row where fewer than k other rows
-    have a cosine with it, in the second view, that is as large as the row's own: of ties none
-    counts for it, so that equal vectors find nothing, nor do those with NaN. By chance it is
-    k / rows. Queries are rows that have both views, among rows that have the second.
+    A row's projection in the first view is the query. It finds its row if fewer than k other rows
+    have, in the second view, a cosine at least as large as the row's own. Ties count against the
+    query, and so does NaN: equal vectors find nothing. Chance level is k / rows. Queries are the
+    rows that have both views; candidates are the rows that have the second.
     """
     unit = [normalize(view.double(), dim=1) for view in views]
-    found = {}
+    recalls = {}
     for u, name in enumerate(names):
         for v, other in enumerate(names):
             if present is None:
                 queries, keys = unit[u], unit[v]
             else:  # the keys of the queries come first
-                both, alone = present[:, u] & present[:, v], present[:, v] & ~present[:, u]
-                queries, keys = unit[u][both], torch.cat([unit[v][both], unit[v][alone]])
+                both, keys_only = present[:, u] & present[:, v], present[:, v] & ~present[:, u]
+                queries, keys = unit[u][both], torch.cat([unit[v][both], unit[v][keys_only]])
             if u != v and len(queries):
                 ranks = _ranks(queries, keys)
                 for k in AT:
-                    found[f"recall@{k}_{name}_{other}"] = float((ranks < k).double().mean())
-    return found
+                    recalls[f"recall@{k}_{name}_{other}"] = float((ranks < k).double().mean())
+    return recalls
 
 
 def _ranks(queries: Tensor, keys: Tensor) -> Tensor:
-    """Returns how many other keys are as near to each query as its own, [queries].
+    """Counts the keys that are at least as near to each query as its own key, [queries].
 
-    The first keys are the queries' own.
+    The first keys belong to the queries, in order.
     """
     own = (queries * keys[: len(queries)]).sum(1)
     ranks = []
     for rows in torch.split(torch.arange(len(queries)), max(1, STRIP // len(keys))):
         cosines = queries[rows] @ keys.T
-        near = ~(cosines < own[rows, None] - TIE)  # NaN is: it may not find
+        near = ~(cosines < own[rows, None] - TIE)  # True for NaN, which must not count as found
         near[torch.arange(len(rows)), rows] = False
         ranks.append(near.sum(1))
     return torch.cat(ranks)

@@ -1,4 +1,4 @@
-"""Predictions for the rows of a role: each row once, on whichever process, in order."""
+"""Predicts and scores the rows of a role: each row once, in order, on any number of processes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -37,23 +37,23 @@ from heron.pipeline.evaluation.metrics import (
 from heron.pipeline.evaluation.probe import linear_probe, support_vectors
 from heron.pipeline.models.heterogeneous import Features, Heterogeneous
 
-Columns = Callable[[NDArray[Any]], NDArray[Any]]  # of some numbers of each row, [rows, numbers]
+Columns = Callable[[NDArray[Any]], NDArray[Any]]  # makes columns [rows, columns] of a view's rows
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The model's outputs of some rows, on every process."""
+    """What the model predicts for some rows; every process holds all of it."""
 
     probability: NDArray[np.float32] | None  # [rows, labels]; None: no classifier and no probe
-    hidden: NDArray[np.float32] | None  # S of the classified views, [rows, width]; None: not asked
-    y: NDArray[np.float32]  # their labels as 0/1, [rows, labels]
-    rows: Rows  # their numbers, [rows]: those asked for, without what could not be read
-    projections: list[NDArray[np.float32]] = field(default_factory=list)  # z of each, if asked for
+    hidden: NDArray[np.float32] | None  # S of the classified views, [rows, width]; None: not wanted
+    y: NDArray[np.float32]  # labels as 0/1, [rows, labels]
+    rows: Rows  # row numbers, [rows], without rows that could not be read
+    projections: list[NDArray[np.float32]] = field(default_factory=list)  # z of each view
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a model on rows of a data set, as `config` says; tells `watchdog` of its progress."""
+    """Scores a model on rows of a data set as `config` says; reports progress to `watchdog`."""
 
     reader: Reader
     views: Views
@@ -61,12 +61,12 @@ class Evaluator:
     watchdog: Watchdog = field(default_factory=lambda: Watchdog(math.inf))
 
     def __post_init__(self) -> None:
-        """Refuses what cannot score.
+        """Refuses settings that cannot score this data set.
 
         Raises:
-            MissingPackage: neighbours are to vote, and FAISS is not installed.
-            ConfigError: support vector machines are to tell labels of which a row has several, or
-                baselines are to see graphs.
+            MissingPackage: `evaluate.knn` is set, and FAISS is not installed.
+            ConfigError: support vector machines would have to predict several labels per row, or
+                baselines would have to read graphs.
         """
         stored = sorted({view.stored for view in self.views.views})
         graphs = [name for name in stored if self.reader.view(name).kind == "graph"]
@@ -91,128 +91,141 @@ class Evaluator:
     def evaluate(
         self, model: Heterogeneous, roles: Roles, role: Literal["test", "validation"] = "test"
     ) -> tuple[Predictions, Scores]:
-        """Returns predictions for the rows of a role and their scores; every process must call it.
+        """Predicts and scores the rows of a role; every process must call it.
 
-        They are the classifier's. Where there is none, they are those of a linear probe on the
-        labelled rows; `evaluate.probe: always` adds the probe's scores beside the classifier's,
-        as `probe_...`, and `never` trains no probe. With `evaluate.knn` there are the scores of the
-        labelled rows' vote by hidden features, as `knn_...`, and `rankme` of the role's rows' (see
-        `collapse.effective_rank`). With `evaluate.threshold: fitted` each of these has its own
-        `threshold`, by the validation rows.
+        The classifier predicts, or, without one, a linear probe on the labelled rows.
+        `evaluate.probe: always` adds the probe's scores as `probe_...`; `never` trains no probe.
+        `evaluate.knn` adds scores of a vote of the nearest labelled rows, by hidden features, as
+        `knn_...`, and the `rankme` of the role's hidden features (see `collapse.effective_rank`).
+        With `evaluate.threshold: fitted`, each of them gets its own `threshold`, fitted on the
+        validation rows.
         """
         rows = roles.test if role == "test" else roles.validation
         if not len(rows):
             return self.predict(model, rows), {}  # no row of it has a label
-        found, measured = self.predictors(model, roles.labelled, rows)
-        fitted = found
+        by_prefix, label_free = self.predictors(model, roles.labelled, rows)
+        validation = by_prefix
         if role == "test" and self.fits:
-            fitted, _ = self.predictors(model, roles.labelled, roles.validation)
+            validation, _ = self.predictors(model, roles.labelled, roles.validation)
         scores: Scores = {}
-        for prefix, predictions in found.items():
-            its = self.score(predictions, self.threshold(fitted.get(prefix)))
-            scores |= {f"{prefix}{name}": value for name, value in its.items()}
-        return found[""], scores | measured
+        for prefix, predictions in by_prefix.items():
+            prefix_scores = self.score(predictions, self.threshold(validation.get(prefix)))
+            scores |= {f"{prefix}{name}": value for name, value in prefix_scores.items()}
+        return by_prefix[""], scores | label_free
 
     def predictors(
-        self, model: Heterogeneous, known: Rows, rows: Rows
+        self, model: Heterogeneous, labelled_rows: Rows, rows: Rows
     ) -> tuple[dict[str, Predictions], Scores]:
-        """Returns what predicts some rows, by the prefix of its scores, and what needs no label.
+        """Returns predictions by the prefix of their scores, and the scores that need no labels.
 
-        `known` are labelled rows, for the probe and the vote.
+        The probe and the vote learn from `labelled_rows`.
 
         Raises:
             TrainingError: hidden features or projections are not finite.
         """
-        alone = model.classifier is None
-        probed = self.config.probe == "always" or (self.config.probe == "auto" and alone)
-        voted = self.config.knn is not None
-        own = self.predict(model, rows, hidden=probed or voted, projected=self.config.cross_view)
+        no_classifier = model.classifier is None
+        use_probe = self.config.probe == "always" or (self.config.probe == "auto" and no_classifier)
+        use_knn = self.config.knn is not None
+        own = self.predict(
+            model, rows, hidden=use_probe or use_knn, projected=self.config.cross_view
+        )
         _refuse_nonfinite(own)
-        found, measured = {"": own}, Scores()
+        by_prefix, label_free = {"": own}, Scores()
         if self.config.cross_view:
             names = self.views.names[: model.classified]
             projections = [torch.from_numpy(view) for view in own.projections]
             present = self._present(own.rows, len(names))
-            measured |= cross_view_recalls(projections, names, present)
-        if voted and own.hidden is not None and own.hidden.size:
+            label_free |= cross_view_recalls(projections, names, present)
+        if use_knn and own.hidden is not None and own.hidden.size:
             hidden = torch.from_numpy(own.hidden).double()
-            measured |= {"rankme": collapse.effective_rank(hidden)}
-        if not (probed or voted):
-            return found, measured
-        labelled = self.predict(model, known, hidden=True)
+            label_free |= {"rankme": collapse.effective_rank(hidden)}
+        if not (use_probe or use_knn):
+            return by_prefix, label_free
+        labelled = self.predict(model, labelled_rows, hidden=True)
         _refuse_nonfinite(labelled)
         if not len(labelled.y) or not len(own.y):
-            return found, measured  # a probe and a vote need both
-        if voted:
-            found["knn_"] = self._vote(labelled, own)
-        if probed:
-            found["" if alone else "probe_"] = self._probe(labelled, own)
-        return found, measured
+            return by_prefix, label_free  # nothing to learn from, or nothing to predict
+        if use_knn:
+            by_prefix["knn_"] = self._vote(labelled, own)
+        if use_probe:
+            by_prefix["" if no_classifier else "probe_"] = self._probe(labelled, own)
+        return by_prefix, label_free
 
     @torch.no_grad()
     def predict(
         self, model: Heterogeneous, rows: Rows, hidden: bool = False, projected: bool = False
     ) -> Predictions:
-        """Runs the model over rows; every process must call it, each computes its share.
+        """Runs the model over rows; every process must call it and computes its share.
 
-        Rows that cannot be read are left out where `data.on_error` is "skip".
+        With `data.on_error: skip`, rows that cannot be read are left out.
         """
-        own = rows[share(len(rows), rank(), world_size())]
+        local_rows = rows[share(len(rows), rank(), world_size())]
         names = [view.stored for view in self.views.views[: model.classified]]
         model.eval()
         logits: list[Tensor] = []
         features: list[Tensor] = []
         views: list[list[Tensor]] = []
-        readable: list[bool] = []
+        can_read: list[bool] = []
         size = self.config.batch
-        # A process without rows still runs one empty batch, to know the widths it gathers.
-        # All run as many: under ZeRO 3 each is an exchange of parameters.
+        # A process without rows still runs one empty batch, to learn the widths it gathers. All
+        # processes run equally many batches: under ZeRO 3 each one gathers parameters.
         sizes = shares(len(rows), world_size())
         for start in range(0, max(*sizes, 1), size):
             self.watchdog.beat()
-            rows_here = own[start : start + size]
-            batch = self._batch(rows_here, names)
+            batch_rows = local_rows[start : start + size]
+            batch = self._batch(batch_rows, names)
             inputs = self.views(batch, train=False, first=model.classified)
-            given = batch.rng_keys, batch.sizes
-            output: Features = model(inputs, *given, present=batch.present)
+            output: Features = model(inputs, batch.rng_keys, batch.sizes, present=batch.present)
             logits += output.get("logits", [])
             features += output["hidden"] if hidden else []
             views += [output["projections"]] if projected else []
-            readable += [row not in self.reader.lost for row in rows_here.tolist()]
+            can_read += [row not in self.reader.lost for row in batch_rows.tolist()]
         model.train()
-        flags = torch.tensor(readable, device=self.views.device, dtype=torch.uint8)
-        kept = gather(flags, sizes).bool().cpu().numpy()
+        flags = torch.tensor(can_read, device=self.views.device, dtype=torch.uint8)
+        readable = gather(flags, sizes).bool().cpu().numpy()
         probability = None
         if logits:
             scores = gather(torch.cat(logits), sizes).float()
             scores = scores.softmax(1) if self.exclusive else scores.sigmoid()
-            probability = scores.cpu().numpy()[kept]
-        s = gather(torch.cat(features), sizes).float().cpu().numpy()[kept] if hidden else None
-        z = [
-            gather(torch.cat(parts), sizes).float().cpu().numpy()[kept]
-            for parts in zip(*views, strict=True)
+            probability = scores.cpu().numpy()[readable]
+        hidden_features = (
+            gather(torch.cat(features), sizes).float().cpu().numpy()[readable] if hidden else None
+        )
+        projections = [
+            gather(torch.cat(chunks), sizes).float().cpu().numpy()[readable]
+            for chunks in zip(*views, strict=True)
         ]
-        return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept], z)
+        return Predictions(
+            probability,
+            hidden_features,
+            self.reader.truth(rows[readable]),
+            rows[readable],
+            projections,
+        )
 
-    def inputs(self, rows: Rows, made: Mapping[int, Columns] | None = None) -> Predictions:
-        """Returns inputs of the model as `hidden` [rows, numbers]; this process reads them all.
+    def inputs(self, rows: Rows, transforms: Mapping[int, Columns] | None = None) -> Predictions:
+        """Returns the model's inputs as `hidden` [rows, columns]; this process reads all rows.
 
-        Of a view that a row lacks they are the means over the rows that have it. `made` says which
-        views, by their places, and what is made of their numbers; None: all, as they are.
+        `transforms` maps a view's index to the function that turns its values into columns; None
+        takes the values of all views. A view that a row lacks gets the mean of the other rows.
         """
-        made = dict.fromkeys(range(len(self.views.views)), np.asarray) if made is None else made
+        transforms = (
+            dict.fromkeys(range(len(self.views.views)), np.asarray)
+            if transforms is None
+            else transforms
+        )
         stored = [view.stored for view in self.views.views]
         inputs = []
         for start in range(0, max(len(rows), 1), self.config.batch):
             batch = self._batch(rows[start : start + self.config.batch], stored)
             views, columns = self.views(batch, False), list[NDArray[np.float32]]()
-            for place, make in made.items():
-                columns.append(make(views[place].flatten(1).cpu().numpy()).astype(np.float32))
+            for view, transform in transforms.items():
+                columns.append(transform(views[view].flatten(1).cpu().numpy()).astype(np.float32))
                 if batch.present is not None:
-                    columns[-1][~batch.present[:, place].cpu().numpy()] = np.nan
+                    columns[-1][~batch.present[:, view].cpu().numpy()] = np.nan
             inputs.append(np.concatenate(columns, 1))
-        kept = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
-        rows, hidden = rows[kept], np.concatenate(inputs)[kept]
+        readable = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
+        rows, hidden = rows[readable], np.concatenate(inputs)[readable]
         return Predictions(None, with_means(hidden), self.reader.truth(rows), rows)
 
     @property
@@ -221,7 +234,7 @@ class Evaluator:
         return self.config.threshold == "fitted" and not self.exclusive
 
     def threshold(self, validation: Predictions | None) -> float:
-        """Returns the threshold: as configured, or fitted on predictions of the validation rows."""
+        """Returns the configured threshold, or one fitted on the validation predictions."""
         if self.config.threshold != "fitted":
             return self.config.threshold
         if self.exclusive or validation is None or validation.probability is None:
@@ -229,7 +242,7 @@ class Evaluator:
         return fitted_threshold(validation.probability, validation.y)
 
     def score(self, predictions: Predictions, threshold: float) -> Scores:
-        """Returns scores, a fitted threshold among them; none without probabilities or labels."""
+        """Returns scores, and the fitted threshold; empty without probabilities or labels."""
         if predictions.probability is None or not len(predictions.y):
             return {}
         if self.exclusive:
@@ -238,32 +251,32 @@ class Evaluator:
         return scores | ({"threshold": threshold} if self.fits else {})
 
     def _probe(self, labelled: Predictions, test: Predictions) -> Predictions:
-        """Returns what a probe on the labelled rows predicts; the main process trains it."""
+        """Returns predictions of a probe, which the main process trains on the labelled rows."""
         assert labelled.hidden is not None and test.hidden is not None
         probability = None
         if rank() == 0:
             with self.watchdog.busy():
-                known = labelled.hidden, labelled.y, test.hidden
-                by_svm = self.config.probe_by == "svm"
-                probability = (
-                    support_vectors(*known) if by_svm else linear_probe(*known, self.exclusive)
-                )
+                train, y, queries = labelled.hidden, labelled.y, test.hidden
+                if self.config.probe_by == "svm":
+                    probability = support_vectors(train, y, queries)
+                else:
+                    probability = linear_probe(train, y, queries, self.exclusive)
         return replace(test, probability=broadcast_object(probability))
 
     def _vote(self, labelled: Predictions, test: Predictions) -> Predictions:
-        """Returns what the nearest labelled rows vote for; each process asks for its test rows."""
+        """Returns the vote of the nearest labelled rows; each process votes on its test rows."""
         assert labelled.hidden is not None and test.hidden is not None and self.config.knn
         from heron.pipeline.evaluation.knn import faiss, vote  # here: most runs need neither
 
         faiss.omp_set_num_threads(torch.get_num_threads())
-        mine = share(len(test.rows), rank(), world_size())
-        # As many neighbours on every process: `vote` knows of its own test rows alone.
-        others = len(labelled.rows) - bool(np.isin(test.rows, labelled.rows).any())
+        local = share(len(test.rows), rank(), world_size())
+        # The number of neighbours must be the same on all processes: `vote` sees local rows only.
+        candidates = len(labelled.rows) - bool(np.isin(test.rows, labelled.rows).any())
         with self.watchdog.busy():
             votes = vote(
                 (labelled.rows, labelled.hidden, labelled.y),
-                (test.rows[mine], test.hidden[mine]),
-                min(self.config.knn, others),
+                (test.rows[local], test.hidden[local]),
+                min(self.config.knn, candidates),
                 self.config.knn_tau,
             )
         return replace(test, probability=np.concatenate(gather_objects(votes)))
@@ -277,31 +290,32 @@ class Evaluator:
         return replace(batch, present=self._present(rows, len(names))).to(self.views.device)
 
     def _present(self, rows: Rows, views: int) -> Tensor | None:
-        """Returns which of the first views rows have, [rows, views]; None: all of them."""
+        """Returns which of the first views each row has, [rows, views]; None: all of them."""
         if not self.reader.partial:
             return None
         names = [view.stored for view in self.views.views[:views]]
         return torch.from_numpy(self.reader.present(rows, names))
 
 
-def _refuse_nonfinite(found: Predictions) -> None:
-    """Raises TrainingError on every process, as all have all rows: none waits for another."""
-    hidden = [] if found.hidden is None else [found.hidden]
-    for what, features in (("hidden features", hidden), ("projections", found.projections)):
-        for one in features:
-            if len(bad := np.flatnonzero(~np.isfinite(one).all(1))):
+def _refuse_nonfinite(predictions: Predictions) -> None:
+    """Raises TrainingError on every process alike, since each one holds all rows."""
+    hidden = [] if predictions.hidden is None else [predictions.hidden]
+    for name, features in (("hidden features", hidden), ("projections", predictions.projections)):
+        for rows in features:
+            if len(bad := np.flatnonzero(~np.isfinite(rows).all(1))):
                 raise TrainingError(
-                    f"{what} of {len(bad)} of {len(one)} rows are not finite, the first is row "
-                    f"{found.rows[bad[0]]}; expected numbers: the model's weights or its inputs "
-                    "are not finite; lower optim.lr, and check the data with `heron shards verify`"
+                    f"{name} of {len(bad)} of {len(rows)} rows are not finite, the first is row "
+                    f"{predictions.rows[bad[0]]}; expected numbers: the model's weights or its "
+                    "inputs are not finite; lower optim.lr, and check the data with `heron shards "
+                    "verify`"
                 )
 
 
 def with_means(columns: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns columns with the mean of what is there, [rows, columns], where there is NaN."""
-    lacking = np.isnan(columns)
-    if not lacking.any():
+    """Replaces each NaN by the mean of its column, [rows, columns]."""
+    missing = np.isnan(columns)
+    if not missing.any():
         return columns
-    total = np.where(lacking, 0, columns).sum(0, dtype=np.float64)
-    filled = np.where(lacking, total / np.maximum(1, (~lacking).sum(0)), columns)
+    total = np.where(missing, 0, columns).sum(0, dtype=np.float64)
+    filled = np.where(missing, total / np.maximum(1, (~missing).sum(0)), columns)
     return filled.astype(np.float32)

@@ -23,12 +23,14 @@ def exact_nearest(
     metric: int = faiss.METRIC_INNER_PRODUCT,
     gpu: bool = False,  # search on the first GPU that FAISS sees (unmeasured)
 ) -> tuple[Numbers, Vectors]:
-    """Returns the k nearest of each query, by comparison with all vectors but its own.
+    """Finds the k nearest vectors of each query, its own left out, by exhaustive search.
 
-    Numbers and scores (inner products, or squared distances) are [queries, k], the nearest first.
+    Returns:
+        Sample numbers and scores (inner products, or squared distances), [queries, k], the nearest
+        first.
 
     Raises:
-        RetrievalError: FAISS sees no GPU, and one was asked for.
+        RetrievalError: `gpu` is set, and FAISS can use no GPU.
     """
     knn = faiss.knn
     if gpu:
@@ -45,7 +47,7 @@ def exact_nearest(
 
 
 def require_gpus() -> None:
-    """Raises a RetrievalError where FAISS can use no GPU."""
+    """Raises a RetrievalError if FAISS can use no GPU."""
     built = hasattr(faiss, "StandardGpuResources")  # by faiss-gpu
     if not (built and faiss.get_num_gpus()):
         why = "sees none" if built else f"{faiss.__version__} is built without them"
@@ -58,18 +60,17 @@ def require_gpus() -> None:
 def vote(
     labelled: tuple[Numbers, Vectors, Vectors],  # rows, features [rows, width], labels as 0/1
     test: tuple[Numbers, Vectors],  # the same without labels
-    k: int,  # neighbours that vote; all that there are where they are fewer
+    k: int,  # neighbours that vote; all labelled rows if there are fewer
     tau: float,  # temperature, > 0
 ) -> Vectors:
-    r"""Returns what the k nearest labelled rows of each test row vote for, [test rows, labels].
+    r"""Predicts each test row by a vote of its k nearest labelled rows, [test rows, labels].
 
-    The weighted vote of Wu et al. (2018, section 3.4): a neighbour j counts exp(cos / tau),
+    The weighted vote of Wu et al. (2018, section 3.4): neighbour j has the weight exp(cos / tau),
 
     .. math:: p_a = \frac{\sum_j y_{ja} e^{\cos_j / \tau}}{\sum_j e^{\cos_j / \tau}}
 
-    Of exclusive classes the p sum to 1, and the largest is the prediction; of several labels each
-    is the weighted share of the neighbours that have it, scored as any probability. A row is never
-    its own neighbour.
+    For exclusive classes the p sum to 1, and the largest is the prediction. For several labels each
+    p is the weighted share of neighbours with that label. A row is never its own neighbour.
     """
     (numbers, features, y), (own, queries) = labelled, test
     # A test row that is labelled as well leaves one fewer to choose from.
@@ -79,13 +80,15 @@ def vote(
     keys, anchors = _unit(features), _unit(queries)
     near, cosine = exact_nearest([(numbers, keys)], anchors, own, k)
     order = np.argsort(numbers)
-    places = order[np.searchsorted(numbers, near, sorter=order)]
+    positions = order[np.searchsorted(numbers, near, sorter=order)]
     weights = np.exp((cosine - cosine[:, :1]).astype(np.float64) / tau)  # the nearest counts 1
-    of_neighbours = y[places].astype(np.float64)
-    # Those that know a label vote on it; where none does, it is 1/2.
-    known = np.einsum("qk,qka->qa", weights, ~np.isnan(of_neighbours))
-    votes = np.einsum("qk,qka->qa", weights, np.nan_to_num(of_neighbours))
-    return np.asarray(np.where(known > 0, votes / np.maximum(known, 1e-300), 0.5), np.float32)
+    neighbour_labels = y[positions].astype(np.float64)
+    # Only neighbours whose label is known vote on it; without any, the answer is 1/2.
+    label_weight = np.einsum("qk,qka->qa", weights, ~np.isnan(neighbour_labels))
+    votes = np.einsum("qk,qka->qa", weights, np.nan_to_num(neighbour_labels))
+    return np.asarray(
+        np.where(label_weight > 0, votes / np.maximum(label_weight, 1e-300), 0.5), np.float32
+    )
 
 
 def _unit(vectors: Vectors) -> Vectors:
@@ -95,7 +98,7 @@ def _unit(vectors: Vectors) -> Vectors:
 
 
 def without_own(numbers: Numbers, own: Numbers) -> NDArray[np.bool_]:
-    """Returns which of k + 1 neighbours [queries, k + 1] are the k nearest other samples."""
+    """Marks the k nearest other samples among k + 1 neighbours, [queries, k + 1]."""
     keep: NDArray[np.bool_] = numbers != own[:, None]
-    keep[keep.all(1), -1] = False  # the query is not among them: the furthest goes
+    keep[keep.all(1), -1] = False  # the query is not among them: drop the furthest
     return keep

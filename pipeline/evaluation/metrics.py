@@ -1,4 +1,4 @@
-"""Scores of predictions against labels; exact, because every row is counted once."""
+"""Scores predictions against labels; exact, because every row is counted once."""
 
 import math
 from collections.abc import Iterator
@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = dict[str, float]
-THRESHOLDS = 200  # that are tried, at most
+THRESHOLDS = 200  # tried at most
 
 
 def multi_label_scores(
     probability: NDArray[np.float32], y: NDArray[np.float32], threshold: float
 ) -> Scores:
-    """Returns scores of independent labels; one is predicted where it is above the threshold.
+    """Scores independent labels, each predicted where its probability exceeds the threshold.
 
-    Labels that are unknown, NaN in y, count nowhere.
+    Unknown labels, NaN in y, are not counted.
 
     Returns:
-        `f1_weighted`, `f1_macro`, `f1_micro`, `accuracy` (whole label vectors, as far as they are
-        known), `auc_macro` and `map` (macro); the last two over the labels that have both values
-        among the rows, of which `auc_labels` is the number.
+        `f1_weighted`, `f1_macro`, `f1_micro`, `accuracy` (all known labels of a row are right),
+        `auc_macro` and `map` (macro). The last two average the `auc_labels` labels that some rows
+        have and others do not.
     """
     known, true, predicted = ~np.isnan(y), y == 1, probability > threshold
     f1, support = _f1_of_labels(true, predicted & known), true.sum(0)
@@ -35,15 +35,15 @@ def multi_label_scores(
 
 
 def _f1_of_labels(true: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Returns the F1 of every label, [labels], of what is true and predicted, [rows, labels]."""
+    """Returns the F1 of every label, [labels], from true and predicted labels [rows, labels]."""
     right, total = (true & predicted).sum(0), true.sum(0) + predicted.sum(0)
     return np.asarray(2 * right / np.maximum(1, total))
 
 
 def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
-    """Returns scores of exclusive classes: the most probable one is predicted; see the above.
+    """Scores exclusive classes, of which the most probable is predicted: see the function above.
 
-    The macro F1 is the mean over the classes that some row has or is predicted.
+    The macro F1 averages the classes that occur among the true or predicted ones.
     """
     classes = np.arange(y.shape[1])
     true, predicted = (x.argmax(1, keepdims=True) == classes for x in (y, probability))
@@ -53,37 +53,39 @@ def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32])
         "f1_weighted": float((f1 * support).sum() / max(1, support.sum())),
         "f1_macro": float(f1[(true | predicted).any(0)].mean()),
         "f1_micro": micro,
-        "accuracy": micro,  # the same where a row has one class: each error is missed and wrong
+        "accuracy": micro,  # equal here: every error is one false positive and one false negative
     }
     return scores | _ranking(probability, y)
 
 
 def fitted_threshold(probability: NDArray[np.float32], y: NDArray[np.float32]) -> float:
-    """Returns the threshold, one for all labels, with the best weighted F1 of some rows.
+    """Returns the one threshold for all labels that gives the best weighted F1.
 
-    Those between the probabilities that occur are tried, `THRESHOLDS` of them evenly by rank; of
-    equals the nearest to 0.5 is taken, which is also that of rows without a label or all alike.
+    Tries midpoints between the probabilities that occur, at most `THRESHOLDS`, evenly spaced by
+    rank. Ties go to the one nearest 0.5, which is also the answer without any positive label.
 
     Args:
         probability: of the labels, [rows, labels].
-        y: the labels as 0/1, [rows, labels]; NaN, unknown, counts nowhere.
+        y: the labels as 0/1, [rows, labels]; NaN, unknown, is not counted.
     """
     known, y = ~np.isnan(y), np.nan_to_num(y)
     values = np.unique(probability).astype(np.float64)
-    tried = (values[1:] + values[:-1]) / 2
-    tried = tried[np.linspace(0, len(tried) - 1, min(len(tried), THRESHOLDS)).round().astype(int)]
-    true, best = y.sum(0), (-1.0, 0.0, 0.5)
-    for threshold in tried.tolist():
+    candidates = (values[1:] + values[:-1]) / 2
+    candidates = candidates[
+        np.linspace(0, len(candidates) - 1, min(len(candidates), THRESHOLDS)).round().astype(int)
+    ]
+    support, best = y.sum(0), (-1.0, 0.0, 0.5)
+    for threshold in candidates.tolist():
         f1 = _f1_of_labels(y == 1, (probability > threshold) & known)
-        best = max(best, (float((f1 * true).sum()), -abs(threshold - 0.5), threshold))
-    return best[2] if true.any() else 0.5
+        best = max(best, (float((f1 * support).sum()), -abs(threshold - 0.5), threshold))
+    return best[2] if support.any() else 0.5
 
 
 def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[float]:
-    """Returns the AUC of every label over the rows where it is known; NaN where all agree.
+    """Returns the AUC of every label over the rows where it is known; NaN if all rows agree.
 
-    It is the share of pairs of a row that has the label and one that has not whose order is right;
-    half of a pair with equal probabilities is.
+    AUC is the share of pairs (a row with the label, a row without) that are ranked correctly; a
+    tie counts one half.
 
     Raises:
         ValueError: a probability is NaN.
@@ -94,10 +96,10 @@ def label_auc(probability: NDArray[np.float32], y: NDArray[np.float32]) -> list[
 def _by_label(
     probability: NDArray[np.float32], y: NDArray[np.float32]
 ) -> Iterator[tuple[float, float]]:
-    """Yields AUC and average precision of every label; NaN where its known rows all agree.
+    """Yields AUC and average precision of every label; NaN if its known rows all agree.
 
-    Average precision is the mean over the rows that have the label of the share that has it among
-    the rows at least as probable.
+    Average precision averages, over the rows with the label, the precision among the rows that are
+    at least as probable.
     """
     if np.isnan(probability).any():
         rows = np.flatnonzero(np.isnan(probability).any(1))
@@ -112,17 +114,17 @@ def _by_label(
             continue
         below, up_to = (np.searchsorted(negative, positive, side) for side in ("left", "right"))
         auc = (below + up_to).sum() / (2 * len(positive) * len(negative))
-        found = len(positive) - np.searchsorted(positive, positive)
-        precision = found / (found + len(negative) - below)
+        positives_above = len(positive) - np.searchsorted(positive, positive)
+        precision = positives_above / (positives_above + len(negative) - below)
         yield float(auc), float(precision.mean())
 
 
 def label_f1(
     probability: NDArray[np.float32], y: NDArray[np.float32], threshold: float | None
 ) -> list[float]:
-    """Returns the F1 of every label over the rows where it is known; 0 where it is never right.
+    """Returns the F1 of every label over the rows where it is known; 0 if it is never right.
 
-    A label is predicted above the threshold; without one, the most probable class is.
+    A label is predicted above the threshold; without a threshold, the most probable class is.
     """
     if threshold is None:
         predicted = np.arange(y.shape[1]) == probability.argmax(1, keepdims=True)
@@ -133,6 +135,6 @@ def label_f1(
 
 
 def _ranking(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
-    both = [found for found in _by_label(probability, y) if not math.isnan(found[0])]
-    auc, precision = np.mean(both, axis=0).tolist() if both else (math.nan, math.nan)
-    return {"auc_macro": auc, "map": precision, "auc_labels": float(len(both))}
+    defined = [pair for pair in _by_label(probability, y) if not math.isnan(pair[0])]
+    auc, precision = np.mean(defined, axis=0).tolist() if defined else (math.nan, math.nan)
+    return {"auc_macro": auc, "map": precision, "auc_labels": float(len(defined))}

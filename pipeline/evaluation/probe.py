@@ -14,50 +14,50 @@ FOLDS = 5  # of the training rows, in which C is chosen
 def linear_probe(
     features: NDArray[np.float32],
     y: NDArray[np.float32],
-    others: NDArray[np.float32],
+    query_features: NDArray[np.float32],
     exclusive: bool,
 ) -> NDArray[np.float32]:
     """Trains logistic regression on standardised features, and predicts other rows.
 
-    Mean and standard deviation are those of the training rows; the classifier is scikit-learn's,
-    with its L2 penalty of C = 1. A class or a label that the training rows tell nothing about is
-    predicted as they have it: one that is on none or on all of them, with probability 0 or 1. The
-    same input gives the same numbers; all is computed in float64, and a fit that still improves
-    after 1,000 iterations is taken as it stands.
+    Features are standardised by the training rows; the classifier is scikit-learn's, with its L2
+    penalty of C = 1. A class or label that no training row has, or all have, is predicted with
+    probability 0 or 1. Everything is computed in float64 and deterministic; the fit stops after
+    1,000 iterations, converged or not.
 
     Args:
         features: of the training rows, [rows, width].
-        y: their labels as 0/1, [rows, labels]; a label that is unknown, NaN, trains nothing.
-        others: features of the rows to predict, [others, width].
-        exclusive: train one multinomial classifier; else one a label.
+        y: their labels as 0/1, [rows, labels]; unknown labels, NaN, are ignored.
+        query_features: of the rows to predict, [queries, width].
+        exclusive: train one multinomial classifier; otherwise one per label.
 
     Returns:
-        Probabilities, [others, labels].
+        Probabilities, [queries, labels].
     """
     from sklearn.preprocessing import StandardScaler  # here: most runs need no probe
 
     scaler = StandardScaler().fit(features.astype(np.float64))
-    inputs, queries = (scaler.transform(x.astype(np.float64)) for x in (features, others))
+    inputs, queries = (scaler.transform(x.astype(np.float64)) for x in (features, query_features))
     return fit_logistic(inputs, y, exclusive, 1.0, ITERATIONS)(queries)
 
 
 def fit_logistic(
     x: NDArray[np.float64], y: NDArray[np.float32], exclusive: bool, c: float, iterations: int
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float32]]:
-    """Returns what gives probabilities [queries, labels], by an L2 penalty of 1 / c.
+    """Fits with an L2 penalty of 1 / c; returns a function from rows to probabilities.
 
-    A class without examples has probability 0; a label that all rows share is predicted as it is.
+    These are [queries, labels]. A class without examples has probability 0; a label that all rows
+    share is predicted as it is.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     targets = [y.argmax(1)] if exclusive else list(y.T)
-    fitted: list[LogisticRegression | float] = []  # a value: that of all rows
+    fitted: list[LogisticRegression | float] = []  # a number: the value that all rows have
     for labels in targets:
         known = np.isfinite(labels)
         rows, target = (x if known.all() else x[known]), labels[known].astype(int)
         if not len(target):
-            fitted.append(0.5)  # nothing is known of it
+            fitted.append(0.5)  # no row knows it
             continue
         if len(present := np.unique(target)) == 1:
             fitted.append(float(present[0]))
@@ -83,28 +83,28 @@ def fit_logistic(
 def support_vectors(
     features: NDArray[np.float32],  # of the training rows, [rows, width]
     y: NDArray[np.float32],  # their classes as 0/1, [rows, classes]
-    others: NDArray[np.float32],  # features of the rows to predict, [others, width]
+    query_features: NDArray[np.float32],  # features of the rows to predict, [queries, width]
 ) -> NDArray[np.float32]:
     """Trains support vector machines with an RBF kernel, and predicts other rows.
 
-    Features are taken as they are. C is that of the best accuracy over 5 stratified folds of the
-    training rows, or as many as the rarest class has rows; gamma is scikit-learn's `scale`. The
-    same input gives the same numbers; all is computed in float64.
+    Features are not scaled. C is chosen by accuracy over 5 stratified folds of the training rows,
+    fewer if the rarest class has fewer rows; gamma is scikit-learn's `scale`. Everything is
+    computed in float64 and deterministic.
 
     Returns:
-        Scores that sum to 1 over the classes, the predicted one's the greatest, [others, classes]:
+        Scores that sum to 1 over the classes, the predicted one's the greatest, [queries, classes]:
         the softmax of the decision function. A class without training rows has 0.
     """
     from sklearn.model_selection import GridSearchCV  # here: most runs need none
     from sklearn.svm import SVC
 
-    out = np.zeros((len(others), y.shape[1]), np.float32)
+    out = np.zeros((len(query_features), y.shape[1]), np.float32)
     classes = y.argmax(1)
     present, counts = np.unique(classes, return_counts=True)
     if len(present) == 1:
         out[:, present[0]] = 1
         return out
-    x, queries = features.astype(np.float64), others.astype(np.float64)
+    x, queries = features.astype(np.float64), query_features.astype(np.float64)
     model = SVC(C=1.0, break_ties=True)
     if (folds := min(FOLDS, int(counts.min()))) > 1:
         model = GridSearchCV(model, {"C": STRENGTHS}, cv=folds, scoring="accuracy")

@@ -17,15 +17,15 @@ Kind = Literal["logistic", "forest"]
 Matrix = NDArray[np.float32]
 Predict = Callable[[Matrix], Matrix]
 ITERATIONS, TREES = 500, 200
-ROWS = 4096  # that are predicted at a time
-MOST_TOKENS = 4096  # columns of a text, at most
+ROWS = 4096  # predicted at a time
+MOST_TOKENS = 4096  # columns of a text at most
 
 
 def candidate(kind: Kind, seed: int, trial: int) -> dict[str, Any]:
-    """Returns the options of a trial, drawn with (seed, trial); scikit-learn's own of trial 0.
+    """Draws the options of a trial from (seed, trial); trial 0 has scikit-learn's defaults.
 
-    `C` of logistic regression from 1e-4 to 1e4, evenly in its logarithm; of a forest the share of
-    columns that a split looks at, from .02 to 1, and the least rows of a leaf, from 1 to 16.
+    Logistic regression: `C`, log-uniform from 1e-4 to 1e4. Forest: the share of columns that a
+    split considers, log-uniform from .02 to 1, and the minimum rows of a leaf, from 1 to 16.
     """
     draw = np.random.default_rng([seed, trial, zlib.crc32(kind.encode())])
     if kind == "logistic":
@@ -37,10 +37,10 @@ def candidate(kind: Kind, seed: int, trial: int) -> dict[str, Any]:
 
 
 def fit(kind: Kind, options: dict[str, Any], x: Matrix, y: Matrix, exclusive: bool) -> Predict:
-    """Fits a classifier with options of `candidate`: x [rows, columns], y 0/1 [rows, labels].
+    """Fits a classifier with options of `candidate` to x [rows, columns] and y 0/1 [rows, labels].
 
-    Returns what gives probabilities [rows, labels] of other rows. A label or a class that the rows
-    tell nothing about is predicted as they have it; `exclusive` says that a row has one label.
+    Returns a function from other rows to their probabilities [rows, labels]. A label that is equal
+    in all training rows is predicted as it is. `exclusive`: a row has exactly one label.
     """
     classifier = _logistic if kind == "logistic" else _forest
     predict = classifier(x, y, exclusive, options)
@@ -50,13 +50,13 @@ def fit(kind: Kind, options: dict[str, Any], x: Matrix, y: Matrix, exclusive: bo
 
 
 def _logistic(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
-    """Standardises; more columns than rows are turned into as many as rows, which loses nothing."""
+    """Standardises; more columns than rows are rotated into as many as rows, without loss."""
     from sklearn.decomposition import PCA
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    turned = [PCA(len(x), svd_solver="full")] if x.shape[1] > len(x) > 1 else []
-    features = make_pipeline(StandardScaler(), *turned).fit(x.astype(np.float64))
+    rotation = [PCA(len(x), svd_solver="full")] if x.shape[1] > len(x) > 1 else []
+    features = make_pipeline(StandardScaler(), *rotation).fit(x.astype(np.float64))
     inputs = features.transform(x.astype(np.float64))
     predict = fit_logistic(inputs, y, exclusive, options["C"], ITERATIONS)
     return lambda rows: predict(features.transform(rows.astype(np.float64)))
@@ -65,13 +65,17 @@ def _logistic(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) ->
 def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
     from sklearn.ensemble import RandomForestClassifier
 
-    if not (known := ~np.isnan(y)).all():  # of unknown labels, a forest each, of rows that know it
-        each = [
+    if not (known := ~np.isnan(y)).all():  # one forest per label, of the rows where it is known
+        forests = [
             _forest(x[has], y[has, a : a + 1], False, options) if has.any() else None
             for a, has in enumerate(known.T)
         ]
         return lambda rows: np.concatenate(
-            [one(rows) if one else np.full((len(rows), 1), 0.5, np.float32) for one in each], 1
+            [
+                forest(rows) if forest else np.full((len(rows), 1), 0.5, np.float32)
+                for forest in forests
+            ],
+            1,
         )
     targets = y.argmax(1) if exclusive else y.astype(int)
     targets = targets.ravel() if y.shape[1] == 1 else targets
@@ -82,10 +86,10 @@ def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> P
         if exclusive:
             found[:, model.classes_] = model.predict_proba(rows)
             return found
-        each, classes = model.predict_proba(rows), model.classes_
+        forests, classes = model.predict_proba(rows), model.classes_
         if y.shape[1] == 1:  # scikit-learn makes one column a vector
-            each, classes = [each], [classes]
-        for column, (shares, values) in enumerate(zip(each, classes, strict=True)):
+            forests, classes = [forests], [classes]
+        for column, (shares, values) in enumerate(zip(forests, classes, strict=True)):
             found[:, column] = shares @ (np.asarray(values) == 1)
         return found
 
@@ -93,14 +97,14 @@ def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> P
 
 
 def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
-    """Returns each stored view, side by side and each once, [rows, columns], and labels as 0/1.
+    """Returns all stored views side by side, each once, [rows, columns], and labels as 0/1.
 
-    Vectors are standardised where the experiment's are, pictures are of the size of their view and
-    in [0, 1], a text is how often it has each token (numbers from 4,096 on begin anew). Rows that
-    cannot be read are left out where `data.on_error` is "skip"; a view that a row lacks has the
-    means over those that have it.
+    Vectors are standardised if the experiment does so; pictures have the size of their view and
+    values in [0, 1]; a text becomes token counts (token ids modulo 4,096). With
+    `data.on_error: skip`, rows that cannot be read are left out. A view that a row lacks gets the
+    mean of the other rows.
     """
-    made: dict[str, tuple[int, Columns]] = {}
+    transforms: dict[str, tuple[int, Columns]] = {}
     for place, view in enumerate(evaluator.views.views):
         kind = evaluator.reader.view(view.stored).kind
         columns: Columns = np.asarray
@@ -111,16 +115,16 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
             )
         if kind == "text":
             columns = partial(_counts, evaluator.reader.vocabulary(view.stored))
-        made.setdefault(view.stored, (place, columns))
-    found = evaluator.inputs(rows, dict(made.values()))
-    assert found.hidden is not None
-    return found.hidden, found.y
+        transforms.setdefault(view.stored, (place, columns))
+    inputs = evaluator.inputs(rows, dict(transforms.values()))
+    assert inputs.hidden is not None
+    return inputs.hidden, inputs.y
 
 
 def _counts(vocabulary: int, tokens: NDArray[np.int32]) -> Matrix:
-    """Returns how often each row has each token, [rows, tokens]; -1 is none."""
+    """Counts the tokens of each row, [rows, tokens]; -1 is padding."""
     width = min(vocabulary, MOST_TOKENS)
     counts = np.zeros((len(tokens), width), np.float32)
-    row, place = np.nonzero(tokens >= 0)
-    np.add.at(counts, (row, tokens[row, place] % width), 1)
+    row, position = np.nonzero(tokens >= 0)
+    np.add.at(counts, (row, tokens[row, position] % width), 1)
     return counts

@@ -1,4 +1,4 @@
-"""The charts of a run's report, as Plotly's JSON: traces and a layout each."""
+"""The charts of a run's report, each as Plotly's traces and layout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_POINTS = 500  # of a curve; longer ones are means of as many steps each
+MOST_POINTS = 500  # of a curve; in longer ones each point is the mean of several steps
 MOST_CLASSES = 60  # of a confusion matrix
 MAP_LABELS = 12  # labels that the map can be coloured by
-FLAT = 1e-12  # features that differ by less are the same
+FLAT = 1e-12  # features that differ by less count as equal
 HOVER_LABELS = 8  # labels of a row that the map names
 
-# Where the values of metrics.jsonl are shown: title, and the keys that share the chart.
+# Charts of metrics.jsonl: their titles, and the keys that share a chart.
 STEP_CURVES = {
     "Gradient norm": ("gradient_norm",),
     "Learning rate": ("lr",),
-    "Samples a second": ("samples_per_s",),
+    "Samples per second": ("samples_per_s",),
     "Wait for data, s": ("data_wait_s",),
     "Alignment and uniformity": ("alignment", "uniformity"),
     "Effective rank": ("effective_rank",),
@@ -35,51 +35,51 @@ EVALUATED = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as Plotly has it."""
+    """A Plotly chart with a title."""
 
-    title: str  # above it
+    title: str
     traces: list[dict[str, Any]]
-    layout: dict[str, Any] = field(default_factory=dict)  # what is added to that of all charts
-    links: Sequence[Sequence[str]] = ()  # that a click on a cell of a heat map opens; "" opens none
-    least_width: int = 0  # in pixels; the chart scrolls where there is less, and has twice at most
+    layout: dict[str, Any] = field(default_factory=dict)  # merged into the layout of all charts
+    links: Sequence[Sequence[str]] = ()  # opened by a click on a heat map's cell; "" opens none
+    least_width: int = 0  # in pixels: a narrower page scrolls; the chart has at most twice this
 
     @property
     def plot(self) -> dict[str, Any]:
-        """What the page hands to Plotly."""
+        """Returns what the page's script hands to Plotly."""
         return {"traces": self.traces, "layout": self.layout, "links": self.links}
 
 
 def curves(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], int]:
-    """Returns a chart of each metric over the steps, and of how many steps a point is the mean.
+    """Returns a chart of each metric over the steps, and how many steps a point averages.
 
     `rows` are the lines of metrics.jsonl.
     """
     steps = [row for row in rows if "loss" in row]
     stride = -(-len(steps) // MOST_POINTS) or 1
     losses = list(dict.fromkeys(k for row in steps for k in row if k.startswith("loss/")))
-    found = [Chart("Objective", _lines(steps, {"loss": "objective"}, stride))]
-    found += [Chart(f"Loss of {k[5:]}", _lines(steps, {k: k[5:]}, stride)) for k in losses]
+    charts = [Chart("Objective", _lines(steps, {"loss": "objective"}, stride))]
+    charts += [Chart(f"Loss of {k[5:]}", _lines(steps, {k: k[5:]}, stride)) for k in losses]
     for role in ("test", "validation"):
         for key, title in EVALUATED.items():
             if traces := _lines(rows, {f"{role}/{key}": title}, 1, "lines+markers"):
-                found.append(Chart(f"{title} ({role} rows)", traces))
+                charts.append(Chart(f"{title} ({role} rows)", traces))
     for title, keys in STEP_CURVES.items():
         if traces := _lines(steps, {key: key.replace("_", " ") for key in keys}, stride):
-            found.append(Chart(title, traces))
-    return [chart for chart in found if chart.traces], stride
+            charts.append(Chart(title, traces))
+    return [chart for chart in charts if chart.traces], stride
 
 
 def _lines(
     rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], stride: int, mode: str = "lines"
 ) -> list[dict[str, Any]]:
-    """Returns a line for each key that any row has; a point is the mean of `stride` of them."""
+    """Returns a line for each key that any row has; a point is the mean of `stride` values."""
     traces = []
     for key, name in names.items():
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if points:
             x, y = (_means(np.array(column, float), stride) for column in zip(*points, strict=True))
-            drawn = "lines+markers" if len(x) < 30 else mode
-            traces.append({"type": "scatter", "x": x, "y": y, "name": name, "mode": drawn})
+            shown_mode = "lines+markers" if len(x) < 30 else mode
+            traces.append({"type": "scatter", "x": x, "y": y, "name": name, "mode": shown_mode})
     return traces
 
 
@@ -88,20 +88,20 @@ def _means(values: NDArray[np.float64], stride: int) -> list[float]:
 
 
 def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
-    """Returns a score of several methods: a dot a seed, and their mean and standard deviation."""
+    """Returns a chart of a score by method: a dot per seed, their mean and standard deviation."""
     traces: list[dict[str, Any]] = []
-    for number, (name, values) in enumerate(methods.items()):
-        color = "#888" if number else "#2f80d6"  # the run itself comes first
+    for i, (name, values) in enumerate(methods.items()):
+        color = "#888" if i else "#2f80d6"  # the run itself comes first
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-        drawn: dict[str, Any] = {"type": "scatter", "mode": "markers"}
+        markers: dict[str, Any] = {"type": "scatter", "mode": "markers"}
         diamond = {"size": 13, "symbol": "diamond", "color": color}
         mean = {"x": [float(np.mean(values))], "y": [name], "name": f"{name}, mean"}
         bar = {"error_x": {"type": "data", "array": [spread], "thickness": 2}} if spread else {}
-        traces.append(drawn | mean | {"marker": diamond} | bar)
+        traces.append(markers | mean | {"marker": diamond} | bar)
         if len(values) > 1:
             circle = {"size": 8, "color": color, "symbol": "circle-open"}
-            dots = {"x": list(values), "y": [name] * len(values), "name": f"{name}, a seed each"}
-            traces.append(drawn | dots | {"marker": circle})
+            dots = {"x": list(values), "y": [name] * len(values), "name": f"{name}, by seed"}
+            traces.append(markers | dots | {"marker": circle})
     layout = {"yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False}
     return Chart(title, traces, layout)
 
@@ -109,32 +109,32 @@ def comparison(title: str, methods: Mapping[str, Sequence[float]]) -> Chart:
 def heat_map(
     title: str,
     names: Sequence[str],  # of the rows, and of the columns
-    z: NDArray[np.float64],  # the values that are coloured, [rows, columns]; a cell of NaN is grey
-    counts: NDArray[np.int64],  # what `customdata` of the hover text is, [rows, columns]
-    axes: tuple[str, str],  # what the columns are, and what the rows are
-    links: Sequence[Sequence[str]],  # that the cells open; "" opens none
-    **more: Any,  # what Plotly's trace has besides
+    z: NDArray[np.float64],  # the values that are coloured, [rows, columns]; NaN leaves a cell grey
+    counts: NDArray[np.int64],  # `customdata` of the hover text, [rows, columns]
+    axes: tuple[str, str],  # the titles of the x and the y axis
+    links: Sequence[Sequence[str]],  # the cells' links; "" opens none
+    **options: Any,  # of Plotly's trace
 ) -> Chart:
-    """Returns a square of cells as a chart."""
+    """Returns a square heat map."""
     x, y = ({"title": {"text": text}, "type": "category", "dtick": 1} for text in axes)
     cells = {"x": list(names), "y": list(names), "z": z.round(4).tolist()}
     heat = {"type": "heatmap", "customdata": counts.tolist(), "xgap": 1, "ygap": 1}
     layout = {"xaxis": x | {"showgrid": False, "tickangle": -90}, "height": 280 + 18 * len(names)}
     layout["yaxis"] = y | {"showgrid": False, "autorange": "reversed"}
     layout["plot_bgcolor"] = "rgba(128,128,128,.3)"
-    return Chart(title, [heat | cells | more], layout, links, 240 + 16 * len(names))
+    return Chart(title, [heat | cells | options], layout, links, 240 + 16 * len(names))
 
 
 def confusion(
-    cells: NDArray[np.int64],  # how many rows of each class (first) were taken for each
+    counts: NDArray[np.int64],  # rows by true and predicted class, [classes, classes]
     names: Sequence[str],  # of the classes
-    links: Sequence[Sequence[str]],  # that the cells open
+    links: Sequence[Sequence[str]],  # the cells' links; "" opens none
 ) -> Chart:
-    """Returns the confusion of exclusive classes, coloured by the share of a class's rows."""
-    share = cells / np.maximum(cells.sum(1, keepdims=True), 1)
-    text = "%{y}, taken for %{x}: %{customdata} rows, %{z:.1%}<extra></extra>"
-    known = {"hovertemplate": text, "colorscale": "Viridis", "zmin": 0, "zmax": 1}
-    return heat_map("Confusion", names, share, cells, ("predicted", "true"), links, **known)
+    """Returns the confusion matrix of exclusive classes, coloured by share of the true class."""
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    text = "%{y}, predicted as %{x}: %{customdata} rows, %{z:.1%}<extra></extra>"
+    options = {"hovertemplate": text, "colorscale": "Viridis", "zmin": 0, "zmax": 1}
+    return heat_map("Confusion", names, share, counts, ("predicted", "true"), links, **options)
 
 
 def label_map(
@@ -142,30 +142,32 @@ def label_map(
     keys: Sequence[str],  # of the rows
     y: NDArray[np.float32],  # their labels as 0/1, NaN where unknown, [rows, labels]
     names: Sequence[str],  # of the labels
-    order: Sequence[int],  # the labels, those that the model learnt best first
+    order: Sequence[int],  # numbers of the labels, those that the model learnt best first
 ) -> dict[str, Any]:
-    """Returns rows in two dimensions; the page makes the traces of the label that is chosen.
+    """Returns the rows as points in the plane; the page draws them by the selected label.
 
-    They lie by t-SNE (van der Maaten and Hinton 2008) of their features, begun by PCA; at one point
-    where the features of all rows are the same. The map has the labels that rows have.
+    The points are t-SNE (van der Maaten and Hinton 2008) of the features, initialised by PCA; if
+    all rows have the same features, they share one point. The map offers only labels that rows
+    have.
     """
-    from sklearn.manifold import TSNE  # here: it takes as long to load as half of torch
+    from sklearn.manifold import TSNE  # imported late: it takes half as long to load as torch
 
     perplexity = min(30.0, (len(hidden) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
     points, centred = np.zeros((len(hidden), 2)), hidden - hidden.mean(0)
-    centred = np.pad(centred, ((0, 0), (0, max(0, 2 - centred.shape[1]))))  # PCA wants two columns
-    # Else PCA divides by 0, and t-SNE of NaN crashes the process.
+    centred = np.pad(centred, ((0, 0), (0, max(0, 2 - centred.shape[1]))))  # PCA needs two columns
+    # Equal features would make PCA divide by 0, and t-SNE of NaN crashes the process.
     if np.ptp(hidden, axis=0).max() > FLAT:
         points = tsne.fit_transform(centred).round(2)
-    held = [np.flatnonzero(row == 1) for row in y]
+    row_labels = [np.flatnonzero(row == 1) for row in y]
     hover = [
-        f"{key}: " + ", ".join(names[a] for a in of_row[:HOVER_LABELS])
-        for key, of_row in zip(keys, held, strict=True)
+        f"{key}: " + ", ".join(names[a] for a in labels[:HOVER_LABELS])
+        for key, labels in zip(keys, row_labels, strict=True)
     ]
-    found: dict[str, Any] = {"x": points[:, 0].tolist(), "y": points[:, 1].tolist(), "hover": hover}
-    if all(len(row) <= 1 for row in held):
-        return found | {"classes": [str(names[row[0]]) if len(row) else "none" for row in held]}
-    shown = [a for a in order if (y[:, a] == 1).any()][:MAP_LABELS]
-    columns = {names[a]: np.nan_to_num(y[:, a], nan=-1).astype(int).tolist() for a in shown}
-    return found | {"labels": columns}
+    data: dict[str, Any] = {"x": points[:, 0].tolist(), "y": points[:, 1].tolist(), "hover": hover}
+    if all(len(labels) <= 1 for labels in row_labels):
+        classes = [str(names[labels[0]]) if len(labels) else "none" for labels in row_labels]
+        return data | {"classes": classes}
+    offered = [a for a in order if (y[:, a] == 1).any()][:MAP_LABELS]
+    columns = {names[a]: np.nan_to_num(y[:, a], nan=-1).astype(int).tolist() for a in offered}
+    return data | {"labels": columns}

@@ -1,4 +1,4 @@
-"""Pages whose charts Plotly draws, from disk: one file holds all of it, and fetches nothing."""
+"""Self-contained pages with Plotly charts: one file that opens from disk and fetches nothing."""
 
 import base64
 import gzip
@@ -25,9 +25,9 @@ def render(
     filters: Mapping[str, Callable[..., str]] | None = None,
     **values: Any,
 ) -> str:
-    """Returns a page by one of the templates in `page/`, or in another folder; `name` heads it.
+    """Renders a template of `page/`, or of another folder; the value `name` is the page's heading.
 
-    A template of its own extends base.html; that itself takes `body`, which is HTML. `filters` are
+    Other templates extend base.html; base.html itself takes `body`, which is HTML. `filters` are
     added to those of all templates.
     """
     environment = _environment(folder)
@@ -43,7 +43,7 @@ def render(
 
 
 def figure(chart: Chart) -> str:
-    """Returns the HTML of a chart below its title, if it has one; the page's script draws it."""
+    """Returns the HTML of a chart and of its title, if it has one; the page's script draws it."""
     title = f"<figcaption>{html.escape(chart.title)}</figcaption>" if chart.title else ""
     width = ""
     if least := chart.least_width:
@@ -56,7 +56,7 @@ def figure(chart: Chart) -> str:
 
 @cache
 def _environment(folder: Path) -> jinja2.Environment:
-    """Returns what compiles the templates of a folder, each once a process."""
+    """Returns the environment of a folder's templates, each compiled once per process."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, PAGE]),
         autoescape=True,
@@ -70,14 +70,14 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 @cache
 def _plotly() -> str:
-    """Returns Plotly as base64 of gzip, 2 MB: a browser unpacks it, and a page fetches nothing."""
+    """Returns Plotly as base64 of gzip, 2 MB, which the browser unpacks."""
     source = files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    # Level 9, the default, takes twice as long for 1 % less.
+    # Level 9, the default, takes twice as long and saves 1 %.
     return base64.b64encode(gzip.compress(source, compresslevel=5, mtime=0)).decode()
 
 
 def _inline(value: Any) -> str:
-    """Returns JSON that may stand in a script element: nothing in it ends the element."""
+    """Returns JSON for a script element: it cannot contain the tag that ends the element."""
     return to_json(value, inf_nan_mode="null").decode().replace("<", "\\u003c")
 
 

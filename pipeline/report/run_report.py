@@ -1,4 +1,4 @@
-"""What a run leaves to look at: report.html, one file with scores, charts, rows and settings."""
+"""The report of a run: report.html, one file with scores, charts, rows and settings."""
 
 import json
 import math
@@ -18,37 +18,38 @@ from heron.pipeline.report import charts, examples, pages
 from heron.pipeline.training.tracking import START, read_metrics, read_result
 from heron.shards.atomic import atomic_write
 
-LONG = 120.0  # seconds of training, beside which the seconds of a map are little
-SHOWN = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}  # of several labels a row
-SHOWN_OF_CLASSES = {"accuracy": "accuracy", **SHOWN}
-FEWEST_ROWS = 5  # that a map and neighbours are of
-Seeds = Sequence[Mapping[str, Any]]  # results of the run, and of it with other seeds
+LONG = 120.0  # seconds of training, compared with which a map costs little
+MULTI_LABEL_SCORES = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}
+CLASS_SCORES = {"accuracy": "accuracy", **MULTI_LABEL_SCORES}
+FEWEST_ROWS = 5  # for a map and neighbours
+Seeds = Sequence[Mapping[str, Any]]  # results of the run, then of its repetitions by seed
 CONFUSED = 8  # pairs of classes that are listed
 
 
 def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
     """Returns whether the report has a map and neighbours of test rows, which take seconds.
 
-    `auto` asks for them where the run was long; its seconds count those before it was resumed.
+    `auto` includes them if training took long, counting the time before it was resumed.
     """
     return setting == "always" or (setting == "auto" and train_seconds >= LONG)
 
 
 def write_report(
-    folder: Path,  # of the run: metrics.jsonl, run.json, and results of other seeds are read
+    folder: Path,  # of the run: metrics.jsonl, run.json and the results of other seeds are read
     config: Config,
-    result: Mapping[str, Any],  # what result.json holds
+    result: Mapping[str, Any],  # the contents of result.json
     predictions: Predictions,  # of all test rows
-    embedding: Predictions | None,  # features of some of them; None draws no map, no neighbours
-    reader: Reader,  # names the labels, and reads pictures
+    embedding: Predictions | None,  # features of some of them; None: no map and no neighbours
+    reader: Reader,  # names the labels and reads the pictures
 ) -> Path:
     """Writes report.html, which opens from disk and fetches nothing."""
     rows, name = read_metrics(folder / "metrics.jsonl"), folder.resolve().name
     seeds = [result, *map(read_result, sorted(folder.glob("seed-*/result.json")))]
-    chosen, stride = charts.curves(rows)
-    shown = SHOWN if reader.manifest.labels.kind == "multi_label" else SHOWN_OF_CLASSES
-    asked = config.evaluate.threshold
-    threshold = float(result.get("threshold", 0.5 if asked == "fitted" else asked))
+    curves, stride = charts.curves(rows)
+    multi_label = reader.manifest.labels.kind == "multi_label"
+    scores = MULTI_LABEL_SCORES if multi_label else CLASS_SCORES
+    setting = config.evaluate.threshold
+    threshold = float(result.get("threshold", 0.5 if setting == "fitted" else setting))
     labels = _labels(predictions, reader, threshold)
     scatter, near = None, []
     if embedding and embedding.hidden is not None and len(embedding.hidden) >= FEWEST_ROWS:
@@ -59,10 +60,10 @@ def write_report(
     text = pages.render(
         "run.html",
         name=name,
-        cards=_cards(seeds, shown, rows),
-        comparisons=_comparisons(seeds, shown, name),
+        cards=_cards(seeds, scores, rows),
+        comparisons=_comparisons(seeds, scores, name),
         seeds=len(seeds),
-        curves=chosen,
+        curves=curves,
         stride=stride,
         map=scatter,
         embedded=len(embedding.rows) if embedding else 0,
@@ -85,55 +86,55 @@ def _yaml(tree: Any) -> str:
 
 
 def _values(seeds: Seeds, score: str) -> list[float]:
-    return [float(one[score]) for one in seeds if one.get(score) is not None]
+    return [float(result[score]) for result in seeds if result.get(score) is not None]
 
 
-def _comparisons(seeds: Seeds, shown: Mapping[str, str], name: str) -> list[charts.Chart]:
-    """Returns charts of the run beside what its baselines reach, seed by seed; none without."""
+def _comparisons(seeds: Seeds, scores: Mapping[str, str], name: str) -> list[charts.Chart]:
+    """Returns charts of the run beside its baselines, seed by seed; none without baselines."""
     prefixes = {name: "", "plain network": "plain_", "logistic regression": "logistic_"}
-    found = []
-    for score, title in shown.items():
+    comparisons = []
+    for score, title in scores.items():
         methods = {method: _values(seeds, prefix + score) for method, prefix in prefixes.items()}
-        there = {method: values for method, values in methods.items() if values}
-        if len(there) > 1:
-            found.append(charts.comparison(title, there))
-    return found
+        scored = {method: values for method, values in methods.items() if values}
+        if len(scored) > 1:
+            comparisons.append(charts.comparison(title, scored))
+    return comparisons
 
 
 def _cards(
     seeds: Seeds, scores: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str, str, str]]:
-    """Returns the headline numbers: what it is, the number, its spread, what it compares with."""
+    """Returns the headline numbers: title, value, spread, and the baselines' values or a note."""
     cards, result = [], seeds[0]
     for score, title in scores.items():
         values = _values(seeds, score)
         if not values or math.isnan(values[0]):
             continue
         spread = f"± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-        beside = [
-            f"{method} {np.mean(found):.3f}"
+        baselines = [
+            f"{method} {np.mean(baseline):.3f}"
             for method, prefix in (("plain network", "plain_"), ("logistic", "logistic_"))
-            if (found := _values(seeds, prefix + score))
+            if (baseline := _values(seeds, prefix + score))
         ]
-        cards.append((title, f"{np.mean(values):.3f}", spread, ", ".join(beside)))
+        cards.append((title, f"{np.mean(values):.3f}", spread, ", ".join(baselines)))
     rates = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
     steps = f"{result['steps']:,} steps, {result['epochs']:g} epochs"
     cards.append(("training", _duration(result["train_seconds"]), "", steps))
     if rates:
         processes = result["world_size"]
         word = "process" if processes == 1 else "processes"
-        cards.append(("samples a second", f"{np.median(rates):,.0f}", "", f"{processes} {word}"))
+        cards.append(("samples per second", f"{np.median(rates):,.0f}", "", f"{processes} {word}"))
     if memory := result.get("peak_memory_bytes"):
-        cards.append(("peak memory", f"{memory / 1e9:.2f} GB", "", "of a process"))
+        cards.append(("peak memory", f"{memory / 1e9:.2f} GB", "", "of one process"))
     return cards
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
+    return f"{minutes} min {remainder} s" if minutes else f"{seconds:.3g} s"
 
 
 def _labels(predictions: Predictions, reader: Reader, threshold: float) -> list[dict[str, Any]]:
@@ -152,37 +153,37 @@ def _labels(predictions: Predictions, reader: Reader, threshold: float) -> list[
 
 
 def confused_classes(predictions: Predictions, reader: Reader, links: PageLinks) -> dict[str, Any]:
-    """Returns which of the classes that exclude each other is taken for which.
+    """Counts which of the mutually exclusive classes is predicted as which.
 
-    `chart` is the matrix, None where the classes are too many or there are none; `worst` has the
-    true and the predicted class, how many rows, and the link of the cells with most in the wrong.
+    `chart` is the confusion matrix, None if there are no classes or too many; `worst` lists true
+    class, predicted class, number of rows and link of the most frequent confusions.
     """
-    found, labels = predictions.probability, reader.manifest.labels
-    if found is None or labels.kind == "multi_label" or not len(predictions.y):
+    probability, labels = predictions.probability, reader.manifest.labels
+    if probability is None or labels.kind == "multi_label" or not len(predictions.y):
         return {"chart": None, "worst": []}
     names = labels.names
-    cells = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(cells, (predictions.y.argmax(1), found.argmax(1)), 1)
-    wrong = cells - np.diag(np.diag(cells))
+    counts = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(counts, (predictions.y.argmax(1), probability.argmax(1)), 1)
+    wrong = counts - np.diag(np.diag(counts))
     order = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED].tolist()
     worst = [
-        (names[a], names[b], int(cells[a, b]), links.confused(names[a], names[b]))
-        for a, b in (divmod(place, len(names)) for place in order)
+        (names[a], names[b], int(counts[a, b]), links.confused(names[a], names[b]))
+        for a, b in (divmod(flat_index, len(names)) for flat_index in order)
         if wrong[a, b]
     ]
     if not 1 < len(names) <= charts.MOST_CLASSES:
         return {"chart": None, "worst": worst}
-    there = [
-        [links.confused(names[a], names[b]) if cells[a, b] else "" for b in range(len(names))]
+    cell_links = [
+        [links.confused(names[a], names[b]) if counts[a, b] else "" for b in range(len(names))]
         for a in range(len(names))
     ]
-    return {"chart": charts.confusion(cells, names, there), "worst": worst}
+    return {"chart": charts.confusion(counts, names, cell_links), "worst": worst}
 
 
 def _facts(
     folder: Path, config: Config, result: Mapping[str, Any], reader: Reader
 ) -> dict[str, str]:
-    """Returns where the run comes from: command, code, machine and data."""
+    """Returns the run's provenance: command, code, machine and data."""
     start = json.loads((folder / START).read_text())
     manifest = reader.manifest
     return {

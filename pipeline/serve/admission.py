@@ -1,4 +1,4 @@
-"""How much of the web page's server runs at once, and how its bodies arrive."""
+"""Bounds of the web page's server: how many requests run at once, and how uploads are read."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -8,99 +8,123 @@ from dataclasses import dataclass
 from fastapi import HTTPException, Request
 from starlette.requests import ClientDisconnect
 
-BINARY = "application/octet-stream"  # which another origin's page cannot send without asking
-CLOSE = {"Connection": "close"}  # what is left of the body is not read
+BINARY = "application/octet-stream"  # another origin's page cannot send it without a preflight
+CLOSE = {"Connection": "close"}  # for a refusal, since the rest of the body is not read
 
 
 @dataclass(frozen=True)
 class Limits:
     """How much one server does at once, and how long it waits."""
 
-    upload_bytes: int = 16 * 2**20  # of a body
-    body_s: float = 20.0  # in which a head or a body has to arrive, or an answer to be read
-    searches: int = 2  # that run at once, and as many pictures
-    uploads: int = 4  # bodies of full size that there is room for; one runs
-    waiting: int = 100  # searches and uploads, each, that may wait; the next ones get a 503
-    connections: int = 400  # open at once; for more, those that have been slow for longest go
+    upload_bytes: int = 16 * 2**20  # the largest body
+    body_s: float = 20.0  # for a head or a body to arrive, or for a client to read an answer
+    searches: int = 2  # running at once; as many pictures run beside them
+    uploads: int = 4  # bodies of full size that fit in memory at once; one of them is encoded
+    waiting: int = 100  # searches that may wait, and uploads too; further ones get a 503
+    connections: int = 400  # open at once; beyond, the one that has been slow for longest is cut
 
 
 class Admission:
-    """Lets some requests through at once, has some wait, and refuses the rest."""
+    """Lets some requests run at once, has some wait, and refuses the rest."""
 
-    def __init__(self, what: str, at_once: int, waiting: int) -> None:
-        """Begins with none; `what` they are is for the message."""
-        self._what, self._most, self._inside = what, at_once + waiting, 0
-        self._free = asyncio.Semaphore(at_once)
+    def __init__(self, noun: str, at_once: int, waiting: int) -> None:
+        """Starts empty; `noun` names the requests in the refusal."""
+        self._noun, self._capacity, self._admitted = noun, at_once + waiting, 0
+        self._running = asyncio.Semaphore(at_once)
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[None]:
-        """Holds a place, or raises a 503 where as many wait as may."""
-        if self._inside >= self._most:
-            raise busy(f"{self._inside} {self._what} are under way or wait")
-        self._inside += 1
+        """Waits for a turn and holds it; raises a 503 where too many wait already."""
+        if self._admitted >= self._capacity:
+            raise busy(f"{self._admitted} {self._noun} are running or waiting")
+        self._admitted += 1
         try:
-            async with self._free:
+            async with self._running:
                 yield
         finally:
-            self._inside -= 1
+            self._admitted -= 1
 
 
 class Uploads:
-    """Reads bodies into room for some; where there is none, the one that takes longest goes."""
+    """Reads bodies into bounded memory.
+
+    When the memory is full, the arriving upload that began first is refused; the last one waits
+    for the uploads that have arrived to be answered.
+    """
 
     def __init__(self, limits: Limits) -> None:
-        """Begins with none."""
-        self._limits, self._room = limits, limits.uploads * limits.upload_bytes
-        self._arriving: dict[asyncio.Timeout, None] = {}  # the longest first
+        """Starts with all memory free."""
+        self._limits, self._free_bytes = limits, limits.uploads * limits.upload_bytes
+        self._arriving: dict[asyncio.Timeout, bytearray] = {}  # in the order in which they began
+        self._freed = asyncio.Event()
 
     @asynccontextmanager
     async def __call__(self, request: Request) -> AsyncIterator[bytes]:
-        """Holds the bytes of an upload."""
+        """Reads the bytes of an upload, and counts them until the context ends."""
         data = bytearray()
         try:
             await self._read(request, data)
             yield bytes(data)
         finally:
-            self._room += len(data)
+            self._free(data)
+
+    def _free(self, data: bytearray) -> None:
+        self._free_bytes += len(data)
+        data.clear()
+        self._freed.set()
+
+    async def _make_room(self) -> None:
+        """Refuses the oldest of several arriving uploads; a single one waits for memory."""
+        if len(self._arriving) > 1:
+            oldest = next(iter(self._arriving))
+            self._free(self._arriving.pop(oldest))
+            oldest.reschedule(0)
+        else:
+            self._freed.clear()
+            await self._freed.wait()
 
     async def _read(self, request: Request, data: bytearray) -> None:
-        """Reads a body, refused as soon as it is too long or too slow."""
-        most, seconds = self._limits.upload_bytes, self._limits.body_s
+        """Reads a body into `data`; refuses it as soon as it is too long or too slow."""
+        max_bytes, seconds = self._limits.upload_bytes, self._limits.body_s
         kind = request.headers.get("content-type", "none")
         if kind != BINARY:
             text = f"the body is '{kind}'; expected '{BINARY}': the bytes of one file, as they are"
             raise HTTPException(415, text, CLOSE)
-        text = f"the upload has more than {most:,} bytes; expected at most these"
+        text = f"the upload has more than {max_bytes:,} bytes; expected at most that many"
         too_large = HTTPException(413, f"{text}; give a smaller file", CLOSE)
-        if int(request.headers.get("content-length", "0")) > most:  # the server saw that it is one
+        # h11 has checked that the length is a number.
+        if int(request.headers.get("content-length", "0")) > max_bytes:
             raise too_large
-        limit = asyncio.timeout(seconds)
+        deadline = asyncio.timeout(seconds)
         try:
-            async with limit:
-                self._arriving[limit] = None
+            async with deadline:
+                self._arriving[deadline] = data
                 async for chunk in request.stream():
-                    if len(data) + len(chunk) > most:
+                    if len(data) + len(chunk) > max_bytes:
                         raise too_large
                     data += chunk
-                    self._room -= len(chunk)
-                    if self._room < 0:
-                        longest = next(iter(self._arriving))
-                        longest.reschedule(0)
-                        del self._arriving[longest]
+                    self._free_bytes -= len(chunk)
+                    while self._free_bytes < 0 and deadline in self._arriving:
+                        await self._make_room()
+                    if deadline not in self._arriving:  # refused, now or before this chunk
+                        raise TimeoutError
         except TimeoutError:
-            if limit not in self._arriving:
-                raise busy("later uploads need the room of this slow one", CLOSE) from None
+            if deadline not in self._arriving:
+                raise busy("later uploads need the memory of this slow one", CLOSE) from None
+            if self._free_bytes < 0:
+                raise busy("earlier uploads take all the memory", CLOSE) from None
             text = f"the upload did not arrive in {seconds:g} s; found {len(data):,} bytes; "
             raise HTTPException(408, f"{text}try again, or give a smaller file", CLOSE) from None
         except ClientDisconnect:
             raise HTTPException(400, "the upload ended early") from None
         finally:
-            self._arriving.pop(limit, None)
+            self._arriving.pop(deadline, None)
         if not data:
             raise HTTPException(400, "the upload is empty; expected the bytes of one file")
 
 
 def busy(text: str, headers: Mapping[str, str] | None = None) -> HTTPException:
-    """Returns the answer to one who may come back."""
-    more = {"Retry-After": "1"} | dict(headers or {})
-    return HTTPException(503, f"{text}; try again in a second", more)
+    """Returns a 503 that asks the client to try again."""
+    return HTTPException(
+        503, f"{text}; try again in a second", {"Retry-After": "1"} | dict(headers or {})
+    )

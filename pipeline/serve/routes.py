@@ -1,12 +1,13 @@
-"""The API of one index: what the page asks of it, each request bounded before it is used."""
+"""The API of one index, as the page uses it; every request is bounded before it is used."""
 
 import asyncio
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO, StringIO
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,108 +26,113 @@ from heron.pipeline.serve.admission import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import HeronError
 
 MOST_HITS = 200
-LONGEST = 500  # characters of a key or a filter
-EXAMPLES = 20  # samples of one query
-SUGGESTED = 20  # keys that begin with what was typed, or hold it
+LONGEST_TEXT = 500  # characters of a key or a filter
+MOST_EXAMPLES = 20  # samples of one query
+SUGGESTIONS = 20  # keys that contain what was typed
 THUMBNAIL_PIXELS = 256  # longest side of a picture that is sent
-THUMBNAILS = 2_000  # pictures that are kept
-OUTLINES = 4  # whose samples are kept
+CACHED_THUMBNAILS = 2_000
+CACHED_OUTLINES = 4
 FACETS = 300  # labels that are counted
 COLOURS = 11  # classes that have a colour of their own on the map
-EXPORTED = 4096  # keys of an export that are sent at a time
+EXPORT_CHUNK = 4096  # keys of an export that are sent at a time
 EXPECTED = (HeronError, OSError)
-Text = Annotated[str, Query(max_length=LONGEST)]
-Keys = Annotated[list[Text], Query(min_length=1, max_length=EXAMPLES)]
+Text = Annotated[str, Query(max_length=LONGEST_TEXT)]
+Keys = Annotated[list[Text], Query(min_length=1, max_length=MOST_EXAMPLES)]
 Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
 Outline = Annotated[str, Query(max_length=12 * CORNERS)]
 
 
 class Bounds:
-    """What all indexes of a server share: how much of each kind of work runs at once."""
+    """How much of each kind of work runs at once; all indexes of a server share it."""
 
     def __init__(self, limits: Limits) -> None:
-        """Begins with nothing under way."""
-        self.limits, self.uploaded = limits, Uploads(limits)
+        """Starts with nothing running."""
+        self.limits, self.uploads = limits, Uploads(limits)
         self.searching = Admission("searches", limits.searches, limits.waiting)
-        # A page asks for 200 pictures.
+        # One page requests up to 200 pictures.
         self.drawing = Admission("pictures", limits.searches, limits.waiting * 10)
         self.encoding = Admission("uploads", 1, limits.waiting)
+        # Each chunk is admitted: one that waits is never refused, as its answer has begun.
+        self.exporting = Admission("exports", limits.searches, 2 * limits.connections)
 
 
 def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -> APIRouter:
-    """Returns the routes of one index; `indexes` are the names of all that are served."""
-    routes, samples, chosen = APIRouter(), retriever.samples, Chosen(retriever)
-    facts = about(retriever, bounds.limits, chosen.map) | {"indexes": indexes}
-    samples.keys_with("", 1)  # sorts the keys now: a first request would stop all others
-    _ = samples.close  # compares pairs of labels, for seconds
+    """Returns the routes of one index; `indexes` names all indexes of the server."""
+    routes, samples, selection = APIRouter(), retriever.samples, Selection(retriever)
+    description = about(retriever, bounds.limits, selection.map) | {"indexes": indexes}
+    samples.keys_with("", 1)  # sorts the keys now: in a first request it would block all others
+    _ = samples.close  # compares pairs of labels, which takes seconds
 
     @routes.get("/about")
     async def describe() -> dict[str, Any]:
-        return facts
+        return description
 
-    _add_samples(routes, retriever, bounds, chosen)
-    _add_queries(routes, retriever, bounds, chosen)
-    _add_choices(routes, samples, bounds, chosen)
+    _add_sample_routes(routes, retriever, bounds, selection)
+    _add_query_routes(routes, retriever, bounds, selection)
+    _add_selection_routes(routes, samples, bounds, selection)
     return routes
 
 
-def _add_samples(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen: "Chosen") -> None:
-    """Adds what is asked of single samples: keys, labels, a random one, pictures."""
-    samples, threaded = retriever.samples, asyncio.to_thread
+def _add_sample_routes(
+    routes: APIRouter, retriever: Retriever, bounds: Bounds, selection: "Selection"
+) -> None:
+    """Adds the routes of single samples: keys, labels, a random one, pictures."""
+    samples, in_thread = retriever.samples, asyncio.to_thread
     generator = np.random.default_rng()
-    thumbnail = lru_cache(THUMBNAILS)(lambda number: _thumbnail(retriever, number))
+    thumbnail = lru_cache(CACHED_THUMBNAILS)(lambda number: _thumbnail(retriever, number))
 
-    def number_of(number: int) -> int:
+    def check_number(number: int) -> None:
         if not 0 <= number < len(samples):
             text = f"no sample has the number {number}; found {len(samples):,} samples"
             raise HTTPException(404, text)
-        return number
 
     @routes.get("/samples")
     async def suggest(part: Text = "") -> dict[str, list[str]]:
         async with bounds.searching():
-            return {"keys": await threaded(samples.keys_with, part, SUGGESTED)}
+            return {"keys": await in_thread(samples.keys_with, part, SUGGESTIONS)}
 
     @routes.get("/sample/{number}")
     async def sample(number: int) -> dict[str, Any]:
-        found = number_of(number)
-        return {"key": samples.key(found), "labels": samples.label_names(found)}
+        check_number(number)
+        return {"key": samples.key(number), "labels": samples.label_names(number)}
 
     @routes.get("/random")
     async def draw(where: Text = "") -> dict[str, str]:
         async with bounds.searching():
-            flags = await threaded(chosen.flags, where, "")
+            flags = await in_thread(selection.flags, where, "")
         numbers = len(samples) if flags is None else np.flatnonzero(flags)
         return {"key": samples.key(int(generator.choice(numbers)))}
 
     @routes.get("/picture/{number}")
     async def picture(number: int) -> Response:
-        number_of(number)
+        check_number(number)
         async with bounds.drawing():
-            data = await threaded(thumbnail, number)
+            data = await in_thread(thumbnail, number)
         if data is None:
             raise HTTPException(404, f"sample {samples.key(number)} has no picture")
-        # The page's addresses name the index: what a cache holds is of the same one.
+        # Safe to cache: the page's URLs of pictures name the index by its fingerprint.
         return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, "image/jpeg")
 
 
-def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen: "Chosen") -> None:
-    """Adds the queries: by samples, by words, by a file."""
-    samples, threaded = retriever.samples, asyncio.to_thread
+def _add_query_routes(
+    routes: APIRouter, retriever: Retriever, bounds: Bounds, selection: "Selection"
+) -> None:
+    """Adds the routes of queries: by samples, by words, by a file."""
+    samples, in_thread = retriever.samples, asyncio.to_thread
 
-    def plain(answer: Answer) -> dict[str, Any]:
-        """The answer for JSON; the query says whether it has labels, be it none of them."""
-        found, query = answer.plain(), answer.query
+    def to_json(answer: Answer) -> dict[str, Any]:
+        """Adds the keys of the query's samples, and whether the query's labels are known."""
+        tree, query = answer.plain(), answer.query
         own = query.own
-        found["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
-        found["query"]["keys"] = [samples.key(number) for number in query.examples]
-        return found
+        tree["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
+        tree["query"]["keys"] = [samples.key(number) for number in query.examples]
+        return tree
 
-    async def answered(
-        admitted: Admission, lasso: str, find: Callable[[Flags | None], Answer]
+    async def search(
+        admission: Admission, lasso: str, find: Callable[[Flags | None], Answer]
     ) -> dict[str, Any]:
-        async with admitted():
-            return await threaded(lambda: plain(find(chosen.inside(lasso))))
+        async with admission():
+            return await in_thread(lambda: to_json(find(selection.inside(lasso))))
 
     @routes.get("/neighbours")
     async def neighbours(
@@ -142,11 +148,11 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
             if relation != "neighbours":
                 raise RetrievalError(
                     f"relation '{relation}' with {len(key)} keys; expected one key; ask for "
-                    "neighbours, or by one of them"
+                    "neighbours, or give one key"
                 )
             return retriever.by_keys(key, k, where, among)
 
-        return await answered(bounds.searching, lasso, find)
+        return await search(bounds.searching, lasso, find)
 
     @routes.get("/text")
     async def by_text(
@@ -155,89 +161,104 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
         def find(among: Flags | None) -> Answer:
             return retriever.by_text(text, k, where, among=among)
 
-        return await answered(bounds.encoding, lasso, find)
+        return await search(bounds.encoding, lasso, find)
 
     @routes.post("/upload")
     async def upload(
         request: Request, k: Count = 24, where: Text = "", lasso: Outline = ""
     ) -> dict[str, Any]:
-        async with bounds.uploaded(request) as data:
+        async with bounds.uploads(request) as data:
 
             def find(among: Flags | None) -> Answer:
                 return retriever.by_file(data, k, where, name="the upload", among=among)
 
-            return await answered(bounds.encoding, lasso, find)
+            return await search(bounds.encoding, lasso, find)
 
 
-def _add_choices(routes: APIRouter, samples: Samples, bounds: Bounds, chosen: "Chosen") -> None:
-    """Adds what is asked of all that are chosen: label counts, keys, the map and its colours."""
-    threaded = asyncio.to_thread
+def _add_selection_routes(
+    routes: APIRouter, samples: Samples, bounds: Bounds, selection: "Selection"
+) -> None:
+    """Adds the routes of many samples: label counts, keys, the map and its colours."""
+    in_thread = asyncio.to_thread
 
     @routes.get("/facets")
     async def facets(where: Text = "", lasso: Outline = "") -> dict[str, Any]:
         def count() -> dict[str, Any]:
-            flags = chosen.flags(where, lasso)
+            flags = selection.flags(where, lasso)
             allowed = len(samples) if flags is None else int(flags.sum())
             return {"allowed": allowed, "counts": samples.label_counts(flags)[:FACETS]}
 
         async with bounds.searching():
-            return await threaded(count)
+            return await in_thread(count)
 
     @routes.get("/export")
     async def export(
         format: Literal["csv", "json"], where: Text = "", lasso: Outline = ""
     ) -> Response:
         async with bounds.searching():
-            flags = await threaded(chosen.flags, where, lasso)
-        numbers = np.arange(len(samples)) if flags is None else np.flatnonzero(flags)
-        kind = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[format]
-        named = {"Content-Disposition": f'attachment; filename="keys.{format}"'}
-        keys = (samples.key(number) for number in numbers.tolist())
-        return StreamingResponse(lines_of(keys, format), 200, named, kind)
+            flags = await in_thread(selection.flags, where, lasso)
+        numbers = range(len(samples))
+        media_type = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[format]
+        headers = {"Content-Disposition": f'attachment; filename="keys.{format}"'}
+        chunks = lines_of(
+            map(samples.key, numbers if flags is None else compress(numbers, flags)), format
+        )
+
+        async def admitted() -> AsyncIterator[str]:
+            """Yields each chunk after its turn, so that slow readers keep no other export out."""
+            while True:
+                async with bounds.exporting():
+                    chunk = await in_thread(next, chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
+
+        return StreamingResponse(admitted(), 200, headers, media_type)
 
     @routes.get("/map")
     async def coordinates() -> Response:
-        return _binary(chosen.drawn().bytes)
+        return _binary(selection.required_map().bytes)
 
     @routes.get("/colours")
     async def colours(label: Annotated[int | None, Query(ge=0)] = None) -> Response:
         async with bounds.searching():
-            return _binary(await threaded(chosen.colours, label))
+            return _binary(await in_thread(selection.colours, label))
 
 
-class Chosen:
-    """Which samples of an index pass a filter and lie in an outline on its map."""
+class Selection:
+    """Selects the samples of an index that pass a filter and lie in an outline on its map."""
 
     def __init__(self, retriever: Retriever) -> None:
-        """Reads the map, where there is one."""
+        """Reads the map, if the index has one."""
         self.samples, self.map = retriever.samples, SampleMap.of(retriever.index)
-        self._kept = lru_cache(OUTLINES)(lambda outline: self.drawn().inside(outline))
+        self._inside = lru_cache(CACHED_OUTLINES)(lambda x: self.required_map().inside(x))
 
-    def drawn(self) -> SampleMap:
-        """Returns the map, or raises a RetrievalError where there is none."""
+    def required_map(self) -> SampleMap:
+        """Returns the map, or raises a RetrievalError if there is none."""
         if self.map is None:
             raise RetrievalError("this index has no map; expected one; build it with `heron index`")
         return self.map
 
     def inside(self, outline: str) -> Flags | None:
-        """Returns which samples lie in an outline, [N]; None: no outline is given."""
-        return self._kept(outline) if outline else None
+        """Returns which samples lie in an outline, [N]; None without an outline."""
+        return self._inside(outline) if outline else None
 
     def flags(self, where: str, outline: str) -> Flags | None:
-        """Returns which samples pass both, [N]; None: all do."""
+        """Returns which samples pass the filter and lie in the outline, [N]; None: all do."""
         passed = passing(where, self.samples) if where.strip() else None
         inside = self.inside(outline)
-        found = passed if inside is None else inside if passed is None else passed & inside
-        if found is not None and not found.any():
+        flags = passed if inside is None else inside if passed is None else passed & inside
+        if flags is not None and not flags.any():
             raise RetrievalError(
-                "no sample passes the filter and lies in the outline; ask for less"
+                "no sample passes the filter and lies in the outline; widen one of them"
             )
-        return found
+        return flags
 
     def colours(self, label: int | None) -> bytes:
-        """Returns a byte a sample: 1 with the label, 0 without, 255 unknown; None: of classes.
+        """Returns one byte per sample: 1 with the label, 0 without it, 255 if that is unknown.
 
-        Of classes it is the place among the most frequent ones, or `COLOURS` for all others.
+        Without a label, the byte is the rank of the sample's class among the most frequent ones,
+        `COLOURS` for all other classes, and 255 if the class is unknown.
         """
         samples = self.samples
         if label is None and not samples.exclusive or (label or 0) >= len(samples.names):
@@ -246,13 +267,13 @@ class Chosen:
                 "one of the labels"
             )
         if label is None:
-            places = np.full(len(samples.names), COLOURS, np.uint8)
-            places[classes(samples.label_counts())] = np.arange(min(COLOURS, len(places)))
-            found = places[samples.targets.argmax(1)]
+            class_codes = np.full(len(samples.names), COLOURS, np.uint8)
+            class_codes[classes(samples.label_counts())] = np.arange(min(COLOURS, len(class_codes)))
+            codes = class_codes[samples.targets.argmax(1)]
         else:
-            found = samples.targets[:, label].copy()
-        found[~samples.known] = 255
-        return bytes(found)
+            codes = samples.targets[:, label].copy()
+        codes[~samples.known] = 255
+        return bytes(codes)
 
 
 def classes(counts: Sequence[int]) -> list[int]:
@@ -261,7 +282,7 @@ def classes(counts: Sequence[int]) -> list[int]:
 
 
 def lines_of(keys: Iterator[str], format: Literal["csv", "json"]) -> Iterator[str]:
-    """Yields keys as a column of CSV or a list of JSON, some at a time."""
+    """Yields keys as a CSV column or a JSON list, `EXPORT_CHUNK` keys at a time."""
     writer = csv.writer(out := StringIO())
     out.write("[" if format == "json" else "key\r\n")
     for number, key in enumerate(keys, 1):
@@ -269,7 +290,7 @@ def lines_of(keys: Iterator[str], format: Literal["csv", "json"]) -> Iterator[st
             writer.writerow([key])
         else:
             out.write(f"{',' if number > 1 else ''}\n{json.dumps(key)}")
-        if number % EXPORTED == 0:
+        if number % EXPORT_CHUNK == 0:
             yield out.getvalue()
             out.seek(0)
             out.truncate()
@@ -280,13 +301,12 @@ def _binary(data: bytes) -> Response:
     return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, BINARY)
 
 
-def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict[str, Any]:
-    """Returns what the page says of the index, and what it may ask for."""
+def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) -> dict[str, Any]:
+    """Describes the index for the page, with the limits of what the page may request."""
     manifest, samples = retriever.index.manifest, retriever.samples
-    recall = manifest.recall
-    measured = "not measured"
-    if recall is not None:
-        measured = f"{recall.value:.3f} at {recall.k}, of {recall.queries:,} held-out queries"
+    recall = "not measured"
+    if (measured := manifest.recall) is not None:
+        recall = f"{measured.value:.3f} at {measured.k}, of {measured.queries:,} held-out queries"
     pictures = texts = False
     with suppress(*EXPECTED):
         pictures = retriever.has_pictures
@@ -294,21 +314,21 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
         texts = retriever.takes_text
     return manifest.model_dump(include={"kind", "metric", "layer", "dim", "count"}) | {
         "data": Path(retriever.data).name,
-        "recall": measured,
+        "recall": recall,
         "names": samples.names,
         "exclusive": samples.exclusive,
         "facets": FACETS,
         "classes": classes(samples.label_counts()) if samples.exclusive else [],
         "close": samples.close_distance,
-        "map": drawn
+        "map": sample_map
         and {
-            "how": drawn.how,
+            "how": sample_map.how,
             "grid": GRID,
             "corners": CORNERS,
-            "regions": [region.model_dump() for region in drawn.regions],
+            "regions": [region.model_dump() for region in sample_map.regions],
         },
         "of": manifest.fingerprint[7:19],
-        "longest": LONGEST,
+        "longest": LONGEST_TEXT,
         "pictures": pictures,
         "texts": texts,
         "upload_bytes": limits.upload_bytes,
@@ -316,10 +336,11 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
 
 
 def _thumbnail(retriever: Retriever, number: int) -> bytes | None:
-    """The picture of a sample as a JPEG that is small enough for a page."""
+    """Returns the picture of a sample as a JPEG small enough for the page; None without one."""
     picture = retriever.picture(number)
     if picture is None:
         return None
     picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
-    picture.save(out := BytesIO(), "JPEG", quality=90, subsampling=0)  # colours of small pictures
+    # Without chroma subsampling, which would blur the colours of small pictures.
+    picture.save(out := BytesIO(), "JPEG", quality=90, subsampling=0)
     return out.getvalue()

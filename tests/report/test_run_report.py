@@ -121,7 +121,7 @@ def test_confused_classes_open_the_page_of_an_index(
     assert links[0][:2] == [PageLinks().confused(names[0], names[0]), there]
     assert links[1][0] == "" and links[1][1] != ""
     text = (tmp_path / "run" / "report.html").read_text()
-    assert "taken for" in text and 'href="http://127.0.0.1:8000/?among=' in text
+    assert "predicted as" in text and 'href="http://127.0.0.1:8000/?among=' in text
     monkeypatch.setattr(charts, "MOST_CLASSES", len(names) - 1)
     of_many = confused_classes(predictions, reader, PageLinks())
     assert of_many == {"chart": None, "worst": found["worst"]}

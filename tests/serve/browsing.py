@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect  # noqa: E402
+from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, expect  # noqa: E402
 
-__all__ = ["Browser", "BrowserContext", "Page", "Route", "expect"]
+__all__ = ["Browser", "BrowserContext", "Error", "Page", "Route", "expect"]
 SHOTS = os.environ.get("HERON_SCREENSHOTS")  # a folder to keep pictures of the page in
 
 

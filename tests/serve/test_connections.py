@@ -1,17 +1,25 @@
 """What a connection may cost: slow clients keep no other out, and answers wait for nothing."""
 
+import asyncio
 import re
 import socket
 import time
 from asyncio import Transport
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection
+from threading import Event, Lock
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import pytest
+from fastapi import HTTPException, Request
 
+from heron.pipeline.retrieval.answer import Answer
+from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.serve.admission import BINARY, Limits
+from heron.pipeline.serve.admission import BINARY, Limits, Uploads
 from heron.pipeline.serve.guard import BoundedConnection
 from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
 
@@ -69,7 +77,7 @@ def test_bodies_that_never_end_leave_room_for_others(faces: Site) -> None:
         slow = [begun(site, *POST, "Content-Length: 9000", "", "a" * 8_000) for _ in range(5)]
         for line in slow[:3]:  # there is room for two
             answer = answered(line)
-            assert answer.startswith(b"HTTP/1.1 503") and b"need the room of this" in answer
+            assert answer.startswith(b"HTTP/1.1 503") and b"need the memory of this" in answer
             assert b"retry-after: 1" in answer.lower()
         assert site.upload(data)["hits"][0]["number"] == 11
         for line in slow:
@@ -141,3 +149,99 @@ def test_a_refusal_reaches_one_who_still_sends(faces: Site) -> None:
     )
     assert connection.getresponse().status == 413
     connection.close()
+
+
+class Arriving:
+    """Stands for a request whose body arrives in pieces."""
+
+    headers: ClassVar[dict[str, str]] = {"content-type": BINARY}
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+            await asyncio.sleep(0)
+
+
+def test_an_upload_that_is_refused_puts_no_other_out() -> None:
+    uploads = Uploads(Limits(upload_bytes=10, uploads=1))
+
+    async def status(*pieces: bytes) -> int:
+        try:
+            async with uploads(cast(Request, Arriving(*pieces))):
+                return 200
+        except HTTPException as refusal:
+            return refusal.status_code
+
+    async def both() -> tuple[int, int]:
+        a, b = await asyncio.gather(status(b"a" * 6, b"a", b"a"), status(b"b" * 6, b"b", b"b"))
+        return a, b
+
+    assert asyncio.run(both()) == (503, 200)
+
+
+def test_an_upload_that_arrives_alone_waits_for_memory(
+    faces: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, by_file = picture(faces, 11), Retriever.by_file
+    searching, released = Event(), Event()
+
+    def held(*args: Any, **options: Any) -> Answer:
+        searching.set()
+        assert released.wait(10)
+        return by_file(*args, **options)
+
+    monkeypatch.setattr(Retriever, "by_file", held)
+    with (
+        running(faces.found, Limits(upload_bytes=len(data), uploads=1)) as url,
+        ThreadPoolExecutor() as threads,
+    ):
+        site = Site(url, faces.found)
+        first = threads.submit(site.upload, data)
+        assert searching.wait(10)
+        with begun(site, *POST, f"Content-Length: {len(data)}", "") as line:
+            line.sendall(data[:-1])
+            time.sleep(0.3)
+            released.set()
+            line.sendall(data[-1:])
+            assert answered(line).startswith(b"HTTP/1.1 200")
+        assert first.result(10)["hits"][0]["number"] == 11
+
+
+def test_exports_run_few_at_once(faces: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, lock, counts = Samples.key, Lock(), [0, 0]  # that run now, and that ran at most
+
+    def counted(samples: Samples, number: int) -> str:
+        with lock:
+            counts[0] += 1
+            counts[1] = max(counts)
+        time.sleep(0.001)
+        with lock:
+            counts[0] -= 1
+        return key(samples, number)
+
+    monkeypatch.setattr(Samples, "key", counted)
+    with (
+        running(faces.found, Limits(searches=2)) as url,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        site = Site(url, faces.found)
+        answers = [*threads.map(site.ask, ["/api/export?format=csv"] * 8)]
+        assert {len(data.splitlines()) for _, data in answers} == {49}
+        assert counts[1] <= 2
+
+
+def test_exports_that_are_not_read_keep_no_other_out(
+    faces: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Samples, "key", lambda *_: "a" * 200_000)
+    with running(faces.found, Limits(searches=1)) as url:
+        site = Site(url, faces.found)
+        lines = ("GET /api/export?format=csv HTTP/1.1", "Host: localhost", "")
+        unread = [begun(site, *lines) for _ in range(3)]
+        time.sleep(0.5)
+        assert len(site.ask("/api/export?format=csv")[1]) > 48 * 200_000
+        for line in unread:
+            line.close()

@@ -176,7 +176,7 @@ def test_a_lasso_has_only_what_is_inside(context: BrowserContext, faces: Site) -
     assert {*right} <= {*inside} and 5 < len(inside) < 45
     shown = keys(page)
     assert sorted(shown) == sorted(faces.found.samples.key(int(n)) for n in inside if n != 6)[:24]
-    note = f"Of {len(inside)} of 48 samples."
+    note = f"Among {len(inside)} of 48 samples."
     expect(page.locator("#facets-note")).to_have_text(note)
     shared = mapped(opened(context, page.url))
     assert keys(shared) == shown
@@ -189,7 +189,7 @@ def test_a_lasso_has_only_what_is_inside(context: BrowserContext, faces: Site) -
     page.click("#unlasso")
     expect(page.locator("#status")).to_have_text("24 neighbours of 47 samples to choose from.")
     page.click("#in-view")  # without a pointer: what is seen
-    expect(page.locator("#facets-note")).to_have_text("Of all 48 samples.")
+    expect(page.locator("#facets-note")).to_have_text("Among all 48 samples.")
     assert "lasso=" in page.url
 
 
@@ -207,7 +207,7 @@ def test_labels_are_included_and_excluded_by_a_click(context: BrowserContext, fa
     expect(page.locator("#where")).to_have_value("Smiling and not Male")
     y = samples.targets
     passed = (y[:, samples.names.index("Smiling")] == 1) & (y[:, samples.names.index("Male")] == 0)
-    expect(page.locator("#facets-note")).to_have_text(f"Of {passed.sum()} of 48 samples.")
+    expect(page.locator("#facets-note")).to_have_text(f"Among {passed.sum()} of 48 samples.")
     young = page.locator("#facets li", has=page.get_by_label("Only samples with Young"))
     expect(young.locator("span")).to_have_text(str(y[passed, samples.names.index("Young")].sum()))
     shoot(page, "facets")
@@ -243,13 +243,13 @@ def test_a_quoted_label_with_a_sign_is_left_out_by_a_second_click(
 def test_several_examples(context: BrowserContext, faces: Site) -> None:
     page = mapped(opened(context, f"{faces.url}?key=000007"))
     second = keys(page)[1]
-    page.get_by_label(f"Ask for {second} as well").click()
+    page.get_by_label(f"Add {second} to the query").click()
     expect(page.locator("#query-title")).to_have_text("2 samples")
     wanted = [hit.key for hit in faces.found.by_keys(["000007", second], 24).hits]
     assert keys(page) == wanted
     expect(page.locator("#query img")).to_have_count(2)
     expect(page.locator("#tab-hard")).to_have_attribute("aria-disabled", "true")
-    page.get_by_title("Leave 000007 out").click()
+    page.get_by_title("Remove 000007").click()
     expect(page.locator("#query-title")).to_have_text(f"Sample {second}")
 
 

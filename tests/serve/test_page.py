@@ -1,6 +1,7 @@
 """The page in a real browser: with a mouse, with the keyboard alone, and as wide as a phone."""
 
 import re
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from tests.serve.browsing import (
     Browser,
     BrowserContext,
+    Error,
+    Route,
     contrast,
     expect,
     focused,
@@ -110,7 +113,7 @@ def test_a_random_sample_of_none_is_told_and_nothing_is_awaited(
     page = opened(context, f"{faces.url}?among=Smilin")
     expect(page.get_by_role("alert")).to_contain_text("did you mean Smiling?")
     expect(page.locator("#hits")).not_to_have_attribute("aria-busy", "true")
-    expect(page.locator("#facets-note")).to_have_text("Of all 48 samples.")
+    expect(page.locator("#facets-note")).to_have_text("Among all 48 samples.")
 
 
 def test_uploads(context: BrowserContext, faces: Site) -> None:
@@ -271,3 +274,31 @@ def test_vectors_are_a_table_and_labels_are_no_markup(
         page.set_viewport_size({"width": 360, "height": 740})
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page.goto("about:blank")
+
+
+def test_suggestions_of_an_older_text_do_not_replace_newer_ones(
+    context: BrowserContext, faces: Site
+) -> None:
+    page = opened(context, f"{faces.url}?key=000007")
+    keys(page)
+    slow: list[Route] = []
+
+    def answer(route: Route) -> None:
+        if "part=00001" in route.request.url:
+            route.fulfill(json={"keys": ["newer"]})
+        else:
+            slow.append(route)
+
+    page.route("**/api/samples?*", answer)
+    suggested = page.locator("#keys option")
+    with page.expect_request("**/api/samples?part=0000"):
+        page.fill("#key", "0000")
+    page.fill("#key", "00001")
+    expect(suggested).to_have_count(1)
+    expect(suggested).to_have_attribute("value", "newer")
+    for route in slow:
+        with suppress(Error):  # the page may have given up on it
+            route.fulfill(json={"keys": ["older", "older still"]})
+    page.wait_for_timeout(200)
+    expect(suggested).to_have_count(1)
+    expect(suggested).to_have_attribute("value", "newer")

@@ -177,9 +177,9 @@ def test_the_verb_takes_several(
 
 
 def test_json_is_whole_over_many_pieces() -> None:
-    from heron.pipeline.serve.routes import EXPORTED, lines_of
+    from heron.pipeline.serve.routes import EXPORT_CHUNK, lines_of
 
-    keys = [f'k"{n},' for n in range(2 * EXPORTED + 3)]
+    keys = [f'k"{n},' for n in range(2 * EXPORT_CHUNK + 3)]
     pieces = [*lines_of(iter(keys), "json")]
     assert json.loads("".join(pieces)) == keys and len(pieces) == 3
     rows = csv.reader(StringIO("".join(lines_of(iter(keys), "csv"))))

@@ -261,7 +261,7 @@ def test_what_runs_at_once_is_bounded(faces: Site, uploads: bool) -> None:
         assert len(answers) == 3  # one runs, two wait, the others have been told to come back
         for response, text in answers:
             assert response.status == 503 and response.headers["Retry-After"] == "1"
-            assert b"are under way or wait" in text
+            assert b"are running or waiting" in text
         assert site.json("/api/about")  # the event loop is free
         held.go.set()
         for thread in threads:

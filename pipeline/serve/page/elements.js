@@ -1,13 +1,13 @@
-// What all parts of the page use: elements, numbers in words, and requests. Keys and labels are data
-// that may hold markup: every text enters the document as text, never as HTML.
+// Helpers of all modules: elements, formatted numbers, requests and settings. Keys and labels are data
+// and may contain markup: every text enters the document as text, never as HTML.
 
-export const at = (id) => document.getElementById(id);
+export const byId = (id) => document.getElementById(id);
 
-/** What is known of the index, once `/about` has answered; `base` is the path of its API. */
+/** The answer of `/about`, which describes the index, and the base path of the index's API. */
 export const page = { about: null, base: "/api" };
 
-/** An element with attributes, and children that are elements or text. */
-export function make(tag, attributes = {}, ...children) {
+/** Create an element with attributes, listeners (`on...`), and children that are elements or text. */
+export function create(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -17,37 +17,37 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-export const number = (count) => count.toLocaleString("en");
-export const counted = (count, noun, plural = `${noun}s`) =>
-  `${number(count)} ${count === 1 ? noun : plural}`;
+export const formatNumber = (count) => count.toLocaleString("en");
+export const countOf = (count, noun, plural = `${noun}s`) =>
+  `${formatNumber(count)} ${count === 1 ? noun : plural}`;
 
-/** A path of the index's API with its parameters, of which the empty ones are left out. */
-export function api(path, parameters = {}) {
+/** The URL of a path of the index's API; empty parameters are left out. */
+export function apiUrl(path, parameters = {}) {
   const pairs = Object.entries(parameters).flatMap(([name, value]) =>
-    (Array.isArray(value) ? value : [value]).filter((one) => one !== "").map((one) => [name, one]));
+    (Array.isArray(value) ? value : [value]).filter((item) => item !== "").map((item) => [name, item]));
   return `${page.base}/${path}${pairs.length ? `?${new URLSearchParams(pairs)}` : ""}`;
 }
 
-/** The answer of the server; its error in words is thrown as an Error. */
-export async function ask(path, options = {}, kind = "json") {
+/** Fetch an answer of the server; an error that it reports is thrown as an Error. */
+export async function request(path, options = {}, kind = "json") {
   let response, answer;
   try {
     response = await fetch(path, options);
     answer = await (response.ok && kind === "bytes" ? response.arrayBuffer() : response.json());
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    const found = response ? `status ${response.status}` : "no answer";
-    throw new Error(`The server gave ${found}; see whether heron serve still runs.`);
+    const outcome = response ? `status ${response.status}` : "no answer";
+    throw new Error(`The server gave ${outcome}; check whether heron serve is still running.`);
   }
   if (!response.ok) throw new Error(answer.error ?? `The server gave status ${response.status}.`);
   return answer;
 }
 
-/** The address of a sample's picture; it names the index, so that a cache holds pictures of it. */
-export const source = (sample) => api(`picture/${sample}`, { of: page.about.of });
+/** The URL of a sample's picture; it names the index, so that caches keep indexes apart. */
+export const pictureUrl = (sample) => apiUrl(`picture/${sample}`, { of: page.about.of });
 
-/** A setting of this browser; where it keeps none, the usual one. */
-export function remembered(name, usual) {
+/** A setting that this browser has stored, or the usual value. */
+export function loadSetting(name, usual) {
   try {
     return localStorage.getItem(name) ?? usual;
   } catch {
@@ -55,11 +55,11 @@ export function remembered(name, usual) {
   }
 }
 
-/** Keep a setting, where the browser keeps any. */
-export function remember(name, value) {
+/** Store a setting, if the browser allows it. */
+export function saveSetting(name, value) {
   try {
     localStorage.setItem(name, value);
   } catch {
-    // It holds until the page goes.
+    // The setting lasts as long as the page.
   }
 }

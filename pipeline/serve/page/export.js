@@ -1,34 +1,34 @@
-// Files of what is shown: the results with their scores, or the keys of all that pass.
+// Exports: the shown results with their scores, or the keys of all samples that pass.
 
-import { asked } from "./address.js";
-import { api, at, make } from "./elements.js";
+import { currentQuery } from "./address.js";
+import { apiUrl, byId, create } from "./elements.js";
 
 let shown = null; // the answer that is on the page
 
-/** A field of CSV, in quotes where it needs some. */
-const field = (value) => /[",\r\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : `${value}`;
+/** A CSV field, in quotes if it needs them. */
+const csvField = (value) => /[",\r\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : `${value}`;
 
 function save(name, kind, text) {
   const url = URL.createObjectURL(new Blob([text], { type: kind }));
-  make("a", { href: url, download: name }).click();
+  create("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** Offer an answer, and what passes the same filter and outline. */
-export function offer(answer) {
+/** Offer an answer for export, and the keys that pass the same filter and outline; null hides both. */
+export function updateExports(answer) {
   shown = answer;
-  at("export").hidden = answer === null;
-  const { where, lasso } = asked();
-  for (const format of ["csv", "json"]) at(`keys-${format}`).href = api("export", { format, where, lasso });
+  byId("export").hidden = answer === null;
+  const { where, lasso } = currentQuery();
+  for (const format of ["csv", "json"]) byId(`keys-${format}`).href = apiUrl("export", { format, where, lasso });
 }
 
-/** Write the results to a file at a click. */
+/** Save the results at a click. */
 export function listenForExports() {
-  at("results-csv").addEventListener("click", () => {
+  byId("results-csv").addEventListener("click", () => {
     const rows = shown.hits.map((hit) =>
-      [hit.key, hit.score, hit.label_distance ?? "", hit.labels.join("; ")].map(field).join(","));
+      [hit.key, hit.score, hit.label_distance ?? "", hit.labels.join("; ")].map(csvField).join(","));
     save("results.csv", "text/csv", ["key,score,label_distance,labels", ...rows, ""].join("\r\n"));
   });
-  at("results-json").addEventListener("click", () =>
+  byId("results-json").addEventListener("click", () =>
     save("results.json", "application/json", JSON.stringify(shown, null, 1)));
 }

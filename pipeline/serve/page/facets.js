@@ -1,90 +1,91 @@
-// Labels with their counts; a click has only samples with one, or only samples without it. What is
-// chosen is written into the filter, which can be edited as text too.
+// Labels with their counts. A click restricts the samples to those with a label, or without it; the
+// choice is written into the filter, which can be edited as text too.
 
-import { asked, go } from "./address.js";
-import { api, ask, at, counted, make, number, page } from "./elements.js";
+import { currentQuery, navigate } from "./address.js";
+import { apiUrl, byId, countOf, create, formatNumber, page, request } from "./elements.js";
 
 const RESERVED = /^(and|or|not)$/i;
-let asking = new AbortController();
+let pending = new AbortController(); // of the last request for counts
 
-/** A label as a filter has it. */
+/** A label as it is written in a filter. */
 function quoted(name) {
   const plain = /^[^\s'"&|!()]+$/.test(name) && !RESERVED.test(name);
   return plain ? name : `'${name.replaceAll("'", "''")}'`;
 }
 
-/** The parts of a filter that `and` joins; one part where it has an `or`. */
+/** The terms of a filter that `and` joins; a filter with an `or` is a single term. */
 function terms(where) {
   const text = where.trim();
-  const parts = [];
+  const joined = [];
   let depth = 0, from = 0;
-  for (const found of text.matchAll(/'(?:[^']|'')*'|"(?:[^"]|"")*"|[()]|[^\s'"()]+/g)) {
-    const [word] = found;
+  for (const match of text.matchAll(/'(?:[^']|'')*'|"(?:[^"]|"")*"|[()]|[^\s'"()]+/g)) {
+    const [word] = match;
     depth += (word === "(") - (word === ")");
-    if (depth || /^['"]/.test(word)) continue; // the name of a label may have any sign
+    if (depth || /^['"]/.test(word)) continue; // the name of a label may contain any character
     if (/^or$|[&|!]/i.test(word)) return [`(${text})`];
     if (/^and$/i.test(word)) {
-      parts.push(text.slice(from, found.index).trim());
-      from = found.index + word.length;
+      joined.push(text.slice(from, match.index).trim());
+      from = match.index + word.length;
     }
   }
-  return [...parts, text.slice(from).trim()].filter(Boolean);
+  return [...joined, text.slice(from).trim()].filter(Boolean);
 }
 
-/** Have the filter ask for a label, or for its absence, or for neither if it does already.
+/** Require a label in the filter, or its absence; drop the condition if the filter has it already.
 
-Of classes, of which a sample has one, it asks for one at most. */
+The filter requires at most one class, as a sample has only one. */
 export function toggle(name, without = false) {
-  const wanted = `${without ? "not " : ""}${quoted(name)}`;
-  const other = `${without ? "" : "not "}${quoted(name)}`;
-  const before = terms(asked().where);
+  const term = `${without ? "not " : ""}${quoted(name)}`;
+  const opposite = `${without ? "" : "not "}${quoted(name)}`;
+  const before = terms(currentQuery().where);
   const classes = page.about.exclusive && !without ? new Set(page.about.names.map(quoted)) : new Set();
-  const rest = before.filter((term) => term !== wanted && term !== other && !classes.has(term));
-  const found = before.includes(wanted) ? rest : [...rest, wanted];
-  const alone = found.length === 1 && /^\((.*)\)$/.exec(found[0]);
-  go({ where: alone ? alone[1] : found.join(" and ") });
+  const others = before.filter((other) => other !== term && other !== opposite && !classes.has(other));
+  const after = before.includes(term) ? others : [...others, term];
+  const parenthesised = after.length === 1 && /^\((.*)\)$/.exec(after[0]);
+  navigate({ where: parenthesised ? parenthesised[1] : after.join(" and ") });
 }
 
-/** A button with a label's name, which has only samples with it. */
-export const chip = (name) => make("button", {
+/** A button with a label's name, which restricts the samples to those with the label. */
+export const filterButton = (name) => create("button", {
   type: "button", title: `Only samples with ${name}`, onclick: () => toggle(name),
 }, name);
 
-/** Count and draw the labels among the samples that pass filter and outline. */
+/** Draw the labels with their counts among the samples that pass filter and outline. */
 export async function drawFacets() {
   const { names, facets, count } = page.about;
-  at("facets").hidden = !names.length;
+  byId("facets").hidden = !names.length;
   if (!names.length) return;
-  const { where, lasso } = asked();
-  asking.abort();
-  asking = new AbortController();
-  let found;
+  const { where, lasso } = currentQuery();
+  pending.abort();
+  pending = new AbortController();
+  let answer;
   try {
-    found = await ask(api("facets", { where, lasso }), { signal: asking.signal });
+    answer = await request(apiUrl("facets", { where, lasso }), { signal: pending.signal });
   } catch (error) {
-    if (error.name !== "AbortError") at("facets-note").textContent = error.message;
+    if (error.name !== "AbortError") byId("facets-note").textContent = error.message;
     return;
   }
-  const chosen = new Set(terms(where));
-  const most = Math.max(1, ...found.counts);
+  const active = new Set(terms(where));
+  const largest = Math.max(1, ...answer.counts);
   const focused = document.activeElement?.dataset.facet;
-  const rows = names.slice(0, facets).map((name, place) => {
-    const button = (without, text, title) => make("button", {
+  const rows = names.slice(0, facets).map((name, i) => {
+    const button = (without, text, title) => create("button", {
       type: "button", title, "aria-label": title, "data-facet": `${without}${name}`,
-      "aria-pressed": chosen.has(`${without ? "not " : ""}${quoted(name)}`),
+      "aria-pressed": active.has(`${without ? "not " : ""}${quoted(name)}`),
       onclick: () => toggle(name, without),
     }, text);
-    const row = make("li", {}, button(false, name, `Only samples with ${name}`),
-      make("span", {}, number(found.counts[place])),
+    const row = create("li", {}, button(false, name, `Only samples with ${name}`),
+      create("span", {}, formatNumber(answer.counts[i])),
       button(true, "−", `Only samples without ${name}`));
-    row.style.setProperty("--share", `${(100 * found.counts[place]) / most}%`);
+    row.style.setProperty("--share", `${(100 * answer.counts[i]) / largest}%`);
     return row;
   });
-  const left = names.length - rows.length;
-  at("facets-note").textContent = (found.allowed < count
-    ? `Of ${number(found.allowed)} of ${counted(count, "sample")}.` : `Of all ${counted(count, "sample")}.`)
-    + (left ? ` ${counted(left, "other")} can be written into the filter.` : "");
-  at("facets").querySelector("ul").replaceChildren(...rows);
-  // What had the focus was drawn anew.
-  if (focused) rows.flatMap((row) => [...row.children]).find((one) => one.dataset.facet === focused)?.focus();
+  const unlisted = names.length - rows.length;
+  byId("facets-note").textContent = (answer.allowed < count
+    ? `Among ${formatNumber(answer.allowed)} of ${countOf(count, "sample")}.`
+    : `Among all ${countOf(count, "sample")}.`)
+    + (unlisted ? ` ${countOf(unlisted, "more label")} can be typed into the filter.` : "");
+  byId("facets").querySelector("ul").replaceChildren(...rows);
+  // The button that had the focus has been replaced.
+  if (focused) rows.flatMap((row) => [...row.children]).find((child) => child.dataset.facet === focused)?.focus();
 }

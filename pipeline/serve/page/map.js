@@ -1,114 +1,134 @@
-// The map: all samples as points, coloured by a label, with the query and the hits lit; an outline
-// that is drawn round some of them selects these.
+// The map: all samples as points, coloured by a label, with the query and the hits marked. An outline
+// drawn around points selects them.
 
-import { asked, go } from "./address.js";
-import { api, ask, at, make, number, page, source } from "./elements.js";
+import { currentQuery, navigate } from "./address.js";
+import { apiUrl, byId, create, formatNumber, page, pictureUrl, request } from "./elements.js";
 import { PALETTE, Points } from "./points.js";
 
-const NEAR = 10; // pixels about a point in which a click means it
-const STILL_MS = 150; // after which all points are drawn again
-const view = { x: 0, y: 0, scale: 1 }; // the centre on the grid; CSS pixels of a step of the grid
+const CLICK_RADIUS = 10; // pixels around a point in which a click selects it
+const STILL_MS = 150; // after the last movement, until all points are drawn again
+const view = { x: 0, y: 0, scale: 1 }; // centre on the grid; CSS pixels per grid step
 let points = null;
-let places; // x and y of each sample, on a grid
-let lit = { own: [], hits: [] }; // numbers of samples
-let outline = []; // corners on the grid, while one is drawn
-let drawing = false; // an outline, at the next drag
-let resting, hovering;
-let painted = null; // the colour that the address had
+let positions; // x and y of each sample, on a grid
+let marked = { own: [], hits: [] }; // numbers of samples
+let outline = []; // corners on the grid of the outline that is being drawn
+let drawing = false; // whether the next drag draws an outline
+let stillTimer, hoverTimer;
+let painted = null; // the address's colour when the points were last coloured; null if that failed
+const faults = { sample: "", colours: "" }; // messages of the last requests that failed
 
-const size = () => at("over").getBoundingClientRect();
-const toScreen = (x, y, { width, height } = size()) =>
+const mapBox = () => byId("over").getBoundingClientRect();
+const toScreen = (x, y, { width, height } = mapBox()) =>
   [width / 2 + (x - view.x) * view.scale, height / 2 - (y - view.y) * view.scale];
-const toGrid = (left, top, { width, height } = size()) =>
+const toGrid = (left, top, { width, height } = mapBox()) =>
   [view.x + (left - width / 2) / view.scale, view.y - (top - height / 2) / view.scale];
 
-/** Fetch the coordinates of the map, where there is one. */
+/** Fetch the coordinates of the map, or the Error of the request; null if the index has no map. */
 export const fetchMap = () => page.about.map
-  ? ask(api("map", { of: page.about.of }), {}, "bytes").catch((error) => error) : null;
+  ? request(apiUrl("map", { of: page.about.of }), {}, "bytes").catch((error) => error) : null;
 
-/** Draw a map that was fetched: some of its points at first where all take long, then all. */
-export async function beginMap(fetched) {
+/** Draw a fetched map: if there are many points, some of them at first, then all. */
+export async function startMap(fetched) {
   const { map } = page.about;
   if (!map) {
-    tell("This index has no map; build it again with heron index, which draws one.");
-    at("plane").hidden = true;
-    for (const one of at("map").querySelectorAll(".field")) one.hidden = true;
+    setNote("This index has no map; build it again with heron index, which adds one.");
+    byId("plane").hidden = true;
+    for (const field of byId("map").querySelectorAll(".field")) field.hidden = true;
     return;
   }
   try {
     if (fetched instanceof Error) throw fetched;
-    places = new Uint16Array(fetched);
-    fit();
-    points = new Points(at("points"), places);
+    positions = new Uint16Array(fetched);
+    resizeCanvases();
+    points = new Points(byId("points"), positions);
   } catch (error) {
-    tell(error.message);
+    setNote(error.message);
     return;
   }
-  whole();
+  fitView();
   points.measure(deviceView());
-  choices();
+  fillColourMenu();
   listen();
   await colour();
   points.settle();
   performance.mark("map");
-  at("map").dataset.drawn = points.count;
-  let begun = false; // an observer tells of the size that there is at once
-  new ResizeObserver(() => { if (begun) { fit(); draw(); } begun = true; }).observe(at("plane"));
+  byId("map").dataset.drawn = points.count;
+  let observed = false; // an observer reports the initial size at once
+  new ResizeObserver(() => { if (observed) { resizeCanvases(); draw(); } observed = true; }).observe(byId("plane"));
 }
 
-const tell = (text) => { at("map-note").textContent = text; };
+const setNote = (text) => { byId("map-note").textContent = text; };
 
-/** Give the canvases as many pixels as they have on the screen. */
-function fit() {
-  const { width, height } = size();
-  for (const canvas of [at("points"), at("over")]) {
+/** Say what could not be fetched, by kind; an empty message withdraws it. */
+function setFault(kind, message) {
+  faults[kind] = message;
+  const messages = Object.values(faults).filter(Boolean);
+  byId("map-fault").textContent = messages.join("\n");
+  byId("map-fault").hidden = !messages.length;
+}
+
+/** Fetch the key of a sample; undefined if that fails. */
+async function fetchKey(sample) {
+  try {
+    const { key } = await request(apiUrl(`sample/${sample}`));
+    setFault("sample", "");
+    return key;
+  } catch (error) {
+    setFault("sample", error.message);
+  }
+}
+
+/** Give the canvases as many pixels as they cover on the screen. */
+function resizeCanvases() {
+  const { width, height } = mapBox();
+  for (const canvas of [byId("points"), byId("over")]) {
     canvas.width = Math.max(1, Math.round(width * devicePixelRatio));
     canvas.height = Math.max(1, Math.round(height * devicePixelRatio));
   }
 }
 
-/** Show the whole map. */
-function whole() {
-  const { width, height } = size();
+/** Set the view to the whole map. */
+function fitView() {
+  const { width, height } = mapBox();
   let [right, top] = [1, 1];
-  for (let i = 0; i < places.length; i += 2) {
-    if (places[i] > right) right = places[i];
-    if (places[i + 1] > top) top = places[i + 1];
+  for (let i = 0; i < positions.length; i += 2) {
+    if (positions[i] > right) right = positions[i];
+    if (positions[i + 1] > top) top = positions[i + 1];
   }
   Object.assign(view, { x: right / 2, y: top / 2, scale: 0.94 * Math.min(width / right, height / top) });
 }
 
 const deviceView = () => ({ ...view, scale: view.scale * devicePixelRatio });
 
-/** Draw points and what lies over them; soon after the last movement all of them. */
+/** Draw the points and the overlay; after a movement that thinned the points, soon all of them. */
 function draw(moving = false) {
   const drawn = points.draw(deviceView(), moving);
-  over();
-  clearTimeout(resting);
-  if (moving && drawn < points.count) resting = setTimeout(rest, STILL_MS);
-  at("map").dataset.points = drawn;
+  drawOverlay();
+  clearTimeout(stillTimer);
+  if (moving && drawn < points.count) stillTimer = setTimeout(drawAll, STILL_MS);
+  byId("map").dataset.points = drawn;
   const thinned = points.step > 1
-    ? ` While it moves ${number(Math.ceil(points.count / points.step))} of them are drawn.` : "";
-  tell(`${page.about.map.how}. ${number(points.count)} points.${thinned}`);
+    ? ` While it moves, ${formatNumber(Math.ceil(points.count / points.step))} of them are drawn.` : "";
+  setNote(`${page.about.map.how}. ${formatNumber(points.count)} points.${thinned}`);
 }
 
 /** Draw all points, once the map is still. */
-function rest() {
+function drawAll() {
   draw();
   if (performance.getEntriesByName("whole map").length) return;
   points.settle();
   performance.mark("whole map");
 }
 
-/** Draw regions' names, the outline, the hits and the query. */
-function over() {
-  const pen = at("over").getContext("2d");
-  const box = size();
+/** Draw the regions' names, the outline, the hits and the query over the points. */
+function drawOverlay() {
+  const pen = byId("over").getContext("2d");
+  const box = mapBox();
   const style = getComputedStyle(document.documentElement);
   const [ink, ground, link] = ["--ink", "--ground", "--link"].map((name) => style.getPropertyValue(name));
   pen.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
   pen.clearRect(0, 0, box.width, box.height);
-  const corners = outline.length ? outline : kept();
+  const corners = outline.length ? outline : selectedOutline();
   if (corners.length) {
     pen.beginPath();
     for (const [x, y] of corners) pen.lineTo(...toScreen(x, y, box));
@@ -119,7 +139,7 @@ function over() {
   }
   const ring = (sample, radius, width, fill) => {
     pen.beginPath();
-    pen.arc(...toScreen(places[2 * sample], places[2 * sample + 1], box), radius, 0, 7);
+    pen.arc(...toScreen(positions[2 * sample], positions[2 * sample + 1], box), radius, 0, 7);
     if (fill) pen.fill();
     pen.lineWidth = width + 2;
     pen.strokeStyle = ground;
@@ -128,14 +148,14 @@ function over() {
     pen.strokeStyle = ink;
     pen.stroke();
   };
-  for (const sample of lit.hits) ring(sample, 4, 1.5, false);
+  for (const sample of marked.hits) ring(sample, 4, 1.5, false);
   pen.fillStyle = link;
-  for (const sample of lit.own) ring(sample, 7, 2.5, true);
-  names(pen, box, ink, ground);
+  for (const sample of marked.own) ring(sample, 7, 2.5, true);
+  drawRegionNames(pen, box, ink, ground);
 }
 
-/** Write the names of regions, none over another. */
-function names(pen, box, ink, ground) {
+/** Draw the names of regions, without overlap. */
+function drawRegionNames(pen, box, ink, ground) {
   pen.font = "600 12px system-ui, sans-serif";
   pen.textAlign = "center";
   const taken = [];
@@ -145,7 +165,9 @@ function names(pen, box, ink, ground) {
     const half = pen.measureText(text).width / 2;
     const middle = Math.min(Math.max(left, half + 4), box.width - half - 4);
     if (left < 0 || left > box.width || top < 12 || top > box.height) continue;
-    if (taken.some((one) => Math.abs(one.top - top) < 15 && Math.abs(one.middle - middle) < one.half + half)) continue;
+    const overlaps = (name) =>
+      Math.abs(name.top - top) < 15 && Math.abs(name.middle - middle) < name.half + half;
+    if (taken.some(overlaps)) continue;
     taken.push({ top, middle, half });
     pen.lineWidth = 4;
     pen.strokeStyle = ground;
@@ -155,201 +177,209 @@ function names(pen, box, ink, ground) {
   }
 }
 
-/** The corners of the outline that the address has. */
-function kept() {
-  const numbers = asked().lasso.split(",").map(Number);
+/** The corners of the outline in the address. */
+function selectedOutline() {
+  const numbers = currentQuery().lasso.split(",").map(Number);
   if (numbers.length < 6 || numbers.some(Number.isNaN)) return [];
   return numbers.flatMap((x, i) => (i % 2 ? [] : [[x, numbers[i + 1]]]));
 }
 
-/** Light the query and its hits, and follow the address. */
-export function light(query, hits) {
+/** Mark the query and its hits, and follow the outline and colour in the address. */
+export function highlight(query, hits) {
   const own = query?.examples.length ? query.examples : query && query.number !== null ? [query.number] : [];
-  lit = { own, hits: hits.map((hit) => hit.number) };
-  at("unlasso").hidden = !asked().lasso;
-  at("over").setAttribute("aria-label",
-    `Map of ${number(page.about?.count ?? 0)} samples; ${lit.hits.length} results are marked`);
+  marked = { own, hits: hits.map((hit) => hit.number) };
+  byId("unlasso").hidden = !currentQuery().lasso;
+  byId("over").setAttribute("aria-label",
+    `Map of ${formatNumber(page.about?.count ?? 0)} samples; ${marked.hits.length} results are marked`);
   if (!points) return;
-  over();
-  if (painted !== asked().colour) colour();
+  drawOverlay();
+  if (painted !== currentQuery().colour) colour();
 }
 
-/** What the points can be coloured by. */
-function choices() {
+/** List what the points can be coloured by. */
+function fillColourMenu() {
   const { exclusive, names } = page.about;
   const usual = exclusive && names.length ? "classes" : "nothing";
-  const options = names.map((name, place) => make("option", { value: place }, name));
-  at("colour").replaceChildren(make("option", { value: "" }, usual), ...options);
+  const options = names.map((name, i) => create("option", { value: i }, name));
+  byId("colour").replaceChildren(create("option", { value: "" }, usual), ...options);
 }
 
 /** Colour the points as the address asks. */
 async function colour() {
   const { exclusive, names, classes, of } = page.about;
-  const chosen = asked().colour;
-  painted = chosen;
-  at("colour").value = chosen in names ? chosen : "";
-  const label = at("colour").value;
+  const requested = currentQuery().colour;
+  painted = requested;
+  byId("colour").value = requested in names ? requested : "";
+  const label = byId("colour").value;
   let colours = [PALETTE[0]], codes = null, legend = [];
   if (label) {
     colours = [PALETTE.at(-1), PALETTE[1]];
     legend = [[PALETTE[1], names[label]], [PALETTE.at(-1), `not ${names[label]}`]];
   } else if (exclusive && names.length) {
     colours = PALETTE;
-    legend = classes.map((place, i) => [PALETTE[i], names[place]]);
+    legend = classes.map((label, i) => [PALETTE[i], names[label]]);
     if (names.length > classes.length) legend.push([PALETTE.at(-1), "other classes"]);
   }
   try {
-    if (legend.length) codes = new Uint8Array(await ask(api("colours", { label, of }), {}, "bytes"));
+    if (legend.length) codes = new Uint8Array(await request(apiUrl("colours", { label, of }), {}, "bytes"));
   } catch (error) {
-    tell(error.message);
+    if (painted !== requested) return;
+    painted = null; // the next query tries again
+    setFault("colours", error.message);
+    draw(true);
     return;
   }
+  if (painted !== requested) return; // another colour has been selected meanwhile
+  setFault("colours", "");
   points.paint(codes, colours, label ? 1 : -1);
-  at("legend").replaceChildren(...legend.map(([hex, text]) => {
-    const dot = make("i");
+  byId("legend").replaceChildren(...legend.map(([hex, text]) => {
+    const dot = create("i");
     dot.style.background = hex;
-    return make("li", {}, dot, text);
+    return create("li", {}, dot, text);
   }));
-  at("map").dataset.colour = label || (legend.length ? "classes" : "");
+  byId("map").dataset.colour = label || (legend.length ? "classes" : "");
   draw(true);
 }
 
-/** The sample nearest to a place on the screen, or -1. */
+/** The sample nearest to a position on the screen; -1 if none is near. */
 function nearest(left, top) {
   const [x, y] = toGrid(left, top);
-  let found = -1, least = (NEAR / view.scale) ** 2;
-  for (let i = 0; i < places.length; i += 2) {
-    const apart = (places[i] - x) ** 2 + (places[i + 1] - y) ** 2;
-    if (apart < least) [found, least] = [i / 2, apart];
+  let sample = -1, least = (CLICK_RADIUS / view.scale) ** 2;
+  for (let i = 0; i < positions.length; i += 2) {
+    const distance = (positions[i] - x) ** 2 + (positions[i + 1] - y) ** 2;
+    if (distance < least) [sample, least] = [i / 2, distance];
   }
-  return found;
+  return sample;
 }
 
-/** Come closer; what was at one place on the screen lies at another then. */
-function zoom(times, from = [size().width / 2, size().height / 2], to = from) {
+/** Zoom by a factor, and move the point at `from` on the screen to `to`. */
+function zoom(factor, from = [mapBox().width / 2, mapBox().height / 2], to = from) {
   const [x, y] = toGrid(...from);
-  view.scale = Math.min(Math.max(view.scale * times, 1e-3), 50);
-  const [now, then] = toGrid(...to);
-  view.x += x - now;
-  view.y += y - then;
+  view.scale = Math.min(Math.max(view.scale * factor, 1e-3), 50);
+  const [newX, newY] = toGrid(...to);
+  view.x += x - newX;
+  view.y += y - newY;
   draw(true);
 }
 
 const pan = (right, down) => zoom(1, [0, 0], [right, down]);
 
-/** Select what lies in an outline, of as many corners as the server takes. */
+/** Select the samples in an outline, thinned to as many corners as the server accepts. */
 function select(corners) {
-  const { corners: most, grid } = page.about.map;
-  const step = Math.ceil(corners.length / most);
+  const { corners: limit, grid } = page.about.map;
+  const step = Math.ceil(corners.length / limit);
   const bounded = corners.filter((_, i) => i % step === 0).flat()
     .map((value) => Math.round(Math.min(Math.max(value, 0), grid + 1)));
-  if (bounded.length >= 6) go({ lasso: bounded.join(",") });
+  if (bounded.length >= 6) navigate({ lasso: bounded.join(",") });
 }
 
-/** The middle of two places, and how far they are apart. */
-const between = ([[x, y], [right, down]]) =>
-  ({ middle: [(x + right) / 2, (y + down) / 2], apart: Math.max(1, Math.hypot(x - right, y - down)) });
+/** The middle of two positions, and their distance. */
+const between = ([[x, y], [otherX, otherY]]) => ({
+  middle: [(x + otherX) / 2, (y + otherY) / 2], distance: Math.max(1, Math.hypot(x - otherX, y - otherY)),
+});
 
 function listen() {
-  const canvas = at("over");
-  let held = null; // where the pointer went down, and where it is; null while two are down
-  const down = new Map(); // where the pointers are that are down, two at most, by their ids
-  const place = (event) => [event.offsetX, event.offsetY];
-  const arm = (on) => {
+  const canvas = byId("over");
+  let drag = null; // start and last position of a single pointer that is down; null with two
+  const pointers = new Map(); // positions of the pointers that are down, at most two, by id
+  const position = (event) => [event.offsetX, event.offsetY];
+  const setDrawing = (on) => {
     drawing = on;
-    at("lasso").setAttribute("aria-pressed", on);
+    byId("lasso").setAttribute("aria-pressed", on);
     canvas.classList.toggle("drawing", on);
   };
   canvas.addEventListener("pointerdown", (event) => {
-    if (down.size === 2) return;
+    if (pointers.size === 2) return;
     canvas.setPointerCapture(event.pointerId);
-    down.set(event.pointerId, place(event));
+    pointers.set(event.pointerId, position(event));
     outline = [];
-    held = down.size === 1 ? { from: place(event), last: place(event), moved: false } : null;
-    if (held && (drawing || event.shiftKey)) outline = [toGrid(...held.last)];
+    drag = pointers.size === 1 ? { start: position(event), last: position(event), moved: false } : null;
+    if (drag && (drawing || event.shiftKey)) outline = [toGrid(...drag.last)];
   });
   canvas.addEventListener("pointermove", (event) => {
-    const now = place(event);
-    if (!down.has(event.pointerId)) return hover(now);
-    const before = down.size === 2 && between([...down.values()]);
-    down.set(event.pointerId, now);
+    const current = position(event);
+    if (!pointers.has(event.pointerId)) return hover(current);
+    const before = pointers.size === 2 && between([...pointers.values()]);
+    pointers.set(event.pointerId, current);
     if (before) {
-      const after = between([...down.values()]);
-      return zoom(after.apart / before.apart, before.middle, after.middle);
+      const after = between([...pointers.values()]);
+      return zoom(after.distance / before.distance, before.middle, after.middle);
     }
-    const [right, below] = [now[0] - held.last[0], now[1] - held.last[1]];
-    if (Math.hypot(now[0] - held.from[0], now[1] - held.from[1]) > 3) held.moved = true;
+    const [right, down] = [current[0] - drag.last[0], current[1] - drag.last[1]];
+    if (Math.hypot(current[0] - drag.start[0], current[1] - drag.start[1]) > 3) drag.moved = true;
     if (outline.length) {
-      if (Math.hypot(right, below) < 4) return;
-      outline.push(toGrid(...now));
-      over();
-    } else pan(right, below);
-    held.last = now;
+      if (Math.hypot(right, down) < 4) return;
+      outline.push(toGrid(...current));
+      drawOverlay();
+    } else pan(right, down);
+    drag.last = current;
   });
-  /** Forget a pointer; one that is left of two moves the map on, and picks nothing. */
+  /** Forget a pointer; of two, the remaining one keeps moving the map, and selects no sample. */
   const lift = (event) => {
-    down.delete(event.pointerId);
-    const [left] = down.values();
-    held = left ? { from: left, last: left, moved: true } : null;
+    pointers.delete(event.pointerId);
+    const [remaining] = pointers.values();
+    drag = remaining ? { start: remaining, last: remaining, moved: true } : null;
   };
   canvas.addEventListener("pointerup", async (event) => {
-    if (!down.has(event.pointerId)) return;
-    const { moved } = held ?? { moved: true };
+    if (!pointers.has(event.pointerId)) return;
+    const { moved } = drag ?? { moved: true };
     lift(event);
     const corners = outline;
     outline = [];
     if (corners.length) {
-      arm(false);
+      setDrawing(false);
       select(corners);
-      over();
+      drawOverlay();
     } else if (!moved) {
-      const found = nearest(...place(event));
-      if (found >= 0) go({ key: [(await ask(api(`sample/${found}`))).key], upload: "" });
+      const sample = nearest(...position(event));
+      const key = sample >= 0 ? await fetchKey(sample) : undefined;
+      if (key !== undefined) navigate({ key: [key], upload: "" });
     }
   });
-  canvas.addEventListener("pointercancel", (event) => { lift(event); outline = []; over(); });
+  canvas.addEventListener("pointercancel", (event) => { lift(event); outline = []; drawOverlay(); });
   canvas.addEventListener("pointerleave", () => hover(null));
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
-    zoom(Math.exp(-event.deltaY / 400), place(event));
+    zoom(Math.exp(-event.deltaY / 400), position(event));
   }, { passive: false });
   canvas.addEventListener("keydown", (event) => {
     const steps = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] };
     if (event.key in steps) pan(...steps[event.key]);
     else if (event.key === "+" || event.key === "=") zoom(1.5);
     else if (event.key === "-") zoom(1 / 1.5);
-    else if (event.key === "0") { whole(); draw(); }
+    else if (event.key === "0") { fitView(); draw(); }
     else return;
     event.preventDefault();
   });
-  at("lasso").addEventListener("click", () => arm(!drawing));
-  at("in-view").addEventListener("click", () => {
-    const { width, height } = size();
+  byId("lasso").addEventListener("click", () => setDrawing(!drawing));
+  byId("in-view").addEventListener("click", () => {
+    const { width, height } = mapBox();
     select([[0, 0], [width, 0], [width, height], [0, height]].map((corner) => toGrid(...corner)));
   });
-  at("unlasso").addEventListener("click", () => go({ lasso: "" }));
-  at("closer").addEventListener("click", () => zoom(1.5));
-  at("farther").addEventListener("click", () => zoom(1 / 1.5));
-  at("whole").addEventListener("click", () => { whole(); draw(); });
-  at("colour").addEventListener("change", () => go({ colour: at("colour").value }));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", over);
+  byId("unlasso").addEventListener("click", () => navigate({ lasso: "" }));
+  byId("closer").addEventListener("click", () => zoom(1.5));
+  byId("farther").addEventListener("click", () => zoom(1 / 1.5));
+  byId("whole").addEventListener("click", () => { fitView(); draw(); });
+  byId("colour").addEventListener("change", () => navigate({ colour: byId("colour").value }));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawOverlay);
 }
 
 /** Show the sample under the pointer, once it rests. */
-function hover(where) {
-  clearTimeout(hovering);
-  hovering = null;
-  at("under").hidden = true;
-  if (!where) return;
-  const mine = hovering = setTimeout(async () => {
-    const found = nearest(...where);
-    if (found < 0) return;
-    const { key } = await ask(api(`sample/${found}`));
-    if (mine !== hovering) return; // the pointer has moved on meanwhile
-    const image = page.about.pictures ? make("img", { src: source(found), alt: "", width: 72, height: 72 }) : null;
-    at("under").replaceChildren(...[image, make("figcaption", {}, key)].filter(Boolean));
-    at("under").style.left = `${Math.min(where[0] + 12, size().width - 90)}px`;
-    at("under").style.top = `${Math.min(where[1] + 12, size().height - 100)}px`;
-    at("under").hidden = false;
+function hover(pointer) {
+  clearTimeout(hoverTimer);
+  hoverTimer = null;
+  byId("under").hidden = true;
+  if (!pointer) return;
+  const timer = hoverTimer = setTimeout(async () => {
+    const sample = nearest(...pointer);
+    if (sample < 0) return;
+    const key = await fetchKey(sample);
+    if (key === undefined || timer !== hoverTimer) return; // the pointer has moved on meanwhile
+    const image = page.about.pictures
+      ? create("img", { src: pictureUrl(sample), alt: "", width: 72, height: 72 }) : null;
+    byId("under").replaceChildren(...[image, create("figcaption", {}, key)].filter(Boolean));
+    byId("under").style.left = `${Math.min(pointer[0] + 12, mapBox().width - 90)}px`;
+    byId("under").style.top = `${Math.min(pointer[1] + 12, mapBox().height - 100)}px`;
+    byId("under").hidden = false;
   }, 120);
 }

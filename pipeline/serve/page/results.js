@@ -1,131 +1,132 @@
-// The results: pictures with their score and what differs in their labels, or a table of samples
-// that have no pictures.
+// The results: pictures with scores and label differences, or a table if the samples have no
+// pictures.
 
-import { address, asked, go } from "./address.js";
-import { at, counted, make, page, source } from "./elements.js";
+import { addressOf, currentQuery, navigate } from "./address.js";
+import { byId, countOf, create, page, pictureUrl } from "./elements.js";
 
-const WHAT = { neighbours: "neighbour", hard: "hard negative", false: "false negative" };
+const NOUNS = { neighbours: "neighbour", hard: "hard negative", false: "false negative" };
 const SCORES = { cosine: "cosine", inner_product: "product", euclidean: "distance" };
 const DIFFERENCES = 3; // labels of a result that are shown
 
 /** Draw an answer of the server. */
 export function drawHits(answer) {
   const { query, hits, allowed, where, relation, far, close, instead } = answer;
-  const filtered = [where && "the filter", asked().lasso && "the outline"].filter(Boolean);
-  const among = `${counted(allowed, "sample")} to choose from`
-    + (filtered.length ? `, with ${filtered.join(" and ")}` : "");
-  const apart = far !== null ? `, whose labels differ by ${far.toFixed(3)} or more`
+  const restrictions = [where && "the filter", currentQuery().lasso && "the outline"].filter(Boolean);
+  const candidates = `${countOf(allowed, "sample")} to choose from`
+    + (restrictions.length ? `, with ${restrictions.join(" and ")}` : "");
+  const distance = far !== null ? `, whose labels differ by ${far.toFixed(3)} or more`
     : close ? `, whose labels differ by ${close.toFixed(3)} or less` : "";
-  at("status").textContent = instead
+  byId("status").textContent = instead
     ? `No false negative: no other sample has ${close ? "close labels" : "the query's labels"}. `
-      + `These are the nearest in label space, of ${among}.`
-    : `${counted(hits.length, WHAT[relation])} of ${among}${apart}.`;
-  const differ = differences(query);
-  at("hits").replaceChildren(page.about.pictures ? grid(hits, differ) : table(hits, differ));
-  const links = [...at("hits").querySelectorAll("a")];
-  links.forEach((link, place) => {
-    link.addEventListener("focus", () => rove(links, place));
-    link.addEventListener("keydown", (event) => move(event, links, place));
+      + `These are the nearest in label space, of ${candidates}.`
+    : `${countOf(hits.length, NOUNS[relation])} of ${candidates}${distance}.`;
+  const compare = labelComparison(query);
+  byId("hits").replaceChildren(page.about.pictures ? grid(hits, compare) : table(hits, compare));
+  const links = [...byId("hits").querySelectorAll("a")];
+  links.forEach((link, i) => {
+    link.addEventListener("focus", () => setTabStop(links, i));
+    link.addEventListener("keydown", (event) => moveFocus(event, links, i));
   });
-  if (links.length) rove(links, 0);
+  if (links.length) setTabStop(links, 0);
 }
 
-/** A function that gives the labels of a hit that the query lacks, and those that it has instead. */
-function differences(query) {
-  const own = new Set(query.labels);
+/** A function that returns the labels that a hit has and the query lacks (`more`), and the reverse
+(`less`); null if the query has no labels. */
+function labelComparison(query) {
+  const queryLabels = new Set(query.labels);
   return (hit) => {
     if (!query.labelled) return null;
-    const theirs = new Set(hit.labels);
+    const hitLabels = new Set(hit.labels);
     return {
-      more: hit.labels.filter((name) => !own.has(name)),
-      less: query.labels.filter((name) => !theirs.has(name)),
+      more: hit.labels.filter((name) => !queryLabels.has(name)),
+      less: query.labels.filter((name) => !hitLabels.has(name)),
     };
   };
 }
 
-/** A list of differences, + before +, − and + in turn; without a query's labels, the hit's own. */
-function labelList(hit, differ, most) {
-  const found = differ(hit);
-  if (found === null) {
-    return make("ul", { class: "differ" }, ...hit.labels.slice(0, most).map((n) => make("li", {}, n)));
+/** A list of label differences, + and − in turn; if the query has no labels, the hit's own labels. */
+function labelList(hit, compare, most) {
+  const difference = compare(hit);
+  if (difference === null) {
+    return create("ul", { class: "differ" }, ...hit.labels.slice(0, most).map((n) => create("li", {}, n)));
   }
-  const { more, less } = found;
-  const marked = [];
+  const { more, less } = difference;
+  const items = [];
   for (let i = 0; i < Math.max(more.length, less.length); i += 1) {
-    if (i < more.length) marked.push(make("li", {}, make("ins", {}, `+ ${more[i]}`)));
-    if (i < less.length) marked.push(make("li", {}, make("del", {}, `− ${less[i]}`)));
+    if (i < more.length) items.push(create("li", {}, create("ins", {}, `+ ${more[i]}`)));
+    if (i < less.length) items.push(create("li", {}, create("del", {}, `− ${less[i]}`)));
   }
-  if (!marked.length) marked.push(make("li", {}, "the same labels"));
-  const rest = [...more.map((name) => `+ ${name}`), ...less.map((name) => `− ${name}`)];
-  return make("ul", { class: "differ", title: rest.join("\n") }, ...marked.slice(0, most));
+  if (!items.length) items.push(create("li", {}, "the same labels"));
+  const all = [...more.map((name) => `+ ${name}`), ...less.map((name) => `− ${name}`)];
+  return create("ul", { class: "differ", title: all.join("\n") }, ...items.slice(0, most));
 }
 
 const score = (hit) => `${SCORES[page.about.metric] ?? "score"} ${hit.score.toPrecision(4)}`;
 
-/** A link that makes a result the query; with Ctrl or a middle click it opens beside. */
+/** A link that makes a result the query; Ctrl or a middle click opens it in a new tab. */
 function link(hit, ...children) {
-  const there = { key: [hit.key], text: "", upload: "" };
-  return make("a", {
-    href: address({ ...asked(), ...there }),
+  const changes = { key: [hit.key], text: "", upload: "" };
+  return create("a", {
+    href: addressOf({ ...currentQuery(), ...changes }),
     onclick: (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
       event.preventDefault();
-      go(there);
+      navigate(changes);
     },
   }, ...children);
 }
 
-/** Ask for the mean of the samples that are asked for and of another one. */
+/** Add a sample to the query, which then is the mean of its examples. */
 export const addExample = (key) =>
-  go({ key: [...asked().key.filter((other) => other !== key), key], relation: "neighbours" });
+  navigate({ key: [...currentQuery().key.filter((other) => other !== key), key], relation: "neighbours" });
 
-/** A button that adds a result to the query's examples; an upload or words have none. */
-function adder(hit) {
-  if (!asked().key.length) return null;
-  return make("button", {
+/** A button that adds a result to the query's examples; none for a query by upload or words. */
+function addButton(hit) {
+  if (!currentQuery().key.length) return null;
+  return create("button", {
     type: "button", class: "add", tabindex: -1, "data-key": hit.key,
-    title: `Ask for ${hit.key} as well (key a)`, "aria-label": `Ask for ${hit.key} as well`,
+    title: `Add ${hit.key} to the query (key a)`, "aria-label": `Add ${hit.key} to the query`,
     onclick: () => addExample(hit.key),
   }, "+");
 }
 
-function grid(hits, differ) {
-  const cards = hits.map((hit) => make("li", {},
+function grid(hits, compare) {
+  const cards = hits.map((hit) => create("li", {},
     link(hit,
-      make("img", { src: source(hit.number), alt: "", loading: "lazy", width: 152, height: 152 }),
-      make("b", { title: hit.key }, hit.key),
-      make("span", { class: "measure", title: score(hit) }, hit.score.toPrecision(3))),
-    adder(hit),
-    labelList(hit, differ, DIFFERENCES)));
-  return make("ol", { class: "grid" }, ...cards);
+      create("img", { src: pictureUrl(hit.number), alt: "", loading: "lazy", width: 152, height: 152 }),
+      create("b", { title: hit.key }, hit.key),
+      create("span", { class: "measure", title: score(hit) }, hit.score.toPrecision(3))),
+    addButton(hit),
+    labelList(hit, compare, DIFFERENCES)));
+  return create("ol", { class: "grid" }, ...cards);
 }
 
-function table(hits, differ) {
+function table(hits, compare) {
   const head = ["Sample", "Score", "Labels differ", "Labels"];
-  const rows = hits.map((hit) => make("tr", {},
-    make("th", { scope: "row" }, link(hit, hit.key), adder(hit)),
-    make("td", { class: "number" }, score(hit)),
-    make("td", { class: "number" }, hit.label_distance?.toFixed(2) ?? "–"),
-    make("td", {}, labelList(hit, differ, 50))));
-  return make("div", { class: "wide" }, make("table", {},
-    make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { scope: "col" }, name)))),
-    make("tbody", {}, ...rows)));
+  const rows = hits.map((hit) => create("tr", {},
+    create("th", { scope: "row" }, link(hit, hit.key), addButton(hit)),
+    create("td", { class: "number" }, score(hit)),
+    create("td", { class: "number" }, hit.label_distance?.toFixed(2) ?? "–"),
+    create("td", {}, labelList(hit, compare, 50))));
+  return create("div", { class: "wide" }, create("table", {},
+    create("thead", {}, create("tr", {}, ...head.map((name) => create("th", { scope: "col" }, name)))),
+    create("tbody", {}, ...rows)));
 }
 
-/** The results are one stop of the Tab key; the button of the one with the focus follows it. */
-function rove(links, place) {
-  links.forEach((link, other) => {
-    const index = other === place ? 0 : -1;
-    link.tabIndex = index;
-    for (const button of link.closest("li, tr").querySelectorAll("button")) button.tabIndex = index;
+/** Make one result, with its button, the only Tab stop of all results. */
+function setTabStop(links, current) {
+  links.forEach((link, i) => {
+    const tabIndex = i === current ? 0 : -1;
+    link.tabIndex = tabIndex;
+    for (const button of link.closest("li, tr").querySelectorAll("button")) button.tabIndex = tabIndex;
   });
 }
 
-/** Arrow keys go from result to result, by the rows and columns in which they stand; a adds one. */
-function move(event, links, place) {
-  const adding = links[place].closest("li, tr").querySelector(".add");
-  if (event.key === "a" && adding && !event.ctrlKey && !event.metaKey && !event.altKey) {
-    adding.click();
+/** Move the focus between results by arrow keys, along rows and columns; `a` adds a result. */
+function moveFocus(event, links, current) {
+  const button = links[current].closest("li, tr").querySelector(".add");
+  if (event.key === "a" && button && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    button.click();
     return;
   }
   const top = (link) => link.getBoundingClientRect().top;
@@ -133,8 +134,8 @@ function move(event, links, place) {
   const columns = below < 0 ? links.length : below;
   const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
   const ends = { Home: 0, End: links.length - 1 };
-  const wanted = ends[event.key] ?? place + (steps[event.key] ?? NaN);
-  if (!(wanted in links)) return;
+  const target = ends[event.key] ?? current + (steps[event.key] ?? NaN);
+  if (!(target in links)) return;
   event.preventDefault();
-  links[wanted].focus();
+  links[target].focus();
 }
