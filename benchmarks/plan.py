@@ -22,7 +22,7 @@ import numpy as np
 
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data import dataset, streams
-from heron.pipeline.data.plan import share
+from heron.pipeline.data.plan import even_slice
 from heron.shards.artefact import fingerprint
 from heron.shards.cache import LocalFile
 from heron.shards.errors import ShardError
@@ -108,14 +108,14 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     draw, whole, own = random.Random(0), list[float](), list[float]()
     for _ in range(DRAWS):
         t = draw.randrange(3 * plan.steps_per_epoch)
-        plan.at(t - t % plan.steps_per_epoch)  # a new epoch permutes the shards, once
+        plan.batch_rows(t - t % plan.steps_per_epoch)  # a new epoch permutes the shards, once
         clock = time.process_time()
-        rows = plan.at(t)
+        rows = plan.batch_rows(t)
         whole.append(time.process_time() - clock)
         for rank in (0, draw.randrange(WORLD), WORLD - 1):
-            part = share(BATCH, rank, WORLD)
+            part = even_slice(BATCH, rank, WORLD)
             clock = time.process_time()
-            mine = plan.at(t, part)
+            mine = plan.batch_rows(t, part)
             own.append(time.process_time() - clock)
             assert np.array_equal(mine, rows[part])
     found = {

@@ -23,7 +23,7 @@ from heron.pipeline.config.model import Cnn, ModelConfig
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.config.training import Optim
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import share, shares
+from heron.pipeline.data.plan import even_sizes, even_slice
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
@@ -140,9 +140,9 @@ def count(gate: Gate, case: Case) -> None:
 
     wrapped.register_comm_hook(None, hook)
     counts = [n for n in (case.labelled, case.unlabelled) if n]
-    here = [shares(n, world)[rank] for n in counts]
-    sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
-    own = share(case.labelled, rank, world)
+    here = [even_sizes(n, world)[rank] for n in counts]
+    sizes = ShardSizes(even_sizes(case.labelled, world), even_sizes(case.unlabelled, world))
+    own = even_slice(case.labelled, rank, world)
     labels = (torch.rand(case.labelled, LABELS) < 0.3).float()[own]
     paths = torch.randint(0, 2, (case.labelled, LEVELS))[own]
     rows = torch.arange(sum(here))
@@ -169,7 +169,7 @@ def count(gate: Gate, case: Case) -> None:
 def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[str, int]]:
     """The bytes by kind with their arithmetic, and the collectives: `distributed.traffic`."""
     objective, model = case.build()
-    sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
+    sizes = ShardSizes(even_sizes(case.labelled, world), even_sizes(case.unlabelled, world))
     levels = LEVELS if "paths" in objective.needs.labelled else 0
     shapes = [(case.size, case.size, 3)] * VIEWS
     moved = exchanges(objective, model, shapes, sizes, LABELS, levels, by_ring=case.by_ring)

@@ -14,7 +14,7 @@ from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Evaluate
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import Rows, share, shares
+from heron.pipeline.data.plan import Rows, even_sizes, even_slice
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import Views
@@ -157,7 +157,7 @@ class Evaluator:
 
         Rows that cannot be read are left out where `data.on_error` is "skip".
         """
-        own = rows[share(len(rows), rank(), world_size())]
+        own = rows[even_slice(len(rows), rank(), world_size())]
         names = [view.stored for view in self.views.views[: model.classified]]
         model.eval()
         logits: list[Tensor] = []
@@ -167,7 +167,7 @@ class Evaluator:
         size = self.config.batch
         # A process without rows still runs one empty batch, to know the widths it gathers.
         # All run as many: under ZeRO 3 each is an exchange of parameters.
-        sizes = shares(len(rows), world_size())
+        sizes = even_sizes(len(rows), world_size())
         for start in range(0, max(*sizes, 1), size):
             self.watchdog.beat()
             rows_here = own[start : start + size]
@@ -192,7 +192,7 @@ class Evaluator:
             gather(torch.cat(parts), sizes).float().cpu().numpy()[kept]
             for parts in zip(*views, strict=True)
         ]
-        return Predictions(probability, s, self.reader.truth(rows[kept]), rows[kept], z)
+        return Predictions(probability, s, self.reader.ground_truth(rows[kept]), rows[kept], z)
 
     def inputs(self, rows: Rows, made: Mapping[int, Columns] | None = None) -> Predictions:
         """Returns inputs of the model as `hidden` [rows, numbers]; this process reads them all.
@@ -213,7 +213,7 @@ class Evaluator:
             inputs.append(np.concatenate(columns, 1))
         kept = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
         rows, hidden = rows[kept], np.concatenate(inputs)[kept]
-        return Predictions(None, with_means(hidden), self.reader.truth(rows), rows)
+        return Predictions(None, with_means(hidden), self.reader.ground_truth(rows), rows)
 
     @property
     def fits(self) -> bool:
@@ -256,7 +256,7 @@ class Evaluator:
         from heron.pipeline.evaluation.knn import faiss, vote  # here: most runs need neither
 
         faiss.omp_set_num_threads(torch.get_num_threads())
-        mine = share(len(test.rows), rank(), world_size())
+        mine = even_slice(len(test.rows), rank(), world_size())
         # As many neighbours on every process: `vote` knows of its own test rows alone.
         others = len(labelled.rows) - bool(np.isin(test.rows, labelled.rows).any())
         with self.watchdog.busy():
@@ -278,7 +278,7 @@ class Evaluator:
 
     def _present(self, rows: Rows, views: int) -> Tensor | None:
         """Returns which of the first views rows have, [rows, views]; None: all of them."""
-        if not self.reader.partial:
+        if not self.reader.may_lack_views:
             return None
         names = [view.stored for view in self.views.views[:views]]
         return torch.from_numpy(self.reader.present(rows, names))
