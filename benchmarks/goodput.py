@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from heron.pipeline.training.checkpoint import damage
+from heron.pipeline.training.checkpoint import find_damage
 
 ROOT = Path(__file__).resolve().parents[1]
 SET = ["evaluate.map=never", "evaluate.baselines=false", "train.timeout_s=60", "run.resume=auto"]
@@ -142,7 +142,7 @@ def main() -> None:
         difference = max(float((a[name] - b[name]).abs().max()) for name in a) / largest
         same = a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
         fine = same or (len(options.world) > 1 and difference < CLOSE)
-        assert damage(newest(folder / "killed")) == ""
+        assert find_damage(newest(folder / "killed")) == ""
         strategy = "ZeRO 2" if options.zero else "DDP" if max(options.world) > 1 else "one process"
         print(
             f"{strategy}, {' and '.join(map(str, options.world))} process(es), {options.steps} "

@@ -41,7 +41,7 @@ def bare_pictures(
     files = [os.open(folder / shard.file, os.O_RDONLY) for shard in reader.shards]
     steps = []
     for t in range(stream.steps_per_epoch)[share[0] :: share[1]]:
-        rows = stream.at(t)
+        rows = stream.batch_rows(t)
         shards = np.searchsorted(reader.starts, rows, side="right") - 1
         samples = (rows - reader.starts[shards]).tolist()
         indexes = [reader.indexes[shard] for shard in shards]
@@ -68,7 +68,7 @@ def bare_vectors(shards: Path, folder: Path, batch: int, share: tuple[int, int])
     stream = open_set(shards, names, batch, None, 0).labelled
     assert stream is not None
     arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
-    steps = [stream.at(t) for t in range(stream.steps_per_epoch)[share[0] :: share[1]]]
+    steps = [stream.batch_rows(t) for t in range(stream.steps_per_epoch)[share[0] :: share[1]]]
     while True:
         for rows in steps:
             arrays_of_batch = [array[rows] for array in arrays]

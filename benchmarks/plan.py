@@ -22,7 +22,7 @@ import numpy as np
 
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.data import dataset, streams
-from heron.pipeline.data.plan import share
+from heron.pipeline.data.plan import even_slice
 from heron.shards.artefact import fingerprint
 from heron.shards.cache import LocalFile
 from heron.shards.errors import ShardError
@@ -108,14 +108,14 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     draw, batch_seconds, share_seconds = random.Random(0), list[float](), list[float]()
     for _ in range(DRAWS):
         t = draw.randrange(3 * plan.steps_per_epoch)
-        plan.at(t - t % plan.steps_per_epoch)  # a new epoch permutes the shards, once
+        plan.batch_rows(t - t % plan.steps_per_epoch)  # a new epoch permutes the shards, once
         clock = time.process_time()
-        rows = plan.at(t)
+        rows = plan.batch_rows(t)
         batch_seconds.append(time.process_time() - clock)
         for rank in (0, draw.randrange(WORLD), WORLD - 1):
-            rows_of_rank = share(BATCH, rank, WORLD)
+            rows_of_rank = even_slice(BATCH, rank, WORLD)
             clock = time.process_time()
-            local_rows = plan.at(t, rows_of_rank)
+            local_rows = plan.batch_rows(t, rows_of_rank)
             share_seconds.append(time.process_time() - clock)
             assert np.array_equal(local_rows, rows[rows_of_rank])
     numbers = {

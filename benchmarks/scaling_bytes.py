@@ -23,7 +23,7 @@ from heron.pipeline.config.model import Cnn, ModelConfig
 from heron.pipeline.config.terms import Terms
 from heron.pipeline.config.training import Optim
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import share, shares
+from heron.pipeline.data.plan import even_sizes, even_slice
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
@@ -140,9 +140,9 @@ def count(gate: Gate, case: Case) -> None:
 
     wrapped.register_comm_hook(None, hook)
     counts = [n for n in (case.labelled, case.unlabelled) if n]
-    local_sizes = [shares(n, world)[rank] for n in counts]
-    sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
-    local_labelled = share(case.labelled, rank, world)
+    local_sizes = [even_sizes(n, world)[rank] for n in counts]
+    sizes = ShardSizes(even_sizes(case.labelled, world), even_sizes(case.unlabelled, world))
+    local_labelled = even_slice(case.labelled, rank, world)
     labels = (torch.rand(case.labelled, LABELS) < 0.3).float()[local_labelled]
     paths = torch.randint(0, 2, (case.labelled, LEVELS))[local_labelled]
     rows = torch.arange(sum(local_sizes))
@@ -171,7 +171,7 @@ def count(gate: Gate, case: Case) -> None:
 def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[str, int]]:
     """Predicts the bytes by kind, with their arithmetic, and the collectives by kind."""
     objective, model = case.build()
-    sizes = ShardSizes(shares(case.labelled, world), shares(case.unlabelled, world))
+    sizes = ShardSizes(even_sizes(case.labelled, world), even_sizes(case.unlabelled, world))
     levels = LEVELS if "paths" in objective.needs.labelled else 0
     shapes = [(case.size, case.size, 3)] * VIEWS
     step_exchanges = exchanges(

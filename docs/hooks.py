@@ -16,7 +16,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def configuration() -> str:
     """Returns a table for each section of an experiment, as Markdown."""
     every = describe_keys()
-    about = {(key.name, key.of): key.meaning for key in every if key.type == "section"}
+    about = {(key.name, key.encoder_kind): key.meaning for key in every if key.type == "section"}
     parts = []
     keys = sorted((key for key in every if key.type != "section"), key=_section)
     for (section, of), group in groupby(keys, _section):
@@ -30,7 +30,7 @@ def configuration() -> str:
 
 def _section(key: Key) -> tuple[str, str]:
     """Returns the section that a key is in, and the kind that has it."""
-    return key.name.rpartition(".")[0], key.of
+    return key.name.rpartition(".")[0], key.encoder_kind
 
 
 def _row(key: Key) -> str:

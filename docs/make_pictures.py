@@ -31,7 +31,7 @@ from heron.launch.studies.halving import goes_on
 from heron.launch.studies.study import Study
 from heron.pipeline.config.augmentations import Blur, Color, Crop
 from heron.pipeline.data import augment
-from heron.pipeline.data.plan import Listed, Stream, share
+from heron.pipeline.data.plan import Listed, Stream, even_slice
 from heron.shards.sources import make
 
 ROOT = Path(__file__).parent.parent
@@ -75,8 +75,10 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> N
 def streams() -> None:
     """Draws how an epoch's batches follow from the shards, by the plan that training uses."""
     shards = [np.arange(8 * n, 8 * n + 8) for n in range(6)]
-    order = Stream("labelled", Listed.of(shards), batch=12, seed=3, canonical=4, window=8)
-    line = replace(order, window=1).order(0)  # a window of one row: shards permuted, not shuffled
+    order = Stream(
+        "labelled", Listed.from_shards(shards), batch=12, seed=3, n_streams=4, window_rows=8
+    )
+    line = replace(order, window_rows=1).order(0)  # of one row: shards permuted, not shuffled
     figure, axes = canvas(9.5, 4.6)
 
     def cells(y: float, rows: Iterable[int], x: float = 0) -> None:
@@ -100,9 +102,9 @@ def streams() -> None:
     says(3.5, "permuted, laid end to end,\ncut into C = 4 streams")
     says(6.5, "each shuffled within\na window of rows")
     for t in range(4):
-        batch = order.at(t)
+        batch = order.batch_rows(t)
         for rank in range(2):
-            own = share(12, rank, 2)
+            own = even_slice(12, rank, 2)
             cells(10 + 1.5 * t, batch[own], own.start + 2.5 * rank)
         says(10.5 + 1.5 * t, f"global batch {t}: 3 rows of every stream" if not t else f"{t}")
     for rank in range(2):

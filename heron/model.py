@@ -297,7 +297,7 @@ def _signature_from_data(folder: Path, config: Config, data: str | None) -> Sign
     fault = "it is fetched only when you give it"
     if data is not None or not is_remote(path):
         try:
-            options = config.data.at(path)
+            options = config.data.for_data_set(path)
             refuse_options(options, own=False)
             reader = open_reader(options)
             if expected in ("", fingerprint := reader.manifest.fingerprint):

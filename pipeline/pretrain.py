@@ -26,9 +26,9 @@ from heron.pipeline.config.errors import (
 )
 from heron.pipeline.config.experiment import Config, load_config
 from heron.pipeline.config.shipped import find_config
-from heron.pipeline.data.workers import readers
+from heron.pipeline.data.workers import worker_count
 from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.launch import end, fail, settle
+from heron.pipeline.distributed.launch import end, fail, resolve_precision
 from heron.pipeline.distributed.watchdog import Watchdog, leave
 from heron.pipeline.models.allocator import release_freed_memory
 from heron.pipeline.training.run_lock import RunLock
@@ -53,10 +53,10 @@ def pretrain(config: Config) -> dict[str, Any]:
         Stopped: a signal was received, and the state is saved.
         Lost: another process is gone.
     """
-    config = settle(config)
+    config = resolve_precision(config)
     watchdog = Watchdog(config.train.timeout_s)
     run_lock = RunLock(Path(config.run.dir))
-    with StopSignals(readers(config.data) > 0) as signals, watchdog, run_lock:
+    with StopSignals(worker_count(config.data) > 0) as signals, watchdog, run_lock:
         try:
             return train(config, watchdog, signals, run_lock)
         except RuntimeError as error:

@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
     from heron.pipeline.distributed import launch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "cores", lambda: 1)
+        patch.setattr(launch, "cores_per_process", lambda: 1)
         yield
 
 

@@ -27,7 +27,7 @@ for name in OWN:
     import_module(name)
 with suppress(ImportError):  # where DeepSpeed is not installed
     import_module("heron.pipeline.distributed.zero")
-vars(launch)["cores"] = lambda: 1  # as in the tests' own process: see `conftest`
+vars(launch)["cores_per_process"] = lambda: 1  # as in the tests' own process: see `conftest`
 named_terms()  # loads every objective
 for name in ("base.html", "run.html"):
     pages._environment(pages.PAGE).get_template(name)

@@ -14,7 +14,7 @@ from heron.pipeline.config.errors import CheckpointError, ConfigError
 from heron.pipeline.config.experiment import load_config, parse_config
 from heron.pipeline.distributed.agreement import run_fingerprint
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.checkpoint import complete_checkpoints
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest
@@ -133,10 +133,10 @@ def test_only_whole_checkpoints_count(straight: Path, tmp_path: Path) -> None:
     saving = {"steps": None, "save_every_epochs": 1, "keep_checkpoints": 1}
     pretrain(frames(tmp_path, data=shards, train=saving))
     folder = tmp_path / "run" / "checkpoints"
-    (newest,) = complete(folder)
+    (newest,) = complete_checkpoints(folder)
     assert newest.name == "step-00000022"
     (folder / "step-00000099").mkdir()  # cut short: no mark
-    assert complete(folder) == [newest]
+    assert complete_checkpoints(folder) == [newest]
     again: dict[str, Any] = {"run": {"resume": "auto"}, "data": shards}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"optim": {"momentum": 0.5}}, "optim.momentum is 0.9, not 0.5; run with .*config.yaml"),
@@ -164,8 +164,12 @@ def test_a_new_run_neither_mixes_nor_loses_the_checkpoints_of_an_earlier(
     pretrain(frames(tmp_path, data=shards, train={"steps": 3}))
     pretrain(frames(tmp_path, data=shards, train={"steps": 2}))
     assert "checkpoints of an earlier run are now in" in capsys.readouterr().out
-    assert [p.name for p in complete(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
-    assert [p.name for p in complete(tmp_path / "run" / "checkpoints-1")] == ["step-00000003"]
+    assert [p.name for p in complete_checkpoints(tmp_path / "run" / "checkpoints")] == [
+        "step-00000002"
+    ]
+    assert [p.name for p in complete_checkpoints(tmp_path / "run" / "checkpoints-1")] == [
+        "step-00000003"
+    ]
 
 
 def test_cross_entropy_of_independent_labels_is_refused(tmp_path: Path) -> None:

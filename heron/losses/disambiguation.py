@@ -13,7 +13,7 @@ from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_view
 from heron.losses.loss import Loss, options_of
 from heron.losses.momentum import CallerKeyQueue, MomentumLoss, one_view
 from heron.pipeline.objectives import pico, plnl
-from heron.pipeline.objectives.complementary import checked
+from heron.pipeline.objectives.complementary import checked_logits
 
 
 class _OfTrainingSet(Loss):
@@ -46,7 +46,7 @@ def _complementary(labels: Tensor) -> Tensor:
     """Returns complementary labels of the whole training set as columns; refuses invalid ones."""
     columns = as_columns(labels, None)
     try:
-        return checked(columns, columns)
+        return checked_logits(columns, columns)
     except ValueError as fault:
         raise LossError(str(fault)) from None
 

@@ -230,10 +230,10 @@ class Deepmtmv(_WithClassifier):
         Returns:
             The labels of each group; empty if nothing was split.
         """
-        level, groups = broadcast_object(self.groups.choose())
+        level, groups = broadcast_object(self.groups.choose_groups())
         if len(groups) == 1:
             return []
-        self.groups.layers[level].part(groups)
+        self.groups.layers[level].set_groups(groups)
         return cast(list[list[int]], groups)
 
 

@@ -137,7 +137,7 @@ class Loss(nn.Module):
             indices=zeros if indices is None else indices,
             rng_keys=rng_keys,
             epoch=epoch,
-            types=half,
+            wire_dtypes=half,
         )
         with torch.autocast(first.device.type, enabled=False):
             share = self.share(batch)
@@ -234,7 +234,7 @@ def _sizes(features: Features, targets: Tensor, sizes: RowCounts) -> list[int]:
     )
     checksum = zlib.crc32(description.encode())
     own = torch.tensor([rows, checksum], device=targets.device)
-    of_processes = collectives.stack(own).tolist()
+    of_processes = collectives.gather_stacked(own).tolist()
     if any(other != checksum for _, other in of_processes):
         descriptions = enumerate(collectives.gather_objects(description))
         lines = [f"rank {n} {line}" for n, line in descriptions]

@@ -14,7 +14,7 @@ from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_rows
 from heron.losses.loss import Loss, options_of
 from heron.pipeline.objectives import comco, mulco
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.complementary import checked
+from heron.pipeline.objectives.complementary import checked_logits
 from heron.pipeline.objectives.momentum import KeyQueue, MomentumTerm, move_towards
 
 
@@ -118,7 +118,7 @@ def _targets(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     if logits.shape[1] != classes:
         raise LossError(f"logits are of {logits.shape[1]} classes; expected classes={classes}")
     columns = as_columns(labels, classes)
-    checked(logits, columns)
+    checked_logits(logits, columns)
     return columns
 
 

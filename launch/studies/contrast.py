@@ -92,7 +92,7 @@ def _batch(
         gathered_labelled=feature_map("labelled", labelled),
         vectors=feature_map("vectors", rows),
         labelled_vectors=feature_map("labelled_vectors", labelled),
-        shared=shared if local_rows < rows else None,
+        own_row_sets=shared if local_rows < rows else None,
         targets=targets.to(device),
         rows=own_rows,
         labelled=own_labelled_rows,

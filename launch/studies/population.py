@@ -137,7 +137,7 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
         CheckpointError: the checkpoint cannot be read.
         Held: a worker still has the run's folder.
     """
-    if fault := checkpoint.damage(source):
+    if fault := checkpoint.find_damage(source):
         raise CheckpointError(
             f"{source} is damaged ({fault}), and {config.run.dir} was to go on from it; bring it "
             "back, or begin the study anew in another folder"

@@ -35,7 +35,7 @@ from heron.launch.studies.results import BATCH, Results
 from heron.pipeline.config.errors import CheckpointError, ConfigError, StudyError
 from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.config.terms import Term
-from heron.pipeline.data.plan import shares
+from heron.pipeline.data.plan import even_sizes
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.traffic import FLOAT, Exchange, exchanges
 from heron.pipeline.models.heterogeneous import Heterogeneous
@@ -63,7 +63,9 @@ class Setting:
     @property
     def sizes(self) -> ShardSizes:
         """Rows of every process."""
-        return ShardSizes(shares(self.labelled, self.world), shares(self.unlabelled, self.world))
+        return ShardSizes(
+            even_sizes(self.labelled, self.world), even_sizes(self.unlabelled, self.world)
+        )
 
     @property
     def rows(self) -> int:
@@ -155,10 +157,10 @@ class Workload:
         full = FLOAT * sum(parameter.numel() for parameter in self.model.parameters())
         shard = full // setting.world
         slots = OPTIMISER_SLOTS.get(optim.kind, 1 if optim.momentum else 0)
-        moved = [e for e in self.exchanges(setting) if e.part == "gathers"]
-        sent_back = {e.what for e in moved if e.kind == "scattered"}
+        moved = [e for e in self.exchanges(setting) if e.category == "gathers"]
+        sent_back = {e.content for e in moved if e.kind == "scattered"}
         gathered = [e for e in moved if e.kind == "gathered"]
-        held = sum(e.bytes * (GATHERED_COPIES if e.what in sent_back else 1) for e in gathered)
+        held = sum(e.bytes * (GATHERED_COPIES if e.content in sent_back else 1) for e in gathered)
         return {
             "weights": (shard if stage >= 3 else full) + (shard if stage else 0),
             "gradients": shard if stage >= 2 else full,
@@ -276,7 +278,7 @@ class StepModel:
         parts: dict[str, float] = defaultdict(float)
         for exchange in self.workload.exchanges(setting):
             messages, sent = cost([exchange], setting, ring)
-            parts[exchange.part] += self.latency * messages + self.per_byte * sent
+            parts[exchange.category] += self.latency * messages + self.per_byte * sent
         parts["gradients"] -= min(overlap * parts["gradients"], BACKWARD_SHARE * compute)
         return Step(compute, contrast, **parts)
 

@@ -175,10 +175,12 @@ def search(
 
 def run(config: Config, log: Path) -> dict[str, Any]:
     """Returns the result of a run, training it first where it has none."""
-    from heron.pipeline.models.networks import described  # imported here, as they load slowly
+    # Imported here, as they load slowly.
+    from heron.pipeline.models.networks import with_pretrained_configs
     from heron.pipeline.pretrain import pretrain
 
-    config = config.model_copy(update={"model": described(config.model)})  # as the run saves it
+    model = with_pretrained_configs(config.model)  # as the run saves it
+    config = config.model_copy(update={"model": model})
     folder = Path(config.run.dir)
     if not is_done(config):
         folder.mkdir(parents=True, exist_ok=True)

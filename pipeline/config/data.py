@@ -260,7 +260,7 @@ class Data(Section):
         local = (path for path in self.paths if "://" not in path and path != "")
         return [path for path in local if not (Path(path) / MANIFEST).exists()]
 
-    def at(self, path: str) -> "Data":
+    def for_data_set(self, path: str) -> "Data":
         """Returns the section for the data set at `path` alone, with all of its views and labels.
 
         `fingerprint` stays where `path` is that of this section.

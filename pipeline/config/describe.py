@@ -28,14 +28,14 @@ class Key(NamedTuple):
 
     Attributes:
         name: dotted key, as in an override.
-        of: the kind of encoder that has the key, or "".
+        encoder_kind: the kind of encoder that has the key, or "".
         type: expected type, with bounds.
         default: as YAML, or `required`.
         meaning: one or more sentences.
     """
 
     name: str
-    of: str
+    encoder_kind: str
     type: str
     default: str
     meaning: str
@@ -43,7 +43,7 @@ class Key(NamedTuple):
     @property
     def shown(self) -> str:
         """The name, with the kind of encoder, if any, in parentheses."""
-        return f"{self.name} ({self.of})" if self.of else self.name
+        return f"{self.name} ({self.encoder_kind})" if self.encoder_kind else self.name
 
 
 def describe_keys() -> list[Key]:
@@ -68,7 +68,7 @@ def keys_at(name: str) -> list[Key]:
     )
 
 
-def _keys(section: type[BaseModel], prefix: str, of: str) -> Iterator[Key]:
+def _keys(section: type[BaseModel], prefix: str, encoder_kind: str) -> Iterator[Key]:
     meanings = documented(section)
     for name, field in section.model_fields.items():
         if section is Augmentation and name == "own":
@@ -80,7 +80,7 @@ def _keys(section: type[BaseModel], prefix: str, of: str) -> Iterator[Key]:
             kind = "list of sections"
         sections = models_in(field.annotation)  # whose own docstring is the fallback
         meaning = meanings.get(name) or (_first_line(sections[0]) if sections else "")
-        yield Key(f"{prefix}{name}", of, kind, default, meaning)
+        yield Key(f"{prefix}{name}", encoder_kind, kind, default, meaning)
         yield from nested
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from heron.pipeline.objectives.memory import Memory, RunSpec
 
 Temperature = Annotated[float, Field(ge=0.003)]  # below, exp(2 / tau) overflows float64
-KNOWN = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
-ONE = ("multi_class", "hierarchical")  # labels with one class per row
-WRONG = ("complementary",)  # labels that say what a row is not
+CLASS_LABELS = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
+SINGLE_CLASS_LABELS = ("multi_class", "hierarchical")  # labels with one class per row
+COMPLEMENTARY_LABELS = ("complementary",)  # labels that say what a row is not
 
 
 @dataclass(frozen=True)

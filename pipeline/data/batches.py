@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.buffers import ArraySpec, Buffer, BufferPool
 from heron.pipeline.data.mined import AnyStream
-from heron.pipeline.data.plan import Rows, share
+from heron.pipeline.data.plan import Rows, even_slice
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import Streams
@@ -21,7 +21,7 @@ from heron.shards.errors import ShardError
 
 AHEAD = 4  # batches that a worker reads ahead
 IN_USE = 2  # batches that the trainer holds: the last one, and the one that it asks for
-VIEW = "view "  # prefix of a stored view's name among the arrays of a batch
+VIEW_PREFIX = "view "  # prefix of a stored view's name among the arrays of a batch
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def array_specs(
     rows: int,
     targets: tuple[int, ...] = (0, 0),
     levels: int = 0,
-    partial: int = 0,
+    n_model_views: int = 0,
 ) -> dict[str, ArraySpec]:
     """Returns the shape and dtype of every array of a batch.
 
@@ -98,11 +98,12 @@ def array_specs(
         rows: number of rows.
         targets: shape of the labels, [labelled, labels].
         levels: number of levels of hierarchical labels.
-        partial: number of the model's views where rows may lack some, else 0.
+        n_model_views: number of the model's views where rows may lack some, else 0.
     """
     decoders = {name: reader.decoders[name] for name in stored}
     views = {
-        VIEW + name: ((rows, *decoder.shape), decoder.dtype) for name, decoder in decoders.items()
+        VIEW_PREFIX + name: ((rows, *decoder.shape), decoder.dtype)
+        for name, decoder in decoders.items()
     }
     specs: dict[str, ArraySpec] = views | {
         "targets": (targets, "float32"),
@@ -110,7 +111,7 @@ def array_specs(
         "rng_keys": ((rows,), "int64"),
         "paths": ((targets[0], levels), "int64"),
     }
-    return specs | ({"present": ((rows, partial), "bool")} if partial else {})
+    return specs | ({"present": ((rows, n_model_views), "bool")} if n_model_views else {})
 
 
 class ShardBatches:
@@ -125,8 +126,11 @@ class ShardBatches:
         streams, reader, no_rows = self.streams, self.streams.reader, np.empty(0, np.int64)
         sizes = {stream.name: len(rows) for stream, rows in self._local_rows(0)}
         targets = sizes.get("labelled", 0), *streams.targets(no_rows).shape[1:]
-        levels = reader.paths(no_rows).shape[1]
-        rows, model_views = sum(sizes.values()), len(streams.viewed) if reader.partial else 0
+        levels = reader.label_paths(no_rows).shape[1]
+        rows, model_views = (
+            sum(sizes.values()),
+            len(streams.stored_by_view) if reader.may_lack_views else 0,
+        )
         return array_specs(reader, streams.stored, rows, targets, levels, model_views)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
@@ -136,15 +140,15 @@ class ShardBatches:
         rows = self._read(planned, drawn, buffer)
         labelled, reader = rows[: len(buffer["targets"])], self.streams.reader
         buffer["targets"][:] = self.streams.targets(labelled)
-        buffer["paths"][:] = reader.paths(labelled)
+        buffer["paths"][:] = reader.label_paths(labelled)
         buffer["indices"][:] = rows
-        if reader.partial:
-            buffer["present"][:] = reader.present(rows, self.streams.viewed)
+        if reader.may_lack_views:
+            buffer["present"][:] = reader.present(rows, self.streams.stored_by_view)
         keys = []
         for stream, local in drawn:
             passes = stream.passes(t)
             if len(passes) > 1:  # one per row
-                passes = passes[share(stream.batch, self.rank, self.world)]
+                passes = passes[even_slice(stream.batch, self.rank, self.world)]
             keys.append(rng_keys(self.seed, passes, local))
         buffer["rng_keys"][:] = np.concatenate(keys)
         lost = {int(row): reader.lost[int(row)] for row in planned[planned != rows]}
@@ -153,16 +157,18 @@ class ShardBatches:
     def _local_rows(self, t: int) -> list[tuple[AnyStream, Rows]]:
         """Returns each stream of the run with this process's rows of batch t."""
         streams = self.streams.labelled, self.streams.unlabelled
-        return [(s, s.at(t, share(s.batch, self.rank, self.world))) for s in streams if s]
+        return [
+            (s, s.batch_rows(t, even_slice(s.batch, self.rank, self.world))) for s in streams if s
+        ]
 
     def _read(self, planned: Rows, drawn: Sequence[tuple[AnyStream, Rows]], buffer: Buffer) -> Rows:
         """Reads the stored views; returns the rows read, in which others replace lost ones."""
         reader, names, rows = self.streams.reader, self.streams.stored, planned.copy()
         self._replace_lost(rows, drawn)
-        reader.fill({name: buffer[VIEW + name] for name in names}, rows)
+        reader.fill({name: buffer[VIEW_PREFIX + name] for name in names}, rows)
         while len(replaced := self._replace_lost(rows, drawn)):
             for name in names:
-                buffer[VIEW + name][replaced] = reader.read(name, rows[replaced])
+                buffer[VIEW_PREFIX + name][replaced] = reader.read(name, rows[replaced])
         return rows
 
     def _replace_lost(self, rows: Rows, drawn: Sequence[tuple[AnyStream, Rows]]) -> Rows:
@@ -264,5 +270,7 @@ def _identity(item: Any) -> Any:
 def _to_batch(buffer: Buffer, sizes: list[int], lost: dict[int, str]) -> Batch:
     """Returns a batch whose tensors share memory with the arrays of a buffer."""
     tensors = {name: torch.from_numpy(array) for name, array in buffer.items()}
-    stored = {n.removeprefix(VIEW): tensors.pop(n) for n in buffer if n.startswith(VIEW)}
+    stored = {
+        n.removeprefix(VIEW_PREFIX): tensors.pop(n) for n in buffer if n.startswith(VIEW_PREFIX)
+    }
     return Batch(stored, sizes=sizes, lost=lost, **tensors)

@@ -44,12 +44,12 @@ class Balanced:
         """Batches that together have as many draws as there are rows."""
         return max(1, self.rows // self.batch)
 
-    def at(self, t: int, local: slice = slice(None)) -> Rows:
+    def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
         """Returns the rows of global batch t, or a slice of them, [rows]."""
         classes, turns = (drawn[local] for drawn in self._draws(t))
         rows = np.empty(len(classes), np.int64)
         for number, positions in positions_by_number(classes):
-            rows[positions] = self.classes[number].many(turns[positions])[:, 0]
+            rows[positions] = self.classes[number].rows_of_batches(turns[positions])[:, 0]
         return rows
 
     def passes(self, t: int) -> Rows:
@@ -96,7 +96,7 @@ class Blend:
     @cached_property
     def by_shard(self) -> ShardRows:
         """The rows of each shard of every source."""
-        return Listed.of([rows for stream in self.streams for rows in stream.by_shard])
+        return Listed.from_shards([rows for stream in self.streams for rows in stream.by_shard])
 
     @cached_property
     def rows(self) -> int:
@@ -108,9 +108,9 @@ class Blend:
         """Batches that together have as many draws as there are rows."""
         return self.rows // self.batch
 
-    def at(self, t: int, local: slice = slice(None)) -> Rows:
+    def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
         """Returns the rows of global batch t, or a slice of them, [rows]."""
-        return np.concatenate([stream.at(t) for stream in self.streams])[self._order[local]]
+        return np.concatenate([stream.batch_rows(t) for stream in self.streams])[self._order[local]]
 
     def passes(self, t: int) -> Rows:
         """Returns the number of the pass over its source of each row of batch t, [batch]."""

@@ -10,7 +10,7 @@ from heron.pipeline.data.plan import MAX_STREAMS, default_streams
 from heron.pipeline.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
 from heron.pipeline.data.reader import MAX_OPEN_SHARDS, Reader
 from heron.pipeline.data.roles import read_roles
-from heron.pipeline.data.workers import readers
+from heron.pipeline.data.workers import worker_count
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
@@ -115,5 +115,5 @@ def _max_open_shards(reader: Reader, data: Data, limit: int) -> int:
         )
     if total <= limit:
         return MAX_OPEN_SHARDS
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (readers(data) + 1)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * (worker_count(data) + 1)
     return max(1, min(MAX_OPEN_SHARDS, limit // (2 * processes * largest)))

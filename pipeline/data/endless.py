@@ -65,7 +65,7 @@ class EndlessStreams(Streams):
     suffixes: dict[str, tuple[str, ...]]
     annotation: Annotation | None
 
-    missing = unknown = False  # a sample that lacks something is unreadable
+    lacks_views = lacks_labels = False  # a sample that lacks something is unreadable
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
         """Returns an empty dictionary: no sample lacks a view."""
@@ -78,7 +78,7 @@ class EndlessStreams(Streams):
 
     def skipped(self, max_fraction: float) -> SkippedRows:
         """Returns a counter of skipped samples and rows."""
-        scored = self.roles.together(["test", "validation"])
+        scored = self.roles.union(["test", "validation"])
         return SkippedRows(scored, max_fraction, self.config.samples_per_epoch)
 
     def describe(self) -> list[str]:
@@ -195,7 +195,7 @@ def open_endless(config: Config) -> EndlessStreams:
         unlabelled=unlabelled,
         epoch_stream=next((stream for stream in active if stream.name == data.epoch), active[0]),
         stored=list(dict.fromkeys(view.stored for view in data.views)),
-        viewed=[view.stored for view in data.views],
+        stored_by_view=[view.stored for view in data.views],
         protocol=data.protocol,
         kind=manifest.labels.kind,
         config=data.webdataset,

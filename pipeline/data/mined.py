@@ -71,7 +71,7 @@ class MinedStream:
     @cached_property
     def candidates(self) -> Rows:
         """All labelled rows, ascending; row i of a table has the neighbours of candidate i."""
-        return self.by_shard.whole
+        return self.by_shard.all_rows
 
     def passes(self, t: int) -> Rows:
         """Returns the number of the pass of each row of batch t, [1] or [batch]."""
@@ -80,12 +80,12 @@ class MinedStream:
         mined = np.full(self.config.mine, t // self.steps_per_epoch)
         return np.concatenate([passes, mined])
 
-    def at(self, t: int, local: slice = slice(None)) -> Rows:
+    def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
         """Returns the rows of global batch t, or a slice of them; random rows first, each row once.
 
-        See `Stream.at`.
+        See `Stream.batch_rows`.
         """
-        random = self.base.at(t)
+        random = self.base.batch_rows(t)
         return np.concatenate([random, self._mined(t, random)])[local]
 
     def _mined(self, t: int, random: Rows) -> Rows:

@@ -35,14 +35,14 @@ FEISTEL_ROUNDS = 6  # four are enough for a permutation that looks random
 MAX_STREAMS = 64  # canonical streams, by default
 
 
-def share(total: int, rank: int, world: int) -> slice:
+def even_slice(total: int, rank: int, world: int) -> slice:
     """Returns a process's contiguous share of `total` rows; sizes differ by at most 1."""
     return slice(rank * total // world, (rank + 1) * total // world)
 
 
-def shares(total: int, world: int) -> list[int]:
+def even_sizes(total: int, world: int) -> list[int]:
     """Returns the sizes of all processes' shares."""
-    slices = (share(total, rank, world) for rank in range(world))
+    slices = (even_slice(total, rank, world) for rank in range(world))
     return [part.stop - part.start for part in slices]
 
 
@@ -81,7 +81,7 @@ class ShardRows(ABC):
         """Returns the rows of a shard."""
 
     @abstractmethod
-    def between(self, first: int, last: int) -> ShardRows:
+    def shard_range(self, first: int, last: int) -> ShardRows:
         """Returns the rows of shards `first` to `last` - 1."""
 
     @cached_property
@@ -90,7 +90,7 @@ class ShardRows(ABC):
         return int(self.sizes.sum())
 
     @property
-    def whole(self) -> Rows:
+    def all_rows(self) -> Rows:
         """All rows in one array."""
         return np.concatenate([np.empty(0, np.int64), *self])
 
@@ -102,7 +102,7 @@ class ShardRows(ABC):
         return out
 
     @abstractmethod
-    def has(self, rows: Rows) -> NDArray[np.bool_]:
+    def contains(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which of `rows` are selected, [rows]."""
 
     def following(self, row: int) -> Iterator[int]:
@@ -124,7 +124,7 @@ class Listed(ShardRows):
     bounds: Rows
 
     @classmethod
-    def of(cls, shards: Sequence[Rows]) -> Listed:
+    def from_shards(cls, shards: Sequence[Rows]) -> Listed:
         """Concatenates the rows of each shard."""
         bounds = np.cumsum([0, *map(len, shards)])
         return cls(np.concatenate([np.empty(0, np.int64), *shards]), bounds)
@@ -140,7 +140,7 @@ class Listed(ShardRows):
         return np.diff(self.bounds)
 
     @property
-    def whole(self) -> Rows:
+    def all_rows(self) -> Rows:
         """See `ShardRows`."""
         return self.rows[self.bounds[0] : self.bounds[-1]]
 
@@ -148,7 +148,7 @@ class Listed(ShardRows):
         """See `ShardRows`."""
         return self.rows[self.bounds[shard] : self.bounds[shard + 1]]
 
-    def between(self, first: int, last: int) -> Listed:
+    def shard_range(self, first: int, last: int) -> Listed:
         """See `ShardRows`."""
         return Listed(self.rows, self.bounds[first : last + 1])
 
@@ -157,9 +157,9 @@ class Listed(ShardRows):
         taken: Rows = self.rows[self.bounds[shards] + offsets]
         return taken
 
-    def has(self, rows: Rows) -> NDArray[np.bool_]:
+    def contains(self, rows: Rows) -> NDArray[np.bool_]:
         """See `ShardRows`."""
-        return np.isin(rows, self.whole)
+        return np.isin(rows, self.all_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,7 @@ class Marked(ShardRows):
         rows: Rows = first + np.flatnonzero(self._mapped_marks[first:last] & self.bits)
         return rows
 
-    def between(self, first: int, last: int) -> Marked:
+    def shard_range(self, first: int, last: int) -> Marked:
         """See `ShardRows`."""
         starts, sizes = self.starts[first : last + 1], self.sizes[first:last]
         return Marked(starts, sizes, self.marks, self.bits)
@@ -209,13 +209,13 @@ class Marked(ShardRows):
         taken: Rows = self.starts[shards] + offsets
         return taken
 
-    def has(self, rows: Rows) -> NDArray[np.bool_]:
+    def contains(self, rows: Rows) -> NDArray[np.bool_]:
         """See `ShardRows`."""
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         inside: NDArray[np.bool_] = self.sizes[shards] > 0
         return inside if self.marks is None else inside & (self._mapped_marks[rows] & self.bits > 0)
 
-    def joined(self, bits: int) -> Marked:
+    def with_bits(self, bits: int) -> Marked:
         """Returns the rows whose marks have any of other `bits` set; reads all marks."""
         spans = pairwise(self.starts.tolist())
         sizes = [np.count_nonzero(self._mapped_marks[first:last] & bits) for first, last in spans]
@@ -231,8 +231,8 @@ class Stream:
         by_shard: the rows of each shard that take part, as numbers in the data set.
         batch: rows of the global batch.
         seed: the run's seed.
-        canonical: C, the number of canonical streams; divides the batch.
-        window: number of rows of a stream that are shuffled together; no row leaves its window.
+        n_streams: C, the number of canonical streams; divides the batch.
+        window_rows: how many rows of a stream are shuffled together; no row leaves its window.
         salt: makes streams of the same name shuffle differently.
     """
 
@@ -240,8 +240,8 @@ class Stream:
     by_shard: ShardRows
     batch: int
     seed: int
-    canonical: int
-    window: int
+    n_streams: int
+    window_rows: int
     salt: str = ""
     _epoch_rows: dict[int, Rows] = field(default_factory=dict, repr=False, compare=False)
     _shard_orders: dict[int, tuple[Rows, Rows]] = field(
@@ -255,11 +255,11 @@ class Stream:
                 f"data.batch.{self.name} is {self.batch}, but there are {self.rows} {self.name} "
                 f"rows; expected at most {self.rows}, or 'all'"
             )
-        if self.batch % self.canonical:
+        if self.batch % self.n_streams:
             divisors = [c for c in range(1, self.batch + 1) if self.batch % c == 0]
-            nearest = min(divisors, key=lambda c: abs(c - self.canonical))
+            nearest = min(divisors, key=lambda c: abs(c - self.n_streams))
             raise ConfigError(
-                f"data.canonical_streams is {self.canonical}, which does not divide "
+                f"data.canonical_streams is {self.n_streams}, which does not divide "
                 f"data.batch.{self.name} = {self.batch}; the nearest that does is {nearest}"
             )
 
@@ -278,16 +278,16 @@ class Stream:
         """Rows that an epoch leaves out, fewer than a batch; they differ from epoch to epoch."""
         return self.rows % self.batch
 
-    def at(self, t: int, local: slice = slice(None)) -> Rows:
+    def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
         """Returns the rows of global batch t = 0, 1, ... of the run, or a slice of them, [rows].
 
         Rows are ordered by canonical stream.
         """
-        rows: Rows = self.many(np.array([t]), local)[0]
+        rows: Rows = self.rows_of_batches(np.array([t]), local)[0]
         return rows
 
-    def many(self, batches: Rows, local: slice = slice(None)) -> Rows:
-        """Returns the rows of ascending global batches, [batches, rows]: see `at`."""
+    def rows_of_batches(self, batches: Rows, local: slice = slice(None)) -> Rows:
+        """Returns the rows of ascending global batches, [batches, rows]: see `batch_rows`."""
         epochs, steps = np.divmod(batches, self.steps_per_epoch)
         rows = [
             self._epoch_batches(epoch, steps[epochs == epoch], local)
@@ -297,8 +297,8 @@ class Stream:
 
     def _epoch_batches(self, epoch: int, steps: Rows, local: slice) -> Rows:
         """Returns the rows of the batches at `steps` of an epoch, [steps, rows]."""
-        per_stream = self.batch // self.canonical
-        if self._longest_stream <= self.window:
+        per_stream = self.batch // self.n_streams
+        if self._longest_stream <= self.window_rows:
             if epoch not in self._epoch_rows:
                 n_steps = self.steps_per_epoch
                 order = [
@@ -324,22 +324,22 @@ class Stream:
         """Returns one line: rows, batch, and the rows that an epoch leaves over."""
         return (
             f"{self.name}: {self.rows:,} rows = {self.steps_per_epoch:,} steps x {self.batch:,} + "
-            f"{self.left_over:,} left over an epoch, in {self.canonical} canonical streams"
+            f"{self.left_over:,} left over an epoch, in {self.n_streams} canonical streams"
         )
 
     def order(self, epoch: int) -> list[Rows]:
         """Returns the shuffled canonical streams of an epoch; together they have each row once."""
-        bounds = [share(self.rows, number, self.canonical) for number in range(self.canonical)]
+        bounds = [even_slice(self.rows, number, self.n_streams) for number in range(self.n_streams)]
         lengths, salt = [part.stop - part.start for part in bounds], self._salt(epoch)
-        if self._longest_stream <= self.window:
-            generators = [np.random.default_rng([*salt, 1, n]) for n in range(self.canonical)]
+        if self._longest_stream <= self.window_rows:
+            generators = [np.random.default_rng([*salt, 1, n]) for n in range(self.n_streams)]
             shuffled = [
                 part.start + d.permutation(n)
                 for part, d, n in zip(bounds, generators, lengths, strict=True)
             ]
             rows = self._rows_at(epoch, np.concatenate(shuffled))
         else:
-            streams = np.repeat(np.arange(self.canonical), lengths)
+            streams = np.repeat(np.arange(self.n_streams), lengths)
             rows = self._shuffled_rows(
                 epoch, streams, np.concatenate([np.arange(n) for n in lengths])
             )
@@ -348,16 +348,16 @@ class Stream:
     @property
     def _longest_stream(self) -> int:
         """Number of rows of the longest canonical stream."""
-        return -(-self.rows // self.canonical)
+        return -(-self.rows // self.n_streams)
 
     def _salt(self, epoch: int) -> list[int]:
         return [self.seed, *self.name.encode(), *self.salt.encode(), epoch]
 
     def _shuffled_rows(self, epoch: int, streams: Rows, positions: Rows) -> Rows:
         """Returns the rows at `positions` of shuffled canonical streams, same shape."""
-        starts = np.arange(self.canonical) * self.rows // self.canonical  # as in `share`
+        starts = np.arange(self.n_streams) * self.rows // self.n_streams  # as in `even_slice`
         lengths = np.diff(starts, append=self.rows)[streams]
-        windows = -(-lengths // self.window)  # windows per stream, nearly equal, as in `share`
+        windows = -(-lengths // self.window_rows)  # per stream, nearly equal, as in `even_slice`
         window = ((positions + 1) * windows - 1) // lengths
         first, last = window * lengths // windows, (window + 1) * lengths // windows
         key_seed = int(np.random.default_rng([*self._salt(epoch), 2]).integers(2**62))

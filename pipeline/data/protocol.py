@@ -33,7 +33,7 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         sizes[shards.start : shards.stop] = reader.shard_rows(split).sizes
         return Roles(reader.starts, no_rows, Marked(reader.starts, sizes), no_rows, no_rows)
     rows = reader.split_rows(split)
-    has_label = reader.known(rows)
+    has_label = reader.is_labelled(rows)
     candidates = np.flatnonzero(has_label)  # only rows with a label can be labelled rows
     chosen = candidates
     if protocol.folds is not None:
@@ -64,7 +64,7 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     validation = _draw_validation(reader, labelled, protocol)
     if len(validation):
         labelled, test = (np.setdiff1d(role, validation) for role in (labelled, test))
-    return Roles(reader.starts, labelled, unlabelled, test[reader.known(test)], validation)
+    return Roles(reader.starts, labelled, unlabelled, test[reader.is_labelled(test)], validation)
 
 
 def _needs_no_labels(reader: Reader, protocol: Protocol) -> bool:
@@ -193,7 +193,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
     Raises:
         ConfigError: partial rows are kept, and a row has none of these views.
     """
-    if not (reader.partial or reader.unknown):
+    if not (reader.may_lack_views or reader.may_lack_labels):
         return roles
 
     def count_views(rows: Rows) -> NDArray[np.int64]:

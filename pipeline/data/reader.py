@@ -31,9 +31,8 @@ class Reader:
 
     Rows are numbered over the splits in the manifest's order, shard by shard. The constructor
     checks the manifest, and the presence and size of every shard. An index is read, and its
-    checksum compared, when its shard is first needed; payloads are read on demand, and
-    `verify_payloads` compares the checksums of all. With `on_error` "skip", rows that cannot be
-    read are listed in `lost` instead of raising an exception.
+    checksum compared, when its shard is first needed; payloads are read on demand, and verified by
+    `verify_payloads`. With `on_error` "skip", rows that cannot be read are listed in `lost`.
     """
 
     def __init__(
@@ -55,8 +54,8 @@ class Reader:
         self.indexes = Indexes(self.store, self.manifest)
         self.shards, self.starts = self.indexes.shards, self.indexes.starts
         self.lost: dict[int, str] = {}  # rows that cannot be read, and the reasons
-        self.partial = self.manifest.partial  # whether rows may lack views
-        self.unknown = self.manifest.labels.unknown is not None  # whether they may lack labels
+        self.may_lack_views = self.manifest.partial
+        self.may_lack_labels = self.manifest.labels.unknown is not None  # single labels of a row
         self.decoders = {name: stored_decoder(view) for name, view in self._views.items()}
         self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
         self._hidden_labels: list[tuple[Rows, NDArray[np.bool_]]] = []
@@ -95,8 +94,7 @@ class Reader:
     def verify_payloads(self) -> None:
         """Compares the checksum of every local shard with the manifest; reads all bytes once.
 
-        A shard that was verified before, and has not changed since, is not read again. Remote
-        shards are verified when they are fetched.
+        Skips shards verified before and unchanged since; remote ones are verified when fetched.
 
         Raises:
             ShardError: a shard was altered; `heron shards verify` names the sample.
@@ -175,15 +173,15 @@ class Reader:
         """Treats views as missing where `hidden`, over all rows of the data set, [rows, names]."""
         columns = [self.manifest.views.index(self.view(name)) for name in names]
         self._hidden_views.append((columns, hidden))
-        self.partial = True
+        self.may_lack_views = True
 
     def hide_labels(self, rows: Rows, hidden: NDArray[np.bool_]) -> None:
         """Makes single labels of ascending rows unknown where `hidden`, [rows, labels]."""
         if len(rows):
             self._hidden_labels.append((rows, hidden))
-        self.unknown = True
+        self.may_lack_labels = True
 
-    def known(self, rows: Rows) -> NDArray[np.bool_]:
+    def is_labelled(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which rows have a label, [rows]."""
         return self.manifest.labels.known(self.labels(rows))
 
@@ -198,11 +196,11 @@ class Reader:
             targets[known, labels[known]] = 1
             return targets
         targets = labels.astype(np.float32)
-        if self.unknown:
+        if self.may_lack_labels:
             targets[labels == self.manifest.labels.unlabelled] = np.nan
         return targets
 
-    def truth(self, rows: Rows) -> NDArray[np.float32]:
+    def ground_truth(self, rows: Rows) -> NDArray[np.float32]:
         """Returns the ground truth for scoring, 0/1, [rows, labels]; zeros for unlabelled rows.
 
         Unknown single labels of a labelled row are NaN.
@@ -210,7 +208,7 @@ class Reader:
         Raises:
             ConfigError: the complementary labels of a row leave more than one class.
         """
-        targets, known = self.targets(rows), self.known(rows)
+        targets, known = self.targets(rows), self.is_labelled(rows)
         targets[~known] = 0
         if self.manifest.labels.kind != "complementary":
             return targets
@@ -225,7 +223,7 @@ class Reader:
             )
         return np.where(known[:, None], 1 - targets, 0).astype(np.float32)
 
-    def paths(self, rows: Rows) -> NDArray[np.int64]:
+    def label_paths(self, rows: Rows) -> NDArray[np.int64]:
         """Returns hierarchical labels, [rows, levels]; [rows, 0] for other kinds of labels."""
         if self.manifest.labels.kind != "hierarchical":
             return np.empty((len(rows), 0), np.int64)
@@ -291,7 +289,9 @@ class Reader:
         shards, local_rows = self.indexes.locate(rows)
         samples, offsets = np.divmod(local_rows, self.manifest.block_rows or 1)
         present = (
-            self.present(rows, list(out)) if self.partial else np.ones((len(rows), len(out)), bool)
+            self.present(rows, list(out))
+            if self.may_lack_views
+            else np.ones((len(rows), len(out)), bool)
         )
         for column, (name, array) in enumerate(out.items()):
             view = self.view(name)
@@ -299,7 +299,7 @@ class Reader:
                 self._decode(view, rows, shards, samples, present[:, column], array)
             else:
                 self._copy_from_blocks(view, shards, samples, offsets, array)
-            if self.partial:
+            if self.may_lack_views:
                 array[~present[:, column]] = -1 if view.kind in ("text", "graph") else 0
         if self.lost:
             unread = [row in self.lost for row in rows.tolist()]

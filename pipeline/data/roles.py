@@ -39,41 +39,41 @@ class Roles:
     @property
     def labelled(self) -> Rows:
         """The rows whose labels training sees, in one array."""
-        return self.listed("labelled")
+        return self.rows_of("labelled")
 
     @property
     def unlabelled(self) -> Rows:
         """The rows that training sees without a label, in one array."""
-        return self.listed("unlabelled")
+        return self.rows_of("unlabelled")
 
     @property
     def test(self) -> Rows:
         """The rows that are tested, in one array."""
-        return self.listed("test")
+        return self.rows_of("test")
 
     @property
     def validation(self) -> Rows:
         """The rows that serve to choose a configuration, in one array."""
-        return self.listed("validation")
+        return self.rows_of("validation")
 
-    def listed(self, role: str) -> Rows:
+    def rows_of(self, role: str) -> Rows:
         """Returns the rows of a role in one array."""
-        return self.by_shard[role].whole
+        return self.by_shard[role].all_rows
 
     def count(self, role: str) -> int:
         """Returns the number of rows of a role."""
         return self.by_shard[role].total
 
-    def together(self, roles: Sequence[str]) -> ShardRows:
+    def union(self, roles: Sequence[str]) -> ShardRows:
         """Returns the rows that have any of the roles, each once."""
         nonempty = [self.by_shard[role] for role in dict.fromkeys(roles) if self.count(role)]
         if len(nonempty) == 1:
             return nonempty[0]
         marked = [rows for rows in nonempty if isinstance(rows, Marked)]
         if marked and len(marked) == len(nonempty):
-            return marked[0].joined(int(np.bitwise_or.reduce([rows.bits for rows in marked])))
-        lists = [np.empty(0, np.int64), *(rows.whole for rows in nonempty)]
-        return Listed.of([np.unique(np.concatenate(lists))])
+            return marked[0].with_bits(int(np.bitwise_or.reduce([rows.bits for rows in marked])))
+        lists = [np.empty(0, np.int64), *(rows.all_rows for rows in nonempty)]
+        return Listed.from_shards([np.unique(np.concatenate(lists))])
 
 
 class WrittenRoles(Artefact):

@@ -28,7 +28,7 @@ class SkippedRows:
         """Records the lost rows of every process; returns a line for each new fault."""
         new = {row: fault for lost in lost_by_process for row, fault in lost.items()}
         candidates = np.sort(np.fromiter((row for row in new if row not in self.faults), np.int64))
-        counted = candidates[self.rows.has(candidates) | (candidates < 0)]
+        counted = candidates[self.rows.contains(candidates) | (candidates < 0)]
         new = {row: new[row] for row in counted.tolist()}
         self.faults |= new
         rows_of: dict[str, list[int]] = {}

@@ -32,7 +32,7 @@ class Streams:
         unlabelled: the stream of unlabelled rows, or None.
         epoch_stream: the stream whose pass is an epoch.
         stored: names of the stored views to read, each once.
-        viewed: name of the stored view behind each view of the model.
+        stored_by_view: name of the stored view behind each view of the model.
         protocol: says which labels training sees.
         kind: of the labels that training sees.
     """
@@ -43,7 +43,7 @@ class Streams:
     unlabelled: AnyStream | None
     epoch_stream: AnyStream
     stored: list[str]
-    viewed: list[str]
+    stored_by_view: list[str]
     protocol: Protocol
     kind: str
 
@@ -54,17 +54,19 @@ class Streams:
         return y if count is None else complementary(y, rows, count, self.protocol)
 
     @cached_property
-    def missing(self) -> bool:
+    def lacks_views(self) -> bool:
         """Whether any row that may be drawn lacks a view of the model."""
-        if not self.reader.partial:
+        if not self.reader.may_lack_views:
             return False
         rows = np.concatenate([self.roles.labelled, self.roles.unlabelled])
         return not self.reader.present(rows, self.stored).all()
 
     @cached_property
-    def unknown(self) -> bool:
+    def lacks_labels(self) -> bool:
         """Whether any single label of a labelled row is unknown."""
-        return self.reader.unknown and bool(np.isnan(self.targets(self.roles.labelled)).any())
+        return self.reader.may_lack_labels and bool(
+            np.isnan(self.targets(self.roles.labelled)).any()
+        )
 
     @property
     def labelled_rows(self) -> Rows:
@@ -74,18 +76,18 @@ class Streams:
     def skipped(self, max_fraction: float) -> SkippedRows:
         """Returns a counter of skipped rows among those that the run draws or scores."""
         names = [stream.name for stream in (self.labelled, self.unlabelled) if stream is not None]
-        return SkippedRows(self.roles.together([*names, "test", "validation"]), max_fraction)
+        return SkippedRows(self.roles.union([*names, "test", "validation"]), max_fraction)
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
         """Returns {"rows_by_views": {role: {views: rows}}} for the run's result.
 
         The result is empty where all rows have all views.
         """
-        if not self.reader.partial:
+        if not self.reader.may_lack_views:
             return {}
         counts = {
             role: count_views(
-                self.reader.present(self.roles.listed(role), self.stored), self.stored
+                self.reader.present(self.roles.rows_of(role), self.stored), self.stored
             )
             for role in ("labelled", "unlabelled", "test")
             if self.roles.count(role)
@@ -98,7 +100,7 @@ class Streams:
         for role, counts in self.rows_by_views().get("rows_by_views", {}).items():
             view_counts = ", ".join(f"{names}: {count:,}" for names, count in counts.items())
             lines.append(f"{role} rows with {view_counts}")
-        if self.reader.unknown and len(self.roles.labelled):
+        if self.reader.may_lack_labels and len(self.roles.labelled):
             unknown = np.isnan(self.targets(self.roles.labelled)).mean()
             lines.append(f"labelled rows: {100 * unknown:.1f} % of their single labels are unknown")
         return lines
@@ -150,7 +152,7 @@ def open_streams(config: Config) -> Streams:
                 "one row, or 0 for none"
             )
         split = reader.shards_of(data.split)
-        by_shard = roles.by_shard[name].between(split.start, split.stop)
+        by_shard = roles.by_shard[name].shard_range(split.start, split.stop)
         if data.sources is None and (data.balance is None or name == "unlabelled"):
             canonical = data.canonical_streams or default_streams(batch)
             return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
@@ -158,7 +160,7 @@ def open_streams(config: Config) -> Streams:
 
     random, unlabelled = plan("labelled"), plan("unlabelled")
     _refuse_repeated_rows(config, random)
-    if config.negatives.mine and (reader.partial or reader.unknown):
+    if config.negatives.mine and (reader.may_lack_views or reader.may_lack_labels):
         raise ConfigError(
             f"negatives.mine is {config.negatives.mine}, and rows lack views or labels; hard "
             "negatives are mined among whole rows: expected 0, or data.protocol.partial_rows=drop "
@@ -197,7 +199,7 @@ def _plan_mixed(
         if data.balance is None or name == "unlabelled":
             streams = default_streams(count, data.canonical_streams or MAX_STREAMS)
             return Stream(name, rows, count, seed, streams, data.window_rows, salt)
-        all_rows = rows.whole
+        all_rows = rows.all_rows
         has = reader.targets(all_rows) > 0  # an unknown label counts as absent
         classes = [all_rows[column] for column in has.T if column.any()]
         if not has.any(1).all():  # rows without a label form a class of their own
@@ -216,7 +218,7 @@ def _plan_mixed(
     source_streams = []
     for number, (source, count) in enumerate(zip(data.sources, counts, strict=True)):
         first = source_of_shard.index(str(number)) if str(number) in source_of_shard else 0
-        source_rows = shards.between(first, first + source_of_shard.count(str(number)))
+        source_rows = shards.shard_range(first, first + source_of_shard.count(str(number)))
         if source_rows.total < count:
             raise ConfigError(
                 f"data.sources.{number}: {source.path} has {source_rows.total} {name} rows in "
@@ -241,10 +243,10 @@ def _refuse_repeated_rows(config: Config, labelled: AnyStream | None) -> None:
 
 
 def refuse_unscored(reader: Reader, roles: Roles) -> None:
-    """Raises the errors of `Reader.truth` for scored rows, before the first step of the run."""
+    """Raises the errors of `Reader.ground_truth` for scored rows, before the run's first step."""
     if reader.manifest.labels.kind == "complementary":
         for role in (roles.test, roles.validation):
-            reader.truth(role)
+            reader.ground_truth(role)
 
 
 def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
@@ -290,7 +292,7 @@ def _check_labels(streams: Streams) -> None:
                 f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
             )
     levels = reader.manifest.labels.levels or []
-    paths = reader.paths(rows)
+    paths = reader.label_paths(rows)
     for level in range(1, len(levels)):
         parents = np.unique(paths[:, level - 1 : level + 1], axis=0)
         child, count = np.unique(parents[:, 1], return_counts=True)

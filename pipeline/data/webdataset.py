@@ -13,12 +13,12 @@ from torch.utils.data import get_worker_info
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import VIEW, array_specs
+from heron.pipeline.data.batches import VIEW_PREFIX, array_specs
 from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.endless import EndlessStreams, Sample
-from heron.pipeline.data.plan import share
+from heron.pipeline.data.plan import even_slice
 from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.data.workers import readers
+from heron.pipeline.data.workers import worker_count
 from heron.shards.errors import ShardError
 
 MAX_CONSECUTIVE = 1000  # faults without a readable sample between them: none is to be expected
@@ -43,7 +43,7 @@ class EndlessBatches:
         self.start, self.on_error = start, config.data.on_error
         self.max_bad_fraction = config.data.max_bad_fraction
         self.active_streams = [s for s in (streams.labelled, streams.unlabelled) if s is not None]
-        workers = readers(config.data)
+        workers = worker_count(config.data)
         needed = world * max(1, workers)
         for stream in self.active_streams:
             if not streams.config.resampled and len(stream.tars) < needed:
@@ -68,7 +68,7 @@ class EndlessBatches:
         """Fills a buffer with the next samples as batch t; returns its `sizes` and faults."""
         row, first, numbers = 0, t * sum(s.batch for s in self.active_streams), []
         for stream in self.active_streams:
-            local = share(stream.batch, self.rank, self.world)
+            local = even_slice(stream.batch, self.rank, self.world)
             for position in range(local.start, local.stop):
                 while not self._try_fill(stream.name, row, buffer):
                     pass
@@ -83,7 +83,8 @@ class EndlessBatches:
 
     def _sizes(self) -> list[int]:
         return [
-            len(range(s.batch)[share(s.batch, self.rank, self.world)]) for s in self.active_streams
+            len(range(s.batch)[even_slice(s.batch, self.rank, self.world)])
+            for s in self.active_streams
         ]
 
     def _try_fill(self, name: str, row: int, buffer: Buffer) -> bool:
@@ -98,7 +99,7 @@ class EndlessBatches:
             )
         try:
             for stored in self.streams.stored:
-                self.streams.fill(stored, sample, buffer[VIEW + stored][row])
+                self.streams.fill(stored, sample, buffer[VIEW_PREFIX + stored][row])
             if name == "labelled":
                 buffer["targets"][row] = self.streams.target(sample)
         except (ValueError, ShardError) as fault:

@@ -58,7 +58,7 @@ def begin_sum(x: Tensor) -> Callable[[], Tensor]:
     return wait
 
 
-def stack(x: Tensor) -> Tensor:
+def gather_stacked(x: Tensor) -> Tensor:
     """Returns every process's tensor, of one shape, as [processes, ...], without gradient."""
     if world_size() == 1:
         return x[None]

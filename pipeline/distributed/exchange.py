@@ -108,12 +108,12 @@ def gather_batch(
         rng_keys=batch.rng_keys,
         epoch=epoch,
         present=batch.present,
-        types=dict.fromkeys(vectors, torch.bfloat16),
+        wire_dtypes=dict.fromkeys(vectors, torch.bfloat16),
         by_ring=by_ring,
     )
 
 
-def shared(sizes: ShardSizes, by_ring: bool = False) -> tuple[OwnRows, OwnRows] | None:
+def own_row_sets(sizes: ShardSizes, by_ring: bool = False) -> tuple[OwnRows, OwnRows] | None:
     """Returns this process's rows and labelled rows among all; None on a single process."""
     if len(sizes.rows) == 1:
         return None
@@ -138,7 +138,7 @@ def exchange(
     rng_keys: Tensor,
     epoch: float,
     present: Tensor | None = None,
-    types: Mapping[str, torch.dtype] = MappingProxyType({}),
+    wire_dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
     by_ring: bool = False,
 ) -> GlobalBatch:
     """Gathers features of all rows, and of the labelled ones, in one collective.
@@ -156,7 +156,7 @@ def exchange(
         rng_keys: of the rows' random numbers.
         epoch: of training, with its fraction.
         present: which views each row has; None: all of them.
-        types: dtypes by feature in which they are sent, and to which they are rounded on one
+        wire_dtypes: dtypes by feature in which they are sent, and to which they are rounded on one
             process, too; other features keep theirs.
         by_ring: whether `vectors` and `labelled_vectors` are left those of this process's rows.
     """
@@ -174,13 +174,13 @@ def exchange(
         (name, x[:local_labelled], labelled) for name in only_labelled for x in features[name]
     ]
     extra = [(targets, labelled)] + ([] if present is None else [(present, rows)])
-    gathered, (targets, *present_of_all) = _gather(to_gather, extra, types)
+    gathered, (targets, *present_of_all) = _gather(to_gather, extra, wire_dtypes)
 
     def select(names: Sequence[str], of_labelled: bool, sum_grads: bool) -> dict[str, list[Tensor]]:
         selected: dict[str, list[Tensor]] = {name: [] for name in names}
         for feature in gathered:
             if (name := feature.name) in selected:
-                unchanged = len(rows) == 1 and name not in types
+                unchanged = len(rows) == 1 and name not in wire_dtypes
                 x = feature.local if unchanged else feature.differentiable(sum_grads)
                 take_labelled = of_labelled and name in all_rows
                 selected[name].append(x.index_select(0, labelled_indices) if take_labelled else x)
@@ -189,8 +189,8 @@ def exchange(
     gathered_rows = select(needs.gathered, of_labelled=False, sum_grads=True)
     gathered_labelled = select(needs.labelled, of_labelled=True, sum_grads=True)
     if by_ring:
-        compared = _rounded(features, needs.vectors, types)
-        labelled_compared = _rounded(features, needs.labelled_vectors, types, local_labelled)
+        compared = _rounded(features, needs.vectors, wire_dtypes)
+        labelled_compared = _rounded(features, needs.labelled_vectors, wire_dtypes, local_labelled)
     else:
         compared = select(vectors, of_labelled=False, sum_grads=False)
         labelled_compared = select(labelled_vectors, of_labelled=True, sum_grads=False)
@@ -210,7 +210,7 @@ def exchange(
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
         present=present_of_all[0] if present_of_all else None,
-        shared=shared(sizes, by_ring),
+        own_row_sets=own_row_sets(sizes, by_ring),
     )
 
 
@@ -234,10 +234,12 @@ class _Gathered(NamedTuple):
 def _gather(
     features: Sequence[tuple[str, Tensor, list[int]]],
     extra: Sequence[tuple[Tensor, list[int]]],
-    types: Mapping[str, torch.dtype],
+    wire_dtypes: Mapping[str, torch.dtype],
 ) -> tuple[list[_Gathered], list[Tensor]]:
     """Gathers named features and extra tensors, each with every process's number of rows."""
-    to_send = [(x.detach().to(types.get(name, x.dtype)), sizes) for name, x, sizes in features]
+    to_send = [
+        (x.detach().to(wire_dtypes.get(name, x.dtype)), sizes) for name, x, sizes in features
+    ]
     tensors, sizes_by_tensor = zip(*to_send, *extra, strict=True)
     full = gather_all(tensors, sizes_by_tensor)
     gathered = [
@@ -250,14 +252,14 @@ def _gather(
 def _rounded(
     features: Features,
     names: Sequence[str],
-    types: Mapping[str, torch.dtype],
+    wire_dtypes: Mapping[str, torch.dtype],
     count: int | None = None,
 ) -> dict[str, list[Tensor]]:
     """Returns the first `count` local rows of features, rounded as if they had been sent."""
     rounded: dict[str, list[Tensor]] = {}
     for name in names:
         exact = [x[:count] for x in features[name]]
-        values = [x.detach().to(types.get(name, x.dtype)).to(x.dtype) for x in exact]
+        values = [x.detach().to(wire_dtypes.get(name, x.dtype)).to(x.dtype) for x in exact]
         rounded[name] = [
             with_local_gradient(x, y, slice(0, len(x))) if x.requires_grad else y
             for x, y in zip(exact, values, strict=True)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.training import Precision
-from heron.pipeline.data.workers import cores
+from heron.pipeline.data.workers import cores_per_process
 from heron.pipeline.distributed import collectives
 from heron.pipeline.distributed.agreement import agree, rendezvous, run_facts
 from heron.pipeline.distributed.strategy import Strategy
@@ -24,7 +24,7 @@ from heron.pipeline.models.heterogeneous import Heterogeneous
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")  # one process, DDP, or FSDP2: see `prepare`
 
 
-def settle(config: Config) -> Config:
+def resolve_precision(config: Config) -> Config:
     """Returns the experiment, its precision `auto` replaced by the best of this machine."""
     if config.train.precision != "auto":
         return config
@@ -97,7 +97,7 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
         )
     agree(run_facts(config), config.train.timeout_s, stop)
     if accelerator.device.type == "cpu":
-        torch.set_num_threads(config.train.cpu_threads or cores())
+        torch.set_num_threads(config.train.cpu_threads or cores_per_process())
         keep_freed_memory()
     return accelerator
 

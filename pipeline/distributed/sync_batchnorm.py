@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.distributed.collectives import stack, sum_over_processes, world_size
+from heron.pipeline.distributed.collectives import gather_stacked, sum_over_processes, world_size
 
 Result = TypeVar("Result")
 NormCall = tuple[_BatchNorm, Tensor]  # a batch norm and its input
@@ -201,7 +201,7 @@ class _Normalise(torch.autograd.Function):
             if x.numel():
                 mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
             moments += x.new_tensor([x.numel() / max(channels, 1)]), mean, variance
-        gathered = torch.split(stack(torch.cat(moments)), [len(m) for m in moments], 1)
+        gathered = torch.split(gather_stacked(torch.cat(moments)), [len(m) for m in moments], 1)
         outputs, statistics, saved = [list[Tensor]() for _ in range(3)]
         for (x, weight, bias, eps), (counts, means, variances) in zip(
             _chunks(4, arguments), _chunks(3, gathered), strict=True

@@ -29,7 +29,7 @@ class Exchange:
     Attributes:
         kind: `gathered` is an all-gather, `passed` messages of each process to the next,
             `scattered` a reduce-scatter; the others are all-reduces.
-        what: the thing that is sent.
+        content: the thing that is sent.
         rows: of one process, padded to the longest share; 1 where it does not depend on rows.
         width: elements a row.
         size: bytes an element.
@@ -37,7 +37,7 @@ class Exchange:
     """
 
     kind: Kind
-    what: str
+    content: str
     rows: int
     width: int
     size: int = FLOAT
@@ -49,9 +49,9 @@ class Exchange:
         return self.kind in ("gathered", "passed", "scattered")
 
     @property
-    def part(self) -> Literal["gathers", "norm", "gradients"]:
+    def category(self) -> Literal["gathers", "norm", "gradients"]:
         """Its purpose: vectors and labels of others, batch norm, or gradients."""
-        if self.what in ("moments", "sums"):
+        if self.content in ("moments", "sums"):
             return "norm"
         return "gathers" if self.is_partitioned else "gradients"
 
@@ -111,10 +111,10 @@ def exchanges(
     result = max(by_process, key=lambda features: sum(x.bytes for x in features))
     for name, term in objective.terms.items():
         count = rows if term.requires().vectors else labelled
-        for narrowed in objective.narrowed(term, totals, len(shapes)):
+        for pass_widths in objective.widths_per_pass(term, totals, len(shapes)):
             sums = term.exchanged_sums(shapes, labels, levels)
             result += [Exchange("gathered", f"sums of {name}", count, width) for width in sums]
-            ring_widths = term.ring_widths(len(shapes), narrowed) if by_ring else []
+            ring_widths = term.ring_widths(len(shapes), pass_widths) if by_ring else []
             result += [
                 Exchange("passed", f"keys of {name}", count, width, calls=len(sizes.rows) - 1)
                 for width in ring_widths

@@ -14,7 +14,7 @@ from heron.pipeline.config.errors import ConfigError, TrainingError
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.training import Evaluate
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import Rows, share, shares
+from heron.pipeline.data.plan import Rows, even_sizes, even_slice
 from heron.pipeline.data.protocol import Roles
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import Views
@@ -159,7 +159,7 @@ class Evaluator:
 
         With `data.on_error: skip`, rows that cannot be read are left out.
         """
-        local_rows = rows[share(len(rows), rank(), world_size())]
+        local_rows = rows[even_slice(len(rows), rank(), world_size())]
         names = [view.stored for view in self.views.views[: model.classified]]
         model.eval()
         logits: list[Tensor] = []
@@ -169,7 +169,7 @@ class Evaluator:
         size = self.config.batch
         # A process without rows still runs one empty batch, to learn the widths it gathers. All
         # processes run equally many batches: under ZeRO 3 each one gathers parameters.
-        sizes = shares(len(rows), world_size())
+        sizes = even_sizes(len(rows), world_size())
         for start in range(0, max(*sizes, 1), size):
             self.watchdog.beat()
             batch_rows = local_rows[start : start + size]
@@ -198,7 +198,7 @@ class Evaluator:
         return Predictions(
             probability,
             hidden_features,
-            self.reader.truth(rows[readable]),
+            self.reader.ground_truth(rows[readable]),
             rows[readable],
             projections,
         )
@@ -226,7 +226,7 @@ class Evaluator:
             inputs.append(np.concatenate(columns, 1))
         readable = np.array([row not in self.reader.lost for row in rows.tolist()], bool)
         rows, hidden = rows[readable], np.concatenate(inputs)[readable]
-        return Predictions(None, with_means(hidden), self.reader.truth(rows), rows)
+        return Predictions(None, with_means(hidden), self.reader.ground_truth(rows), rows)
 
     @property
     def fits(self) -> bool:
@@ -269,7 +269,7 @@ class Evaluator:
         from heron.pipeline.evaluation.knn import faiss, vote  # here: most runs need neither
 
         faiss.omp_set_num_threads(torch.get_num_threads())
-        local = share(len(test.rows), rank(), world_size())
+        local = even_slice(len(test.rows), rank(), world_size())
         # The number of neighbours must be the same on all processes: `vote` sees local rows only.
         candidates = len(labelled.rows) - bool(np.isin(test.rows, labelled.rows).any())
         with self.watchdog.busy():
@@ -291,7 +291,7 @@ class Evaluator:
 
     def _present(self, rows: Rows, views: int) -> Tensor | None:
         """Returns which of the first views each row has, [rows, views]; None: all of them."""
-        if not self.reader.partial:
+        if not self.reader.may_lack_views:
             return None
         names = [view.stored for view in self.views.views[:views]]
         return torch.from_numpy(self.reader.present(rows, names))

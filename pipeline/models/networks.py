@@ -313,7 +313,7 @@ def read_json(path: Path, key: str) -> dict[str, Any]:
     return tree
 
 
-def described(model: ModelConfig) -> ModelConfig:
+def with_pretrained_configs(model: ModelConfig) -> ModelConfig:
     """Returns a model's options with its weights' configurations, to be built without them."""
     return _map_networks(model, _with_config)
 

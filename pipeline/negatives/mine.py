@@ -160,7 +160,7 @@ class Miner:
         with atomic_write(path) as stream:
             np.save(stream, table)
         save_json(path.with_suffix(".json"), FileSum.of(path).model_dump())
-        oldest = min([step, *map(_step, checkpoint.complete(self.checkpoints))])
+        oldest = min([step, *map(_step, checkpoint.complete_checkpoints(self.checkpoints))])
         for old in self.stream.folder.glob("step-*.npy"):
             if _step(old) < (oldest // every - 1) * every:
                 old.with_suffix(".json").unlink(missing_ok=True)

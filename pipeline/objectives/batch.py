@@ -58,7 +58,7 @@ class GlobalBatch:
         vectors: features of all rows, of which only `own_rows` have a gradient (see `Needs`); of
             the own rows alone where `own_rows` has a ring.
         labelled_vectors: the same of all labelled rows and `own_labelled_rows`.
-        shared: the own rows, and the own labelled rows, where other processes have rows too.
+        own_row_sets: the own rows, and the own labelled rows, where other processes have rows too.
     """
 
     own: FeatureMap
@@ -77,7 +77,7 @@ class GlobalBatch:
     present: Tensor | None = None
     vectors: FeatureMap = field(default_factory=lambda: FeatureMap("vectors", {}))
     labelled_vectors: FeatureMap = field(default_factory=lambda: FeatureMap("labelled_vectors", {}))
-    shared: tuple[OwnRows, OwnRows] | None = None
+    own_row_sets: tuple[OwnRows, OwnRows] | None = None
 
     def mean_over_widths(self, loss: Callable[[slice], Tensor]) -> Tensor:
         """Returns the mean over the widths of `loss`, a function of the columns to compare."""
@@ -127,12 +127,12 @@ class GlobalBatch:
     @property
     def own_rows(self) -> Rows:
         """The rows whose `vectors` have a gradient."""
-        return self.rows if self.shared is None else self.shared[0]
+        return self.rows if self.own_row_sets is None else self.own_row_sets[0]
 
     @property
     def own_labelled_rows(self) -> Rows:
         """The labelled rows whose `labelled_vectors` have a gradient."""
-        return self.labelled if self.shared is None else self.shared[1]
+        return self.labelled if self.own_row_sets is None else self.own_row_sets[1]
 
     @cached_property
     def labelled_present(self) -> Tensor | None:

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from heron.pipeline.config.sections import Natural, Positive
-from heron.pipeline.config.terms import KNOWN, Needs, Term
+from heron.pipeline.config.terms import CLASS_LABELS, Needs, Term
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
@@ -71,7 +71,7 @@ class C2ae(Term):
     code: Natural | None = None
 
     needs: ClassVar[Needs] = Needs(
-        labelled_vectors=("codes",), own=("logits", "decoded"), labels=KNOWN
+        labelled_vectors=("codes",), own=("logits", "decoded"), labels=CLASS_LABELS
     )
 
     def classifier(self, spec: ModelSpec) -> nn.Module:

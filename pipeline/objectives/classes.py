@@ -126,7 +126,7 @@ class _ClassLosses(torch.autograd.Function):
         all_keys = torch.arange(len(classes.weight), device=keys.device), keys
         key_sets: Iterable[tuple[Tensor, Tensor]] = [all_keys]
         if key_blocks is not None:
-            key_sets = ((block.places[0], block.keys[0]) for block in key_blocks([keys]))
+            key_sets = ((block.positions[0], block.keys[0]) for block in key_blocks([keys]))
         visits = (
             (strip, key_positions[strip_keys], vectors[strip_keys])
             for key_positions, vectors in key_sets

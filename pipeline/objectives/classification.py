@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from heron.pipeline.config.terms import KNOWN, ONE, Needs, Term
+from heron.pipeline.config.terms import CLASS_LABELS, SINGLE_CLASS_LABELS, Needs, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 
 
@@ -65,7 +65,7 @@ def cross_entropy(
 class Bce(LogitsTerm):
     """Binary cross-entropy of each label."""
 
-    needs: ClassVar[Needs] = Needs(own=("logits",), labels=KNOWN)
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=CLASS_LABELS)
     unknown_labels: ClassVar[bool] = True
     function = staticmethod(bce)
 
@@ -78,5 +78,5 @@ class Bce(LogitsTerm):
 class CrossEntropy(LogitsTerm):
     """Cross-entropy of exclusive classes."""
 
-    needs: ClassVar[Needs] = Needs(own=("logits",), labels=ONE)
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=SINGLE_CLASS_LABELS)
     function = staticmethod(cross_entropy)

@@ -218,7 +218,7 @@ def siglip(
                     is_key &= present[:, v]
                 positions = torch.where(is_key, is_key.cumsum(0) - 1, -1)
                 key_present = None if present is None else present[key_rows]
-                keys = join_views(vectors[1], key_present, among=[v])
+                keys = join_views(vectors[1], key_present, view_numbers=[v])
                 rule = _sigmoid_rule(positions[anchor_rows][has_anchor], mean)
                 losses.append(blockwise(rule, [anchors[has_anchor]], [keys], [bias[has_anchor]]))
         return torch.stack(losses).sum()

@@ -13,11 +13,11 @@ from torch import Tensor
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.terms import Needs, Temperature
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.complementary import checked, log1m_exp
+from heron.pipeline.objectives.complementary import checked_logits, log1m_exp
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import strips, unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
-from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
+from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, one_hot_like
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 from heron.shards.artefact import Count
@@ -59,7 +59,7 @@ class Comco(MomentumTerm):
         keys = batch.gather_labelled(memory.embed(batch))
         posteriors = batch.logits.detach().softmax(1)
         classes = batch.gather_labelled(posteriors.argmax(1))
-        one_hot = columns(classes, posteriors)
+        one_hot = one_hot_like(classes, posteriors)
         queue, queue_labels = memory.queue()
         memory.offer(keys, torch.cat([one_hot, batch.targets.to(one_hot)], 1))
         queue_one_hot, queue_ybar = queue_labels.chunk(2, 1)
@@ -99,7 +99,7 @@ def scl_nl(
     Raises:
         ValueError: a set is empty or holds every class, or is not of 0 and 1.
     """
-    log_right = log1m_exp(checked(logits, ybar).log_softmax(1))
+    log_right = log1m_exp(checked_logits(logits, ybar).log_softmax(1))
     return -((ybar * log_right).sum(1) / ybar.sum(1)).sum() / max(total, 1)
 
 
@@ -174,7 +174,7 @@ def comco(
         anchor_tag=own,
         key_tag=torch.arange(len(pool), device=q.device),
         exclude=own[:, None],
-        anchor_weight=columns(far_label, pool_ybar) if select else None,
+        anchor_weight=one_hot_like(far_label, pool_ybar) if select else None,
         key_weight=pool_ybar if select else None,
     )
     # Zeros are added to the sums, so that their gradient is the gradient of the sums.
@@ -234,7 +234,7 @@ def _gradient_as_keys(
         key_tag=torch.arange(len(queries), device=own.device),
         exclude=own[:, None],
         anchor_weight=torch.ones_like(anchors[:, :1]) if ybar is None else ybar[own],
-        key_weight=weight if ybar is None else weight * columns(far_label, ybar),
+        key_weight=weight if ybar is None else weight * one_hot_like(far_label, ybar),
     )
     from_sums = contrast(pairs, lambda sums, _: sums.sum() * scale)
     query, column = torch.isin(near.long(), own).nonzero(as_tuple=True)

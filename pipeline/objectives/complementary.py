@@ -11,7 +11,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from heron.pipeline.config.terms import WRONG, Needs
+from heron.pipeline.config.terms import COMPLEMENTARY_LABELS, Needs
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classification import LogitsTerm
 
@@ -44,7 +44,7 @@ def ub_exp(logits: Logits, ybar: Sets, *, total: int) -> Share:
 
 def mse(logits: Logits, ybar: Sets, *, total: int) -> Share:
     """Squared error |p - e_j|^2 under the unbiased estimator of `_unbiased`; see `ub_log`."""
-    p = checked(logits, ybar).softmax(1)
+    p = checked_logits(logits, ybar).softmax(1)
     losses = p.square().sum(1, keepdim=True) - 2 * p + 1
     return _unbiased(losses, ybar) / max(total, 1)
 
@@ -60,7 +60,7 @@ def gce(logits: Logits, ybar: Sets, *, total: int, q: float = 0.7) -> Share:
     """
     if not 0 < q <= 1:
         raise ValueError(f"q is {q}; expected above 0 and at most 1, e.g. 0.7")
-    log_p = checked(logits, ybar).log_softmax(1)
+    log_p = checked_logits(logits, ybar).log_softmax(1)
     return _unbiased(-torch.expm1(q * log_p) / q, ybar) / max(total, 1)
 
 
@@ -69,7 +69,7 @@ def l_uw(logits: Logits, ybar: Sets, *, total: int) -> Share:
 
     Of several labels it is the mean, as Feng et al. 2020 decompose a set. See `ub_log`.
     """
-    log_q = (1 - checked(logits, ybar).softmax(1)).log_softmax(1)
+    log_q = (1 - checked_logits(logits, ybar).softmax(1)).log_softmax(1)
     return -((ybar * log_q).sum(1) / ybar.sum(1)).sum() / max(total, 1)
 
 
@@ -82,7 +82,7 @@ def mlcl(logits: Logits, ybar: Sets, *, total: int) -> Share:
     without the label correlations that MLCL estimates for multi-label data. See `ub_log`.
     """
     classes = logits.shape[1]
-    log_inside = checked(logits, ybar).log_softmax(1)
+    log_inside = checked_logits(logits, ybar).log_softmax(1)
     share = ybar.sum(1, keepdim=True) / (classes - 1)
     log_wrong = share.log() + log1m_exp(log_inside)
     tiny = torch.finfo(logits.dtype).tiny
@@ -90,7 +90,7 @@ def mlcl(logits: Logits, ybar: Sets, *, total: int) -> Share:
     return -(ybar * log_wrong + (1 - ybar) * log_right).sum() / max(total, 1)
 
 
-def checked(logits: Tensor, ybar: Tensor) -> Tensor:
+def checked_logits(logits: Tensor, ybar: Tensor) -> Tensor:
     """Checks the sets, and returns the logits in their dtype; see `ub_log` for the errors."""
     if not ((ybar == 0) | (ybar == 1)).all():
         row = int(((ybar != 0) & (ybar != 1)).any(1).nonzero()[0])
@@ -109,7 +109,7 @@ def checked(logits: Tensor, ybar: Tensor) -> Tensor:
 
 def _log_outside(logits: Tensor, ybar: Tensor) -> Tensor:
     """Returns the log of the sum of p outside the set, [batch]; accurate for tiny sums too."""
-    log_p = checked(logits, ybar).log_softmax(1)
+    log_p = checked_logits(logits, ybar).log_softmax(1)
     return torch.logsumexp(log_p.masked_fill(ybar == 1, -torch.inf), 1)
 
 
@@ -133,7 +133,7 @@ def log1m_exp(x: Tensor) -> Tensor:
 class ComplementaryTerm(LogitsTerm):
     """A loss of the logits and the complementary labels."""
 
-    needs: ClassVar[Needs] = Needs(own=("logits",), labels=WRONG)
+    needs: ClassVar[Needs] = Needs(own=("logits",), labels=COMPLEMENTARY_LABELS)
 
 
 class UbLog(ComplementaryTerm):

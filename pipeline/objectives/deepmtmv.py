@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Sizes
 from heron.pipeline.config.sections import Natural, Positive
-from heron.pipeline.config.terms import KNOWN, Needs, Term, TermSetting
+from heron.pipeline.config.terms import CLASS_LABELS, Needs, Term, TermSetting
 from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classification import Bce, CrossEntropy
@@ -49,7 +49,7 @@ class Deepmtmv(Term):
     separation: Positive = 1.95
     consensus: Annotated[float, Field(ge=0)] = 0.1
 
-    needs: ClassVar[Needs] = Needs(own=("hidden",), labels=KNOWN)
+    needs: ClassVar[Needs] = Needs(own=("hidden",), labels=CLASS_LABELS)
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError where no term trains the classifier."""
@@ -91,20 +91,20 @@ class TaskErrors(Memory):
         """Adds the errors of all labelled rows to the averages."""
         (groups,) = self._groups
         hidden = batch.own_labelled("hidden")[0][:, : groups.view_width * groups.views].detach()
-        logits = torch.stack(groups.alone(hidden), 1)
+        logits = torch.stack(groups.per_view(hidden), 1)
         scores = logits.softmax(2) if self.exclusive else logits.sigmoid()
-        groups.observe(batch.gather_labelled((batch.own_targets[:, None] - scores).abs()))
+        groups.update_averages(batch.gather_labelled((batch.own_targets[:, None] - scores).abs()))
 
     def update(self, step: StepEnd) -> list[str]:
         """Splits a layer every `every_epochs` epochs if that is cheaper, alike on all processes."""
         (groups,) = self._groups
-        if (step.number + 1) % (groups.options.every_epochs * step.per_epoch):
+        if (step.number + 1) % (groups.options.every_epochs * step.steps_per_epoch):
             return []
         with step.gathered_parameters():
-            level, layer_groups = step.broadcast_object(groups.choose())
+            level, layer_groups = step.broadcast_object(groups.choose_groups())
         if len(layer_groups) == 1:
             return []
-        groups.layers[level].part(layer_groups)
+        groups.layers[level].set_groups(layer_groups)
         text = " | ".join(" ".join(map(str, tasks)) for tasks in layer_groups)
         return [f"step {step.number}: layer {level + 1} of the task groups is parted: {text}"]
 
@@ -150,9 +150,9 @@ class GroupedLinear(nn.Module):
         self.bias = nn.Parameter(initial.bias.detach().view(-1, out)[groups])
         self.register_buffer("groups", groups.clone())
         self.group_of_task = groups.tolist()
-        self.register_load_state_dict_post_hook(lambda layer, _: layer.part(()))  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(lambda layer, _: layer.set_groups(()))  # type: ignore[no-untyped-call]
 
-    def part(self, groups: Sequence[Sequence[int]]) -> None:
+    def set_groups(self, groups: Sequence[Sequence[int]]) -> None:
         """Splits the tasks into groups; with none given, reads those of a state just loaded."""
         for group in groups:
             self.groups[list(group)] = min(group)
@@ -224,7 +224,7 @@ class TaskGroups(nn.Module):
         return [layer for layer in self.hidden if isinstance(layer, GroupedLinear)]
 
     @torch.no_grad()
-    def alone(self, features: Float[Tensor, "rows width"]) -> list[Float[Tensor, "rows tasks"]]:
+    def per_view(self, features: Float[Tensor, "rows width"]) -> list[Float[Tensor, "rows tasks"]]:
         """Returns the logits of each view alone, with zeros for the other views; no gradient."""
         if self.views == 1 or self.options.errors == "joint":
             return [self.forward(features)] * self.views
@@ -236,7 +236,7 @@ class TaskGroups(nn.Module):
         ]
 
     @torch.no_grad()
-    def observe(self, errors: Float[Tensor, "rows views tasks"]) -> None:
+    def update_averages(self, errors: Float[Tensor, "rows views tasks"]) -> None:
         r"""Adds the errors |y - p| of a whole batch's labelled rows to the averages.
 
         With e = 1 where an error is at least the mean of the batches before, the agreement of two
@@ -254,7 +254,7 @@ class TaskGroups(nn.Module):
         self.agreement.mul_(old_weight).add_(pairs.sum(0) / len(errors)).div_(self.weight)
 
     @torch.no_grad()
-    def choose(self) -> tuple[int, list[list[int]]]:
+    def choose_groups(self) -> tuple[int, list[list[int]]]:
         """Chooses how to split the highest layer that all tasks share.
 
         It needs the full, gathered weights. Returns the layer's number and its groups of tasks: one

@@ -73,14 +73,14 @@ def strip_elements(device: torch.device) -> int:
     return STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"])
 
 
-def strips(n_anchors: int, n_keys: int, device: torch.device, part: int = 1) -> Iterator[slice]:
-    """Cuts the anchors into strips of about ``STRIP_ELEMENTS / part`` logits each."""
-    step = max(MIN_STRIP_ROWS, strip_elements(device) // part // max(n_keys, 1))
+def strips(n_anchors: int, n_keys: int, device: torch.device, divisor: int = 1) -> Iterator[slice]:
+    """Cuts the anchors into strips of about ``STRIP_ELEMENTS / divisor`` logits each."""
+    step = max(MIN_STRIP_ROWS, strip_elements(device) // divisor // max(n_keys, 1))
     for start in range(0, n_anchors, step):
         yield slice(start, min(start + step, n_anchors))
 
 
-def triangle(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
+def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
     """Cuts a symmetric matrix into strips of about equally many logits.
 
     The keys of a strip begin at its first anchor.
@@ -121,7 +121,7 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx,
         rule: Rule,
-        part: int,
+        divisor: int,
         n_heads: int,
         *tensors: Tensor,
     ) -> Tensor:
@@ -138,7 +138,7 @@ class _Blockwise(torch.autograd.Function):
         d_per_anchor = grads[2 * n_heads :]
         total = torch.zeros((), dtype=torch.float64, device=anchors[0].device)
         buffers: list[Tensor] = []
-        for rows in strips(n_anchors, n_keys, anchors[0].device, part):
+        for rows in strips(n_anchors, n_keys, anchors[0].device, divisor):
             if not buffers:  # the first strip is the longest
                 buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
             count = rows.stop - rows.start
@@ -174,7 +174,7 @@ def blockwise(
     anchors: Sequence[Float[Tensor, "anchors _"]],
     keys: Sequence[Float[Tensor, "keys _"]],
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
-    part: int = 1,
+    divisor: int = 1,
 ) -> Float[Tensor, ""]:
     """Sums a rule over all anchors, in memory linear in anchors + keys.
 
@@ -186,7 +186,7 @@ def blockwise(
         anchors: one tensor per head, in the working dtype, with 1 / tau already inside.
         keys: one tensor per head.
         per_anchor: tensors whose rows of the strip are passed to the rule; differentiable.
-        part: by how much the usual number of logits of a strip is divided.
+        divisor: by how much the usual number of logits of a strip is divided.
 
     Returns:
         The loss, differentiable once with respect to anchors, keys and per_anchor.
@@ -194,6 +194,6 @@ def blockwise(
     if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
     result: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        rule, part, len(anchors), *anchors, *keys, *per_anchor
+        rule, divisor, len(anchors), *anchors, *keys, *per_anchor
     )
     return result

@@ -11,13 +11,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heron.pipeline.config.sections import Natural
-from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
+from heron.pipeline.config.terms import CLASS_LABELS, Needs, Temperature, Term
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classes import Classes, class_losses
 from heron.pipeline.objectives.contrast import contrast, fused_sums
 from heron.pipeline.objectives.engine import class_numbers
-from heron.pipeline.objectives.mirroring import Mirroring, everyone, mirrored_sums
+from heron.pipeline.objectives.mirroring import Mirroring, gather_anchor_values, mirrored_sums
 from heron.pipeline.objectives.own_positives import own_keys, unit_views
 from heron.pipeline.objectives.own_positives import positives as view_positives
 from heron.pipeline.objectives.pairs import Pairs, is_fused
@@ -75,7 +75,7 @@ class Hard(Term):
         if not self.supervised:
             return self.needs
         features = ("projections",)
-        return Needs(own=features, labelled_vectors=features, labels=KNOWN, views=2)
+        return Needs(own=features, labelled_vectors=features, labels=CLASS_LABELS, views=2)
 
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
@@ -269,8 +269,8 @@ def _over_class_pairs(
     total = log_total(mirrored_sums(pairs, mirroring)[0])
     weight, floor = keys.new_full((len(key_tag), 1), mean), keys.new_full((1,), -math.inf)
     classes = Classes([key_tag], weight, positions, soft=True)
-    all_totals = everyone(mirroring, total)
-    key_blocks = None if mirroring is None else mirroring.around
+    all_totals = gather_anchor_values(mirroring, total)
+    key_blocks = None if mirroring is None else mirroring.key_blocks
     return class_losses(anchors, keys, total, floor, classes, rows, all_totals, key_blocks)
 
 

@@ -12,7 +12,7 @@ from heron.pipeline.config.terms import Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classes import Classes, class_losses, largest_pairs
 from heron.pipeline.objectives.engine import unit, working_dtype
-from heron.pipeline.objectives.mirroring import Mirroring, everyone, mirrored_sums
+from heron.pipeline.objectives.mirroring import Mirroring, gather_anchor_values, mirrored_sums
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Present, Rows, as_slice, join_views, own_row_positions
 from heron.pipeline.objectives.ring import held_rows, row_count
@@ -134,15 +134,15 @@ def hierarchical(
     log_sums = log_total(anchors, own, mirroring)
     # Losses at level l are raised to the largest one at any finer level; -inf raises nothing.
     floor = keys.new_full((len(groups),), -math.inf)
-    all_log_sums = everyone(mirroring, log_sums)
+    all_log_sums = gather_anchor_values(mirroring, log_sums)
     if constrain:
         with torch.no_grad():
             of_keys = all_log_sums
             if of_keys is None:
                 of_keys = log_total(keys / tau, positions, None)
         floor = _largest_below(keys, largest_pairs(keys, of_keys, classes, tau), tau)
-    around = None if mirroring is None else mirroring.around
-    return class_losses(anchors, keys, log_sums, floor, classes, rows, all_log_sums, around)
+    key_blocks = None if mirroring is None else mirroring.key_blocks
+    return class_losses(anchors, keys, log_sums, floor, classes, rows, all_log_sums, key_blocks)
 
 
 def _weight(groups: Sequence[Tensor], penalty: Penalty) -> Tensor:

@@ -37,14 +37,14 @@ class StepEnd:
 
     Attributes:
         number: the step's number, from 0.
-        per_epoch: steps per epoch.
+        steps_per_epoch: steps per epoch.
         gathered_parameters: a context in which every process can read all weights of the model;
             every process must enter it.
         broadcast_object: returns the first process's small value on every process; all call it.
     """
 
     number: int
-    per_epoch: int
+    steps_per_epoch: int
     gathered_parameters: Callable[[], AbstractContextManager[None]]
     broadcast_object: Callable[[Any], Any]
 

@@ -188,7 +188,7 @@ def _minus_information_by_blocks(anchors: Tensor, keys: Tensor, rows: Rows, batc
     def loss_of_block(own: Sequence[Tensor], block: Block) -> Tensor:
         (own_anchors, own_keys), (block_anchors, block_keys) = own, block.keys
         positives = row_numbers
-        if not block.own:
+        if not block.is_own:
             positives = row_numbers.new_full((max(len(own_anchors), len(block_keys)),), -1)
         as_keys = _minus_information(block_anchors, own_keys, positives, batch)
         loss = _minus_information(own_anchors, block_keys, positives, batch)

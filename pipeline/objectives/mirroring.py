@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from heron.pipeline.objectives import fused
-from heron.pipeline.objectives.engine import strips, triangle
+from heron.pipeline.objectives.engine import strips, triangular_strips
 from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
-from heron.pipeline.objectives.present import OwnRows, Present, Rows, spread
-from heron.pipeline.objectives.ring import Block, blocks, ring_of, within
+from heron.pipeline.objectives.present import OwnRows, Present, Rows, gather_head_values
+from heron.pipeline.objectives.ring import Block, blocks, restrict_to_block, ring_of
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Mirroring:
         sum_index: for each head, the number of the sums that it adds to.
         gather: takes values of the own anchors, one tensor per sum, to those of all anchors; None:
             the own anchors are all.
-        around: iterates over the keys of all processes block by block, where only those of own rows
-            are held; None: all are held.
+        key_blocks: iterates over the keys of all processes block by block, where only those of own
+            rows are held; None: all are held.
     """
 
     mirror: Sequence[int]
     sum_index: Sequence[int]
     gather: Callable[[Sequence[Tensor]], list[Tensor]] | None
-    around: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None
+    key_blocks: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None
 
     @classmethod
     def of(
@@ -68,15 +68,16 @@ class Mirroring:
         rows. Anchors are in the order of `join_views`.
         """
         if isinstance(rows, OwnRows):
-            gather, around = partial(spread, rows=rows, present=present, among=views), None
+            gather = partial(gather_head_values, rows=rows, present=present, views_of_heads=views)
+            key_blocks = None
             if ring_of(rows) is not None:  # a head's keys are the anchors of its mirror
                 key_views = [views[sum_index[m]] for m in mirror]
-                around = partial(blocks, rows=rows, among=key_views, present=present)
-            return cls(mirror, sum_index, gather, around)
+                key_blocks = partial(blocks, rows=rows, views_of_heads=key_views, present=present)
+            return cls(mirror, sum_index, gather, key_blocks)
         return cls(mirror, sum_index, None) if rows.indices(batch) == (0, batch, 1) else None
 
 
-def everyone(mirroring: Mirroring | None, values: Tensor) -> Tensor | None:
+def gather_anchor_values(mirroring: Mirroring | None, values: Tensor) -> Tensor | None:
     """Gathers values of the own anchors, [anchors], to those of all anchors, without gradient.
 
     Returns None without `mirroring`. Every process must take part.
@@ -166,11 +167,11 @@ def _key_blocks(
     pairs: Pairs, mirroring: Mirroring | None, keys: Heads
 ) -> Iterator[tuple[Pairs, Heads, Heads | None]]:
     """Yields pairs with a block of keys, the keys, and their positions among all (None: all)."""
-    if mirroring is None or mirroring.around is None:
+    if mirroring is None or mirroring.key_blocks is None:
         yield pairs, keys, None
         return
-    for block in mirroring.around(keys):
-        yield within(pairs, block), block.keys, block.places
+    for block in mirroring.key_blocks(keys):
+        yield restrict_to_block(pairs, block), block.keys, block.positions
 
 
 def _add_gradients(
@@ -245,7 +246,7 @@ def _strips(
         symmetric = one_process and m == h
         buffer = a.new_empty(0)
         size = len(a), len(k), a.device
-        for rows in triangle(*size) if symmetric else strips(*size):
+        for rows in triangular_strips(*size) if symmetric else strips(*size):
             first = rows.start if symmetric else 0
             count = (rows.stop - rows.start) * (len(k) - first)
             if len(buffer) < count:

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural
-from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
+from heron.pipeline.config.terms import COMPLEMENTARY_LABELS, Needs, Term, TermSetting
 from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.memory import Memory, RunSpec, StepEnd
@@ -149,7 +149,9 @@ class MomentumTerm(Term):
     queue: Natural = 8192
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
 
-    needs: ClassVar[Needs] = Needs(own=("logits", "projections"), labels=WRONG, views=2)
+    needs: ClassVar[Needs] = Needs(
+        own=("logits", "projections"), labels=COMPLEMENTARY_LABELS, views=2
+    )
     nested: ClassVar[
         tuple[str, ...] | None
     ] = ()  # keys are computed and enqueued once, at full width
@@ -174,6 +176,6 @@ class MomentumTerm(Term):
         return MomentumQueue(run.model, self.queue, run.labels, self.momentum)
 
 
-def columns(classes: Tensor, like: Tensor) -> Tensor:
+def one_hot_like(classes: Tensor, like: Tensor) -> Tensor:
     """Returns class numbers as 0/1 columns, of the number and dtype of the columns of `like`."""
     return one_hot(classes, like.shape[1]).to(like)

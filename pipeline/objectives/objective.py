@@ -30,7 +30,7 @@ class Objective:
         terms: the terms by name.
         matryoshka: the widths; empty: projections are compared whole.
         needs: the union of the terms' needs.
-        memories: the memories of the terms that have one, by the term's name; see `remember`.
+        memories: the memories of the terms that have one, by the term's name; see `build_memories`.
         rings: whether the vectors of other processes' rows can come round a ring.
     """
 
@@ -58,7 +58,7 @@ class Objective:
         """Whether every term needs labels, so that unlabelled rows train nothing."""
         return all(term.requires().labels for term in self.terms.values())
 
-    def refuse(
+    def refuse_unfit(
         self, kind: str, views: Sequence[ModelView], labelled: int, model: ModelConfig
     ) -> None:
         """Refuses terms that do not fit the data.
@@ -183,7 +183,7 @@ class Objective:
         ]
         return None if losses[0] is None else sum(losses) / len(losses)
 
-    def narrowed(
+    def widths_per_pass(
         self, term: Term, widths: Mapping[str, int], views: int
     ) -> list[Mapping[str, int]]:
         """Returns the feature widths in each of a term's passes over a batch.
@@ -201,7 +201,7 @@ class Objective:
         passes = [{**widths, **dict.fromkeys(names, views * width)} for width in self.matryoshka]
         return [*passes] if names and passes else [widths]
 
-    def remember(self, run: RunSpec) -> None:
+    def build_memories(self, run: RunSpec) -> None:
         """Builds the memories of the terms, on the model's device.
 
         Raises:
@@ -218,7 +218,7 @@ class Objective:
             name: memory.to(device) for name, memory in memories.items() if memory is not None
         }
 
-    def update(self, step: StepEnd) -> list[str]:
+    def update_memories(self, step: StepEnd) -> list[str]:
         """Updates every memory after a step; returns lines for the log."""
         return [line for memory in self.memories.values() for line in memory.update(step)]
 

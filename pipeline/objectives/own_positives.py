@@ -110,7 +110,11 @@ def cross_view_loss(
     def pairs(directions: Sequence[tuple[int, int]]) -> Pairs:
         return Pairs(
             [join_views(x, held_present, own, [u]) for u, _ in directions for x, _ in heads],
-            [join_views(x, held_present, among=[v]) for _, v in directions for _, x in heads],
+            [
+                join_views(x, held_present, view_numbers=[v])
+                for _, v in directions
+                for _, x in heads
+            ],
         )
 
     def per_anchor(u: int, v: int) -> list[Tensor]:  # the positive's logit, and whether it exists

@@ -17,7 +17,7 @@ from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
 from heron.pipeline.objectives.memory import RunSpec
 from heron.pipeline.objectives.mirroring import Mirroring
-from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, columns
+from heron.pipeline.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, one_hot_like
 from heron.pipeline.objectives.mulco import mulco
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import Rows, as_slice
@@ -158,7 +158,7 @@ class Pico(MomentumTerm):
             phi = self.phi_start + progress * (self.phi_end - self.phi_start)
             all_indices = batch.gather_labelled(indices)
             disambiguation.update_targets(all_indices, directions, batch.targets, phi)
-        all_keys, one_hot = batch.gather_labelled(keys), columns(classes, posteriors)
+        all_keys, one_hot = batch.gather_labelled(keys), one_hot_like(classes, posteriors)
         queue, queue_one_hot = memory.queue()
         memory.offer(all_keys, one_hot)
         targets = disambiguation.pseudo_targets(indices).to(posteriors)

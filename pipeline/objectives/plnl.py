@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural, Share
-from heron.pipeline.config.terms import WRONG, Needs, Term, TermSetting
+from heron.pipeline.config.terms import COMPLEMENTARY_LABELS, Needs, Term, TermSetting
 from heron.pipeline.distributed.sync_batchnorm import call_by_stream
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.complementary import checked, log1m_exp
+from heron.pipeline.objectives.complementary import checked_logits, log1m_exp
 from heron.pipeline.objectives.memory import Memory, RunSpec
 from heron.shards.artefact import Count
 
@@ -67,7 +67,7 @@ class Plnl(Term):
     neighbours: Natural = 500
     share: Share = 0.1
 
-    needs: ClassVar[Needs] = Needs(own=("logits", "networks"), labels=WRONG, views=2)
+    needs: ClassVar[Needs] = Needs(own=("logits", "networks"), labels=COMPLEMENTARY_LABELS, views=2)
     remembers_rows: ClassVar[bool] = True
 
     def refuse(self, name: str, setting: TermSetting) -> None:
@@ -149,7 +149,7 @@ def plnl(
     Raises:
         ValueError: a set is empty or holds every class, or is not of 0 and 1.
     """
-    logits = checked(views[0], ybar)
+    logits = checked_logits(views[0], ybar)
     log_p = logits.log_softmax(1)
     scl_log = -(ybar * log1m_exp(log_p)).sum() / max(total, 1)
     has_guess = guesses >= 0

@@ -14,7 +14,7 @@ def join_views(
     views: Sequence[Tensor],
     present: Present,
     rows: slice = slice(None),
-    among: Sequence[int] | None = None,
+    view_numbers: Sequence[int] | None = None,
 ) -> Tensor:
     """Concatenates the rows of each view, without the rows that lack it.
 
@@ -22,9 +22,9 @@ def join_views(
         views: a tensor [batch, ...] per view.
         present: which views each row has.
         rows: the rows to take.
-        among: the views to take; None: all.
+        view_numbers: the views to take; None: all.
     """
-    numbers = range(len(views)) if among is None else among
+    numbers = range(len(views)) if view_numbers is None else view_numbers
     if present is None:
         return torch.cat([views[v][rows] for v in numbers])
     return torch.cat([views[v][rows][present[rows, v]] for v in numbers])
@@ -39,10 +39,10 @@ def own_row_positions(
     return join_views([own] * views, present).nonzero()[:, 0]
 
 
-def pair_count(present: Bool[Tensor, "batch views"], among: Sequence[int]) -> int:
-    """Counts pairs of an anchor in the views `among` and another view of its row; at least 1."""
+def pair_count(present: Bool[Tensor, "batch views"], anchor_views: Sequence[int]) -> int:
+    """Counts pairs of an anchor in `anchor_views` and another view of its row; at least 1."""
     partners = present.sum(1) - 1
-    return max(int(sum((partners * present[:, u]).sum() for u in among)), 1)
+    return max(int(sum((partners * present[:, u]).sum() for u in anchor_views)), 1)
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,15 @@ class Ring:
 
     Attributes:
         shares: the rows of each process among all rows.
-        turn: takes the own tensors, and the number of rows of each tensor on every process; yields
-            the number of each process and its tensors, own ones first; see `objectives.ring`.
+        rotate: takes the own tensors, and the number of rows of each tensor on every process;
+            yields the number of each process and its tensors, own ones first; see
+            `objectives.ring`.
     """
 
     shares: Sequence[slice]
-    turn: Callable[[Sequence[Tensor], Sequence[Sequence[int]]], Iterator[tuple[int, list[Tensor]]]]
+    rotate: Callable[
+        [Sequence[Tensor], Sequence[Sequence[int]]], Iterator[tuple[int, list[Tensor]]]
+    ]
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ def as_slice(rows: Rows) -> slice:
     return rows.slice if isinstance(rows, OwnRows) else rows
 
 
-def spread(
+def gather_head_values(
     own: Sequence[Float[Tensor, "_ _"]],
     rows: OwnRows,
     present: Present,
-    among: Sequence[Sequence[int]],
+    views_of_heads: Sequence[Sequence[int]],
 ) -> list[Float[Tensor, "_ _"]]:
     """Gathers numbers of the own anchors of each head from all processes, in one collective.
 
@@ -99,10 +102,10 @@ def spread(
         own: a tensor [own anchors, numbers] per head, in the order of `join_views`.
         rows: the own rows.
         present: which views each row has.
-        among: the views of each head's anchors.
+        views_of_heads: the views of each head's anchors.
     """
     by_row, count = [], rows.slice.stop - rows.slice.start
-    for numbers, views in zip(own, among, strict=True):
+    for numbers, views in zip(own, views_of_heads, strict=True):
         if present is None:
             by_view = numbers.view(len(views), count, numbers.shape[1])
         else:
@@ -117,5 +120,5 @@ def spread(
             torch.chunk(columns, len(views), 1),
             None if present is None else present[:, list(views)],
         )
-        for columns, views in zip(of_heads, among, strict=True)
+        for columns, views in zip(of_heads, views_of_heads, strict=True)
     ]

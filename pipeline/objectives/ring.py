@@ -23,15 +23,15 @@ class Block:
 
     Attributes:
         rows: the process's rows among all rows.
-        own: whether the rows are this process's own.
+        is_own: whether the rows are this process's own.
         keys: a tensor for each head.
-        places: positions of each head's keys among those of all processes, ascending.
+        positions: positions of each head's keys among those of all processes, ascending.
     """
 
     rows: slice
-    own: bool
+    is_own: bool
     keys: Sequence[Float[Tensor, "_ _"]]
-    places: Sequence[Int[Tensor, " _"]]
+    positions: Sequence[Int[Tensor, " _"]]
 
 
 def ring_of(rows: Rows) -> Ring | None:
@@ -57,7 +57,7 @@ def row_count(rows: Rows, vectors: Tensor) -> int:
 def blocks(
     keys: Sequence[Float[Tensor, "_ _"]],
     rows: OwnRows,
-    among: Sequence[Sequence[int]],
+    views_of_heads: Sequence[Sequence[int]],
     present: Present = None,
 ) -> Iterator[Block]:
     """Yields the keys of every process's rows, own ones first; every process must take them all.
@@ -66,26 +66,26 @@ def blocks(
         keys: keys of the own rows, a tensor for each head, in the order of `join_views`; they are
             sent without gradient.
         rows: the own rows, with a ring.
-        among: the views of each head's keys.
+        views_of_heads: the views of each head's keys.
         present: which views each of all rows has.
     """
     ring = rows.ring
     assert ring is not None
     edges = [0, *(share.stop for share in ring.shares)]
     # counts[v][p]: the number of rows with view v before the share of process p.
-    counts = [edges] * (1 + max(v for views in among for v in views))
+    counts = [edges] * (1 + max(v for views in views_of_heads for v in views))
     if present is not None:
         cumulative = torch.cat([present.new_zeros(1, present.shape[1]), present]).cumsum(0)
         counts = cumulative[edges].T.tolist()
     # sizes[h][p]: the number of keys of head h on process p.
     sizes = [
         [sum(counts[v][p + 1] - counts[v][p] for v in views) for p in range(len(ring.shares))]
-        for views in among
+        for views in views_of_heads
     ]
     device = keys[0].device
-    for process, of_process in ring.turn([x.detach() for x in keys], sizes):
+    for process, of_process in ring.rotate([x.detach() for x in keys], sizes):
         positions = []
-        for views in among:
+        for views in views_of_heads:
             starts = itertools.accumulate((counts[v][-1] for v in views), initial=0)
             spans = [
                 torch.arange(start + counts[v][process], start + counts[v][process + 1])
@@ -96,16 +96,16 @@ def blocks(
         yield Block(share, share == rows.slice, of_process, positions)
 
 
-def within(pairs: Pairs, block: Block) -> Pairs:
+def restrict_to_block(pairs: Pairs, block: Block) -> Pairs:
     """Restricts pairs to a block's keys; excluded pairs must lie within a process's own rows."""
-    positions = block.places[0]
+    positions = block.positions[0]
     if pairs.key_weight is not None:
         pairs = replace(pairs, key_weight=pairs.key_weight[positions])
     if pairs.key_tag is None:
         return pairs
     if pairs.exclude is None:
         return replace(pairs, key_tag=pairs.key_tag[positions])
-    if not block.own:
+    if not block.is_own:
         return replace(pairs, anchor_tag=None, key_tag=None, exclude=None)
     exclude = torch.searchsorted(positions, pairs.exclude)
     return replace(pairs, key_tag=pairs.key_tag[positions], exclude=exclude)
@@ -114,16 +114,16 @@ def within(pairs: Pairs, block: Block) -> Pairs:
 def sum_over_blocks(
     share: Callable[[Sequence[Tensor], Block], Tensor],
     own: Sequence[Tensor],
-    around: Callable[[], Iterator[Block]],
+    key_blocks: Callable[[], Iterator[Block]],
 ) -> Float[Tensor, ""]:
     """Returns the sum of a loss over blocks; each block's gradient is taken with its loss.
 
     Args:
         share: the loss of a block, a function of detached copies of `own`.
         own: the tensors that the loss is differentiable in.
-        around: starts a round of the blocks.
+        key_blocks: starts a round of the blocks.
     """
-    result: Tensor = _OverBlocks.apply(share, around, *own)  # type: ignore[no-untyped-call]
+    result: Tensor = _OverBlocks.apply(share, key_blocks, *own)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -132,11 +132,11 @@ class _OverBlocks(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx,
         share: Callable[[Sequence[Tensor], Block], Tensor],
-        around: Callable[[], Iterator[Block]],
+        key_blocks: Callable[[], Iterator[Block]],
         *own: Tensor,
     ) -> Tensor:
         total, grads = own[0].new_zeros(()), [torch.zeros_like(x) for x in own]
-        for block in around():
+        for block in key_blocks():
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in own]
                 loss = share(leaves, block)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
+from heron.pipeline.config.terms import CLASS_LABELS, Needs, Temperature, Term
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
@@ -23,7 +23,7 @@ class Supcon(Term):
     tau: Temperature = 0.1
 
     needs: ClassVar[Needs] = Needs(
-        own=("projections",), labelled_vectors=("projections",), labels=KNOWN
+        own=("projections",), labelled_vectors=("projections",), labels=CLASS_LABELS
     )
     rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
@@ -92,9 +92,9 @@ def supcon(
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
     summed = keys if mirroring is None else keys.detach()
     class_sums = keys.new_zeros(count, keys.shape[1])
-    if mirroring is not None and mirroring.around is not None:
-        for block in mirroring.around([summed]):
-            class_sums.index_add_(0, classes[block.places[0]], block.keys[0])
+    if mirroring is not None and mirroring.key_blocks is not None:
+        for block in mirroring.key_blocks([summed]):
+            class_sums.index_add_(0, classes[block.positions[0]], block.keys[0])
     else:
         class_sums = class_sums.index_add(0, classes, summed)
     positive_count = (members[own_classes] - 1).to(dtype)

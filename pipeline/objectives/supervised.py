@@ -8,7 +8,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from heron.pipeline.config.terms import KNOWN, Needs, Temperature, Term
+from heron.pipeline.config.terms import CLASS_LABELS, Needs, Temperature, Term
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
@@ -26,7 +26,7 @@ class WeightedSupervised(Term):
     distance: Distance = "hamming"
     self_pairs: bool = False
 
-    needs: ClassVar[Needs] = Needs(labelled_vectors=("hidden",), labels=KNOWN)
+    needs: ClassVar[Needs] = Needs(labelled_vectors=("hidden",), labels=CLASS_LABELS)
     rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
@@ -161,7 +161,7 @@ def _by_strips(
             yield full_rule, s.detach(), all_rows
             return
         for block in blocks([s], rows, [[0]]):
-            yield rule_for(block.rows, block.own), block.keys[0], block.rows
+            yield rule_for(block.rows, block.is_own), block.keys[0], block.rows
 
     loss: Tensor = _SharedPairs.apply(s[held] / tau, key_blocks, y.shape[1], rows)  # type: ignore[no-untyped-call]
     return loss

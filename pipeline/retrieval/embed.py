@@ -177,7 +177,7 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
         if choice.role not in ROLES:
             raise RetrievalError(f"unknown role '{choice.role}'; expected {', '.join(ROLES)}")
         roles = _roles(reader, config.data, choice.split or config.data.split)
-        rows = roles.listed(choice.role)
+        rows = roles.rows_of(choice.role)
     elif choice.split is not None:
         rows = reader.split_rows(choice.split)
     else:
@@ -279,13 +279,13 @@ def _finish(
 def read_samples(reader: Reader, rows: Rows) -> Samples:
     """Returns keys and labels of some rows of a data set."""
     labels = reader.manifest.labels
-    known = reader.known(rows)
+    known = reader.is_labelled(rows)
     if labels.kind == "complementary":  # the class is known if all others are ruled out
         known &= reader.targets(rows).sum(1) == len(labels.names) - 1
-    if reader.unknown:  # a row counts as labelled only if all its labels are known
+    if reader.may_lack_labels:  # a row counts as labelled only if all its labels are known
         known &= (reader.labels(rows) != labels.unlabelled).all(1)
     targets = np.zeros((len(rows), len(labels.names)), np.uint8)
     if known.any():
-        targets[known] = reader.truth(rows[known])
+        targets[known] = reader.ground_truth(rows[known])
     keys = np.array([key.encode() for key in reader.sample_keys(rows)], np.bytes_)
     return Samples(keys, rows, targets, known, labels.names, labels.kind)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import VIEW, array_specs, batches
+from heron.pipeline.data.batches import VIEW_PREFIX, array_specs, batches
 from heron.pipeline.data.buffers import ArraySpec, Buffer
 from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.workers import readers
+from heron.pipeline.data.workers import worker_count
 from heron.pipeline.distributed.collectives import rank, world_size
 from heron.pipeline.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, Role, part_name
 from heron.pipeline.retrieval.layers import EmbeddingModel
@@ -57,15 +57,15 @@ class _PartBatches:
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
-        partial = len(self.viewed) if self.reader.partial else 0
-        return array_specs(self.reader, self.names, self.size, partial=partial)
+        partial = len(self.viewed) if self.reader.may_lack_views else 0
+        return array_specs(self.reader, self.names, self.size, n_model_views=partial)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Reads batch t; a short one repeats its rows, so that all have the same size."""
         rows = np.resize(self.batch_rows[t], self.size)
-        self.reader.fill({name: buffer[VIEW + name] for name in self.names}, rows)
+        self.reader.fill({name: buffer[VIEW_PREFIX + name] for name in self.names}, rows)
         buffer["indices"][:], buffer["rng_keys"][:] = rows, 0
-        if self.reader.partial:
+        if self.reader.may_lack_views:
             buffer["present"][:] = self.reader.present(rows, self.viewed)
         lost = {int(row): self.reader.lost[int(row)] for row in rows if row in self.reader.lost}
         return [self.size], lost
@@ -131,7 +131,7 @@ class Embedder:
         source = _PartBatches(self.model, batch_rows, size)
         device = self.model.views.device
         pin = device.type == "cuda"
-        batch_iterator = batches(source, 0, len(batch_rows), readers(self.config.data), pin)
+        batch_iterator = batches(source, 0, len(batch_rows), worker_count(self.config.data), pin)
         writing: Future[None] | None = None
         with ThreadPoolExecutor(1) as writer, closing(batch_iterator):
             for number in missing:

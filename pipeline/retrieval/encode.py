@@ -21,7 +21,7 @@ from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
 from heron.pipeline.retrieval.index_manifest import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.checkpoint import complete_checkpoints
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
@@ -59,7 +59,7 @@ class FileEncoder:
         folder = _checkpoint_with(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
         config = load_run_config(folder / "config.yaml", overrides)
-        data_config = config.data.at(data)
+        data_config = config.data.for_data_set(data)
         refuse_options(data_config, own)
         config = config.model_copy(update={"data": data_config})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))
@@ -226,7 +226,7 @@ class FileEncoder:
 def _checkpoint_with(run: str, sha256: str) -> Path:
     """Finds the checkpoint of a run whose weights have a checksum, the newest first."""
     newest = locate(run)
-    folders = dict.fromkeys([newest, *complete(Path(run) / "checkpoints")])
+    folders = dict.fromkeys([newest, *complete_checkpoints(Path(run) / "checkpoints")])
     matches = (path for path in folders if weights_sha256(path) == sha256)
     if (folder := next(matches, None)) is None:
         newest_sha256 = weights_sha256(newest)

@@ -127,7 +127,7 @@ class Samples:
     def exclusive(self) -> bool:
         """Whether a sample has one class rather than any number of labels.
 
-        Complementary labels, if known, leave one class: see `Reader.truth`.
+        Complementary labels, if known, leave one class: see `Reader.ground_truth`.
         """
         return self.kind in ("multi_class", "hierarchical", "complementary")
 

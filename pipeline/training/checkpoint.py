@@ -123,7 +123,7 @@ def save_on_main(
             with watchdog.busy():
                 save(folder, snapshot, texts, newest)
         except OSError as error:
-            earlier = complete(folder)
+            earlier = complete_checkpoints(folder)
             fault = (
                 f"the checkpoint of step {snapshot.position.step} could not be written to "
                 f"{folder}: {error}; the last one is {earlier[-1] if earlier else 'none'}; "
@@ -173,7 +173,7 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     link.symlink_to(final.name)
     link.replace(folder / "latest")
     _flush(folder)
-    for old in complete(folder)[:-newest]:
+    for old in complete_checkpoints(folder)[:-newest]:
         (old / COMPLETE).unlink()
         shutil.rmtree(old, ignore_errors=True)  # another process may be reading it
     return final
@@ -194,7 +194,7 @@ def set_aside(folder: Path, files: str = f"step-*/{COMPLETE}") -> Path | None:
     return aside
 
 
-def complete(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """Returns complete checkpoints, oldest first."""
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
 
@@ -240,13 +240,13 @@ def _load_newest(
     folder: Path, config: Config, data: str, watchdog: Watchdog
 ) -> tuple[Snapshot | None, list[str]]:
     """Reads the newest undamaged checkpoint on one process: see `resume`."""
-    lines, candidates = list[str](), complete(folder)
+    lines, candidates = list[str](), complete_checkpoints(folder)
     if not candidates and (incomplete := sorted(folder.glob("step-*"))):
         lines.append(f"{incomplete[-1]} is not complete: {COMPLETE} is missing")
     while candidates:
         path = candidates.pop()
         with watchdog.busy():
-            fault = damage(path)
+            fault = find_damage(path)
         if not fault:
             return _load_checked(path, config, data, watchdog, lines), lines
         fallback = f"going on from {candidates[-1].name}, the one before" if candidates else ""
@@ -297,7 +297,7 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
     return lines
 
 
-def damage(path: Path) -> str:
+def find_damage(path: Path) -> str:
     """Returns how a checkpoint differs from what was written, or "": see `FileSum.fault`."""
     try:
         return CheckpointManifest.read(path / STATE).fault(path)

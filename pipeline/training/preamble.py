@@ -4,7 +4,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.streams import Streams
 from heron.pipeline.data.views import Views
-from heron.pipeline.data.workers import readers
+from heron.pipeline.data.workers import worker_count
 from heron.pipeline.distributed.exchange import ShardSizes
 from heron.pipeline.distributed.strategy import Strategy
 from heron.pipeline.objectives.objective import Objective
@@ -12,7 +12,7 @@ from heron.pipeline.objectives.objective import Objective
 
 def refuse_unfit(config: Config, objective: Objective, views: Views, streams: Streams) -> None:
     """Raises ConfigError where data, terms or the model do not fit the experiment's options."""
-    if streams.missing and config.model.classify_on == "first_view":
+    if streams.lacks_views and config.model.classify_on == "first_view":
         raise ConfigError(
             "model.classify_on is 'first_view', and rows lack views; expected 'all_views', "
             "of which a row is classified by those that it has"
@@ -23,7 +23,7 @@ def refuse_unfit(config: Config, objective: Objective, views: Views, streams: St
             "does, such as cmc, or false"
         )
     graphs = any(len(shape) == 4 for shape in views.shapes)
-    if config.train.compile and (graphs or streams.missing):
+    if config.train.compile and (graphs or streams.lacks_views):
         reason = "a view holds graphs" if graphs else "rows lack views"
         raise ConfigError(
             f"train.compile is true, and {reason}, so that every step would be compiled anew; "
@@ -40,7 +40,7 @@ def preamble(
     micro_batches: int,
 ) -> str:
     """Returns a description of the run in a few lines, with the sizes of its batch."""
-    world, train, workers = len(sizes.rows), config.train, readers(config.data)
+    world, train, workers = len(sizes.rows), config.train, worker_count(config.data)
     options = {  # named where they are on
         "compiled": train.compile,
         "activations computed again": train.activation_checkpointing,

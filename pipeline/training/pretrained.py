@@ -12,8 +12,8 @@ from heron.pipeline.training.checkpoint import (
     STATE,
     UNREADABLE,
     CheckpointManifest,
-    complete,
-    damage,
+    complete_checkpoints,
+    find_damage,
 )
 from heron.pipeline.training.saved import SavedModel
 from heron.pipeline.training.signature import Signature
@@ -28,7 +28,7 @@ def locate(path: str | Path) -> Path:
     """
     folder = Path(path)
     if not (folder / "model.safetensors").exists():
-        checkpoints = complete(folder / "checkpoints")
+        checkpoints = complete_checkpoints(folder / "checkpoints")
         if not checkpoints:
             raise CheckpointError(
                 f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
@@ -37,7 +37,7 @@ def locate(path: str | Path) -> Path:
         folder = checkpoints[-1]
     if (folder / MANIFEST).exists():
         SavedModel.open(folder)
-    elif (folder / STATE).exists() and (fault := damage(folder)):  # bare weights have neither
+    elif (folder / STATE).exists() and (fault := find_damage(folder)):  # bare weights have neither
         raise CheckpointError(f"{folder} is damaged ({fault}); bring it back, or give another")
     return folder
 

@@ -229,7 +229,7 @@ def portable(config: Config) -> Config:
     return config.model_copy(
         update={
             "run": RunFolder(dir="run"),
-            "data": config.data.at(name).model_copy(update=changes | {"views": views}),
+            "data": config.data.for_data_set(name).model_copy(update=changes | {"views": views}),
             "model": without_weights(config.model),
             "tracking": [],
         }

@@ -15,10 +15,10 @@ from heron.pipeline.config.experiment import Config, dump_config
 from heron.pipeline.data.batches import Batch, batches, open_process_batches
 from heron.pipeline.data.dataset import build_data
 from heron.pipeline.data.mined import MinedStream
-from heron.pipeline.data.plan import shares
+from heron.pipeline.data.plan import even_sizes
 from heron.pipeline.data.streams import open_data
 from heron.pipeline.data.views import Views
-from heron.pipeline.data.workers import readers
+from heron.pipeline.data.workers import worker_count
 from heron.pipeline.distributed import collectives, strategy
 from heron.pipeline.distributed.agreement import agree, run_fingerprint
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch, uses_ring
@@ -29,7 +29,7 @@ from heron.pipeline.evaluation import baselines, collapse
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.models.networks import described
+from heron.pipeline.models.networks import with_pretrained_configs
 from heron.pipeline.models.recompute import recompute_blocks
 from heron.pipeline.negatives.mine import Miner
 from heron.pipeline.objectives import fused
@@ -75,7 +75,7 @@ class Trainer:
     def __init__(self, config: Config, watchdog: Watchdog, signals: StopSignals) -> None:
         """Starts the processes; all seed the generator alike, which only initial weights use."""
         self.start_time = time.perf_counter()
-        config = config.model_copy(update={"model": described(config.model)})
+        config = config.model_copy(update={"model": with_pretrained_configs(config.model)})
         self.config, self.watchdog, self.signals = config, watchdog, signals
         self.folder = Path(config.run.dir)
         self.checkpoints = self.folder / "checkpoints"
@@ -106,31 +106,31 @@ class Trainer:
         for lost in collectives.gather_if_any(streams.reader.lost):
             streams.reader.lost |= lost  # with `on_error: skip`, all processes skip the same rows
         self.views = Views(streams.reader, data, self.device)
-        self.labelled_rows = streams.labelled.batch if streams.labelled else 0
+        self.n_labelled = streams.labelled.batch if streams.labelled else 0
         self.sizes = ShardSizes(
-            shares(self.labelled_rows, self.world),
-            shares(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
+            even_sizes(self.n_labelled, self.world),
+            even_sizes(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
         )
         self.batch_rows, self.offsets = sum(self.sizes.rows), self.sizes.offsets()
-        self.per_epoch = streams.epoch_stream.steps_per_epoch
-        all_steps = self.config.train.epochs * self.per_epoch
+        self.steps_per_epoch = streams.epoch_stream.steps_per_epoch
+        all_steps = self.config.train.epochs * self.steps_per_epoch
         self.steps = min(all_steps, self.config.train.steps or all_steps)
 
     def build_model(self) -> None:
         """Builds the objective, its memories, and the parts of the model that it needs."""
         config, streams = self.config, self.streams
-        self.objective = Objective(config.objective.terms(), config.model.matryoshka)
-        self.objective.refuse(streams.kind, config.data.views, self.labelled_rows, config.model)
-        self.objective.refuse_partial_rows(streams.missing, streams.unknown)
-        refuse_unfit(config, self.objective, self.views, streams)
+        objective = self.objective = Objective(config.objective.terms(), config.model.matryoshka)
+        objective.refuse_unfit(streams.kind, config.data.views, self.n_labelled, config.model)
+        objective.refuse_partial_rows(streams.lacks_views, streams.lacks_labels)
+        refuse_unfit(config, objective, self.views, streams)
         self.signature = Signature.of(streams.reader, config.data.views)
         self.labels = streams.reader.manifest.labels.names
-        shapes, terms = self.views.shapes, self.objective.terms
+        shapes, terms = self.views.shapes, objective.terms
         names, labels = config.data.view_names, len(self.labels)
         model = Heterogeneous(config.model, shapes, labels, terms, names, self.batch_rows)
         model.to(self.device)
         model.precision = precision = config.train.precision
-        assert precision != "auto"  # `settle` has replaced it
+        assert precision != "auto"  # `resolve_precision` has replaced it
         fused.set_default_precision("bf16" if precision == "bf16" else "fp16")
         if precision == "fp64":
             model.double()
@@ -144,10 +144,10 @@ class Trainer:
         def targets() -> Tensor:
             return torch.from_numpy(streams.targets(labelled))
 
-        self.objective.remember(RunSpec(model, torch.from_numpy(labelled), labels, targets, terms))
+        objective.build_memories(RunSpec(model, torch.from_numpy(labelled), labels, targets, terms))
         micro_batch, self.has_norm = config.train.micro_batch, has_norm(model)
         self.micro_batches = strategy.count_micro_batches(micro_batch, self.sizes, self.has_norm)
-        for module in (model, *self.objective.memories.values()):
+        for module in (model, *objective.memories.values()):
             synchronise(module)
         if config.train.activation_checkpointing:
             for encoder in model.encoders:
@@ -192,7 +192,7 @@ class Trainer:
         config, streams = self.config, self.streams
         rank, pin = self.accelerator.process_index, self.device.type == "cuda"
         share = open_process_batches(streams, config, rank, self.world, self.start_step)
-        source = batches(share, self.start_step, self.steps, readers(config.data), pin=pin)
+        source = batches(share, self.start_step, self.steps, worker_count(config.data), pin=pin)
         old_checkpoints = self._clear_folder() if self.is_main else None
         log = RunLog(self.folder, self.start_step, self.steps, self.is_main, self.trackers)
         with log as self.log, closing(source), self.miner or nullcontext():
@@ -228,7 +228,7 @@ class Trainer:
             strategy.refuse_lonely_rows(batch, micro, self.views.names)
         features, backward = self.strategy.embed(inputs, batch, micro)
         self.record_pending()  # while the GPU computes the features
-        epoch = t / self.per_epoch
+        epoch = t / self.steps_per_epoch
         if self.by_ring is None:
             mode, memory = config.distributed.exchange, throughput.memory_capacity(self.device)
             self.by_ring = uses_ring(mode, features, objective, self.sizes, memory)
@@ -247,9 +247,9 @@ class Trainer:
         rate = learning_rate(config.optim, epoch, config.train.epochs)
         self.strategy.step(rate)
         end = StepEnd(
-            t, self.per_epoch, self.strategy.gathered_parameters, collectives.broadcast_object
+            t, self.steps_per_epoch, self.strategy.gathered_parameters, collectives.broadcast_object
         )
-        self.log.say(*objective.update(end))
+        self.log.say(*objective.update_memories(end))
         seconds = time.perf_counter() - start
         self.train_seconds += seconds
         values = {"mfu": self.step_flops / seconds / self.peak_flops} if self.peak_flops else {}
@@ -274,7 +274,7 @@ class Trainer:
         refuse_nonfinite(metrics, t, self.checkpoints, features)
         if "uniformity" in values and (reason := collapse.collapsed(values)):
             self.log.say(f"step {t}: the embeddings have collapsed: {reason}")
-        self.log.step({"step": t, "epoch": t // self.per_epoch, **metrics, **values})
+        self.log.step({"step": t, "epoch": t // self.steps_per_epoch, **metrics, **values})
 
     def after_step(self, step: int) -> None:
         """Mines, saves and evaluates where that is due after `step` steps."""
@@ -300,7 +300,7 @@ class Trainer:
         """Writes a checkpoint of the state after `step` steps; every process calls it."""
         if self.miner:
             self.miner.finish()  # a run that resumes from here needs the mined table
-        position = Position(step, *divmod(step, self.per_epoch))
+        position = Position(step, *divmod(step, self.steps_per_epoch))
         model, optimizer = self.strategy.model_state(), self.strategy.optimizer_state()
         memories = self.objective.memory_state()
         snapshot = Snapshot(position, model, optimizer, memories, self.data_fingerprint)
@@ -313,7 +313,7 @@ class Trainer:
         has_validation = self.config.data.protocol.validation
         role: Literal["validation", "test"] = "validation" if has_validation else "test"
         _, scores = self.evaluator.evaluate(self.model, self.streams.roles, role)
-        self.log.scores(step - 1, step / self.per_epoch, scores, role)
+        self.log.scores(step - 1, step / self.steps_per_epoch, scores, role)
 
     def report(self) -> dict[str, Any]:
         """Trains the baselines and other seeds, and writes the result and the report."""
@@ -329,7 +329,7 @@ class Trainer:
         result: dict[str, Any] = {
             **scores,
             "steps": self.steps,
-            "epochs": self.steps / self.per_epoch,
+            "epochs": self.steps / self.steps_per_epoch,
             "train_seconds": self.train_seconds,
             "seconds": time.perf_counter() - self.start_time,
             "world_size": self.world,
@@ -339,7 +339,7 @@ class Trainer:
             "strategy": self.strategy.describe(),
             "precision": config.train.precision,
             **mfu,
-            "contrast": fused.describe(self.device),
+            "contrast": fused.describe_path(self.device),
             "version": __version__,
             "fingerprint": run_fingerprint(config, self.data_fingerprint),
         }
@@ -357,7 +357,7 @@ class Trainer:
     def _score(self) -> None:
         """Scores the last weights, and embeds rows for the report's map."""
         options, roles, last = self.config.evaluate, self.streams.roles, max(self.steps - 1, 0)
-        epoch, self.scores = self.steps / self.per_epoch, Scores()
+        epoch, self.scores = self.steps / self.steps_per_epoch, Scores()
         if self.config.data.protocol.validation:
             self.predictions, scores = self.evaluator.evaluate(self.model, roles, "validation")
             self.scores |= {f"validation_{name}": value for name, value in scores.items()}
@@ -397,4 +397,4 @@ class Trainer:
         return step < self.steps and self._is_due(step, self.config.train.evaluate_every_epochs)
 
     def _is_due(self, step: int, every_epochs: int | None) -> bool:
-        return every_epochs is not None and step % (every_epochs * self.per_epoch) == 0
+        return every_epochs is not None and step % (every_epochs * self.steps_per_epoch) == 0

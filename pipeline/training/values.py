@@ -69,7 +69,7 @@ def refuse_nonfinite(
     nonfinite = {name: value for name, value in values.items() if not math.isfinite(value)}
     if nonfinite:
         names = [name for name in nonfinite if name != "loss"] or ["loss"]
-        complete = checkpoint.complete(checkpoints)
+        complete = checkpoint.complete_checkpoints(checkpoints)
         causes = _nonfinite_features(features) or ["the embeddings of all ranks are finite"]
         raise TrainingError(
             f"step {step}: {', '.join(f'{name} is {nonfinite[name]}' for name in names)}; "

@@ -130,7 +130,7 @@ def test_predictions_reach_the_scores_of_the_run(case: tuple[str, heron.Run]) ->
     else:
         test = reader.split_rows("test")
     probability = model.predict({v: reader.read(v, test) for v in model.views})
-    y = reader.truth(test)
+    y = reader.ground_truth(test)
     assert probability.shape == y.shape
     if reader.manifest.labels.kind == "multi_label":
         found = heron.metrics.multi_label_scores(probability, y, float(config.evaluate.threshold))

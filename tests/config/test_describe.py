@@ -47,7 +47,7 @@ def test_types_and_defaults_are_those_of_the_sections() -> None:
         ("evaluate.probe", "auto or always or never", "auto"),
     ]:
         assert (KEYS[name].type, KEYS[name].default) == (kind, default)
-    assert [key.of for key in keys_at("model.encoder.kernel")] == ["convnet"]
+    assert [key.encoder_kind for key in keys_at("model.encoder.kernel")] == ["convnet"]
 
 
 def test_keys_inside_lists_and_tables_are_as_an_override_takes_them() -> None:

@@ -11,7 +11,7 @@ from heron.pipeline.config.experiment import Config, parse_config
 from heron.pipeline.data.batches import Batch, batches, open_process_batches
 from heron.pipeline.data.endless import EndlessStreams
 from heron.pipeline.data.streams import open_data
-from heron.pipeline.data.workers import readers
+from heron.pipeline.data.workers import worker_count
 from tests.experiments import merge
 from tests.shards import others
 
@@ -64,7 +64,7 @@ def opened(config: Config) -> EndlessStreams:
 def steps(config: Config, count: int, rank: int = 0, world: int = 1, start: int = 0) -> list[Batch]:
     """Copies of the first batches of a process: their memory is used again."""
     source = open_process_batches(open_data(config), config, rank, world, start)
-    found = batches(source, start, start + count, readers(config.data), pin=False)
+    found = batches(source, start, start + count, worker_count(config.data), pin=False)
     return [batch.to(torch.device("cpu"))._map_tensors(torch.clone) for batch in found]
 
 

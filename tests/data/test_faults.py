@@ -93,7 +93,7 @@ def test_a_damaged_picture_gives_its_place_to_the_next_of_its_stream(folder: Pat
     even = {"batch": {"labelled": 8, "unlabelled": 20}}  # no row of 40 is left over
     streams = open_streams(config(folder, **even))
     assert streams.unlabelled is not None
-    rows = streams.unlabelled.by_shard.whole
+    rows = streams.unlabelled.by_shard.all_rows
     bad = sorted(set(rows.tolist()) & {23, 24}) or [23]
     sound = open_streams(config(folder))
     seen: list[int] = []
@@ -200,7 +200,7 @@ def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(folder: Path) -> No
 
 
 def test_skipped_counts_a_row_once() -> None:
-    skipped = SkippedRows(Listed.of([np.arange(100)]), 0.02)
+    skipped = SkippedRows(Listed.from_shards([np.arange(100)]), 0.02)
     assert skipped.add([{3: "a"}, {3: "a", 4: "b"}]) == ["skipped row 3: a", "skipped row 4: b"]
     assert skipped.add([{4: "b"}, {}, {200: "not of this run"}]) == []
     assert len(skipped) == 2

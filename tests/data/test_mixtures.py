@@ -68,7 +68,7 @@ def test_a_batch_takes_its_share_of_each_source(tmp_path: Path) -> None:
     small = stream.streams[1].rows  # type: ignore[union-attr]
     seen: dict[int, list[int]] = {}
     for t in range(4 * small // 3):
-        rows = stream.at(t)
+        rows = stream.batch_rows(t)
         source = reader.read("x", rows)[:, 0]
         assert (source == 1).sum() == 3 and len(set(rows.tolist())) == 12
         for half in (slice(0, 6), slice(6, 12)):  # spread over the processes
@@ -81,7 +81,7 @@ def test_a_batch_takes_its_share_of_each_source(tmp_path: Path) -> None:
     assert len(passes) == 4 + (small % 3 > 0)
     assert all(len(set(rows)) == len(rows) for rows in passes)
     again = open_streams(config(tmp_path)).labelled
-    assert again is not None and again.at(7).tolist() == stream.at(7).tolist()
+    assert again is not None and again.batch_rows(7).tolist() == stream.batch_rows(7).tolist()
 
     views = reader.manifest.views[0]
     assert views.mean is not None and views.std is not None
@@ -104,7 +104,7 @@ def test_processes_share_a_batch_and_its_random_numbers(tmp_path: Path, balance:
             batches.load(t, buffer)
             parts.append(buffer)
         rows = np.concatenate([part["indices"] for part in parts])
-        np.testing.assert_array_equal(rows, stream.at(t))
+        np.testing.assert_array_equal(rows, stream.batch_rows(t))
         keys = np.concatenate([part["rng_keys"] for part in parts])
         np.testing.assert_array_equal(keys, rng_keys(0, stream.passes(t), rows))
         assert len(set(keys.tolist())) == 12  # a row that comes twice is not augmented alike
@@ -116,9 +116,14 @@ def test_classes_in_turn(tmp_path: Path) -> None:
     streams = open_streams(config(tmp_path, sources=None, path=path, balance="labels"))
     stream, reader = streams.labelled, streams.reader
     assert stream is not None and "3 classes of" in streams.describe()[0]
-    labels = np.concatenate([reader.labels(stream.at(t)) for t in range(30)])
+    labels = np.concatenate([reader.labels(stream.batch_rows(t)) for t in range(30)])
     assert np.bincount(labels).tolist() == [120] * 3
-    rare = [row for t in range(30) for row in stream.at(t) if reader.labels(np.array([row])) == 1]
+    rare = [
+        row
+        for t in range(30)
+        for row in stream.batch_rows(t)
+        if reader.labels(np.array([row])) == 1
+    ]
     counts = np.unique(rare, return_counts=True)[1]
     assert counts.max() - counts.min() <= 1  # each as often as any other of its class
 
@@ -130,7 +135,7 @@ def test_labels_in_turn(tmp_path: Path) -> None:
     streams = open_streams(config(tmp_path, balance="labels"))
     stream, reader = streams.labelled, streams.reader
     assert stream is not None
-    drawn = np.concatenate([stream.at(t) for t in range(40)])
+    drawn = np.concatenate([stream.batch_rows(t) for t in range(40)])
     large = drawn[reader.read("x", drawn)[:, 0] == 0]
     assert len(large) == 360  # the two labels that rows have, and rows of none, in turn
     assert (reader.targets(large)[:, 1] == 1).sum() >= 120

@@ -44,7 +44,7 @@ def test_a_label_that_is_not_known_is_no_class(folder: Path) -> None:
         config(folder, data={"protocol": protocol, "balance": "labels", "batch": {"labelled": 20}})
     )
     assert streams.labelled is not None
-    drawn = np.concatenate([streams.labelled.at(t) for t in range(60)])
+    drawn = np.concatenate([streams.labelled.batch_rows(t) for t in range(60)])
     assert set(drawn.tolist()) == set(streams.roles.labelled.tolist())
     of_nothing = streams.targets(drawn)
     assert (np.nan_to_num(of_nothing).sum(1) == 0).any()  # rows of no label that is known
@@ -72,17 +72,20 @@ def test_nobody_sees_a_view_that_is_hidden(folder: Path) -> None:
 
 def test_another_data_set_is_opened_alone_and_whole(folder: Path) -> None:
     data = config(folder).data
-    other = mixtures.config(folder).data.at("x")
+    other = mixtures.config(folder).data.for_data_set("x")
     assert (other.path, other.sources) == ("x", None)
-    assert data.at("x").protocol.hide_views == {} and data.at("x").protocol.hide_labels == 0
+    assert (
+        data.for_data_set("x").protocol.hide_views == {}
+        and data.for_data_set("x").protocol.hide_labels == 0
+    )
     saved = portable(config(folder)).data
     assert saved.path == "mine" and saved.protocol.hide_views == {}
 
 
 def test_a_fingerprint_pins_its_own_data_set_alone(folder: Path) -> None:
     pinned = config(folder, data={"fingerprint": f"sha256:{'0' * 64}"})
-    assert pinned.data.at("x").fingerprint is None
-    assert pinned.data.at(pinned.data.path).fingerprint == pinned.data.fingerprint
+    assert pinned.data.for_data_set("x").fingerprint is None
+    assert pinned.data.for_data_set(pinned.data.path).fingerprint == pinned.data.fingerprint
     assert portable(pinned).data.fingerprint == pinned.data.fingerprint  # at another place
     several = pinned.data.model_copy(update={"sources": [SourceShare(path="a")], "path": ""})
     mixture = pinned.model_copy(update={"data": several})

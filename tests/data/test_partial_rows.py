@@ -65,10 +65,10 @@ def config(folder: Path, name: str = "run", **changes: Any) -> Config:
 
 def test_a_row_keeps_a_view_and_its_own_draw(folder: Path) -> None:
     whole, rows = Reader(folder / "mine"), np.arange(200)
-    assert not whole.partial and whole.present(rows, ["v2", "v1"]).all()
+    assert not whole.may_lack_views and whole.present(rows, ["v2", "v1"]).all()
     hide_views(whole, {"v1": 0.5, "v2": 0.6}, Protocol(seed=3))
     present = whole.present(rows, ["v1", "v2"])
-    assert whole.partial and present.any(1).all()
+    assert whole.may_lack_views and present.any(1).all()
     assert 0.5 < present[:, 0].mean() < 0.8 and 0.3 < present[:, 1].mean() < 0.6
     alone = Reader(folder / "mine")
     hide_views(alone, {"v2": 0.6}, Protocol(seed=3))
@@ -86,17 +86,17 @@ def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
     whole, roles = Reader(folder / "mine"), streams.roles
     seen, true = streams.targets(roles.labelled), whole.targets(roles.labelled)
     unknown = np.isnan(seen)
-    assert 0.35 < unknown.mean() < 0.6 and not unknown.all(1).any() and streams.unknown
+    assert 0.35 < unknown.mean() < 0.6 and not unknown.all(1).any() and streams.lacks_labels
     np.testing.assert_array_equal(seen[~unknown], true[~unknown])
-    tested = streams.reader.truth(roles.test)
-    np.testing.assert_array_equal(tested, whole.truth(roles.test))
+    tested = streams.reader.ground_truth(roles.test)
+    np.testing.assert_array_equal(tested, whole.ground_truth(roles.test))
     dropped = open_streams(
         config(folder, data={"protocol": {"partial_rows": "drop"}, "batch": {"labelled": 2}})
     )
     kept = dropped.roles.labelled
     assert not np.isnan(dropped.targets(kept)).any() and 0 < len(kept) < len(roles.labelled)
     np.testing.assert_array_equal(dropped.roles.test, roles.test)
-    assert not dropped.missing and not dropped.unknown
+    assert not dropped.lacks_views and not dropped.lacks_labels
     with pytest.raises(ConfigError, match="expected multi_label, or 0"):
         other = frames(folder, data={"protocol": {"hide_labels": 0.5}})
         build_data(other.data, progress=False)
@@ -120,7 +120,7 @@ def test_rows_that_the_model_sees_nothing_of(folder: Path) -> None:
         open_streams(config(folder, **second))
     second["data"] |= {"protocol": {"partial_rows": "drop", "hide_labels": 0.0}}
     streams = open_streams(config(folder, **second))
-    assert not streams.missing and 0 < len(streams.roles.test) < 120
+    assert not streams.lacks_views and 0 < len(streams.roles.test) < 120
 
 
 def test_a_run_on_rows_that_are_not_whole(folder: Path) -> None:

@@ -13,8 +13,8 @@ from heron.pipeline.data.plan import (
     Stream,
     _permute,
     default_streams,
-    share,
-    shares,
+    even_sizes,
+    even_slice,
 )
 
 FIRST = [51, 54, 44, 14, 17, 18, 35, 70, 36, 79, 75, 92]
@@ -23,14 +23,14 @@ LATER = [69, 72, 65, 43, 82, 85, 53, 8, 0, 19, 35, 27]
 
 def stream(batch: int = 12, canonical: int = 4, window: int = 1000, seed: int = 0) -> Stream:
     shards = [np.arange(0, 40), np.arange(40, 55), np.arange(55, 101)]
-    return Stream("unlabelled", Listed.of(shards), batch, seed, canonical, window)
+    return Stream("unlabelled", Listed.from_shards(shards), batch, seed, canonical, window)
 
 
 def test_an_epoch_is_every_row_once_but_for_less_than_a_batch() -> None:
     plan = stream()
     for epoch in range(3):
         steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
-        seen = np.concatenate([plan.at(t) for t in steps])
+        seen = np.concatenate([plan.batch_rows(t) for t in steps])
         assert len(seen) == len(set(seen.tolist())) == 101 - plan.left_over
         assert plan.left_over < plan.batch
         everything = np.sort(np.concatenate(plan.order(epoch)))
@@ -38,28 +38,28 @@ def test_an_epoch_is_every_row_once_but_for_less_than_a_batch() -> None:
 
 
 def test_epochs_and_seeds_differ_and_repeat() -> None:
-    assert stream().at(3).tolist() == stream().at(3).tolist()
-    assert stream().at(0).tolist() != stream(seed=1).at(0).tolist()
-    assert stream().at(0).tolist() != stream().at(stream().steps_per_epoch).tolist()
+    assert stream().batch_rows(3).tolist() == stream().batch_rows(3).tolist()
+    assert stream().batch_rows(0).tolist() != stream(seed=1).batch_rows(0).tolist()
+    assert stream().batch_rows(0).tolist() != stream().batch_rows(stream().steps_per_epoch).tolist()
 
 
 def test_any_batch_can_be_asked_for_without_those_before() -> None:
     forward = stream()
-    straight = [forward.at(t).tolist() for t in range(20)]
-    assert [stream().at(t).tolist() for t in reversed(range(20))] == straight[::-1]
+    straight = [forward.batch_rows(t).tolist() for t in range(20)]
+    assert [stream().batch_rows(t).tolist() for t in reversed(range(20))] == straight[::-1]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_shares_are_contiguous_and_differ_by_one(world: int) -> None:
-    batch = stream().at(5)
-    parts = [batch[share(12, rank, world)] for rank in range(world)]
+    batch = stream().batch_rows(5)
+    parts = [batch[even_slice(12, rank, world)] for rank in range(world)]
     assert np.concatenate(parts).tolist() == batch.tolist()
-    assert shares(12, world) == [len(part) for part in parts]
+    assert even_sizes(12, world) == [len(part) for part in parts]
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_a_small_window_moves_no_row_far() -> None:
-    plan = Stream("unlabelled", Listed.of([np.arange(1000)]), 10, 0, 2, window=20)
+    plan = Stream("unlabelled", Listed.from_shards([np.arange(1000)]), 10, 0, 2, window_rows=20)
     for part in plan.order(0):
         moved = np.abs(part - np.arange(part.min(), part.min() + len(part)))
         assert 0 < moved.max() < 20
@@ -68,8 +68,8 @@ def test_a_small_window_moves_no_row_far() -> None:
 def test_a_process_touches_few_shards() -> None:
     """Contiguous canonical streams: half of the processes see about half of the shards."""
     shards = [np.arange(i * 64, (i + 1) * 64) for i in range(32)]
-    plan = Stream("unlabelled", Listed.of(shards), 64, 0, 64, window=64)
-    mine = [plan.at(t)[share(64, 0, 8)] for t in range(plan.steps_per_epoch)]
+    plan = Stream("unlabelled", Listed.from_shards(shards), 64, 0, 64, window_rows=64)
+    mine = [plan.batch_rows(t)[even_slice(64, 0, 8)] for t in range(plan.steps_per_epoch)]
     assert len({row // 64 for rows in mine for row in rows.tolist()}) <= 32 // 8 + 1
 
 
@@ -86,23 +86,25 @@ def test_bad_plans_name_the_remedy() -> None:
 
 def test_the_order_of_streams_that_fit_the_window_stays() -> None:
     """Published results and the reference losses stand on it."""
-    assert stream().at(0).tolist() == FIRST
-    assert stream(seed=3).at(17).tolist() == LATER
+    assert stream().batch_rows(0).tolist() == FIRST
+    assert stream(seed=3).batch_rows(17).tolist() == LATER
 
 
 def test_longer_streams_are_shuffled_within_windows() -> None:
     """Any batch without those before, every row once, and few rows ever looked at."""
     plan = long(window=7)
-    straight = [plan.at(t).tolist() for t in range(20)]
-    assert [long(window=7).at(t).tolist() for t in reversed(range(20))] == straight[::-1]
-    assert plan.many(np.arange(20)).tolist() == straight
-    assert [plan.at(3, slice(5, 9)).tolist()] == [straight[3][5:9]]
+    straight = [plan.batch_rows(t).tolist() for t in range(20)]
+    assert [long(window=7).batch_rows(t).tolist() for t in reversed(range(20))] == straight[::-1]
+    assert plan.rows_of_batches(np.arange(20)).tolist() == straight
+    assert [plan.batch_rows(3, slice(5, 9)).tolist()] == [straight[3][5:9]]
     for epoch in range(2):
         everything = np.concatenate(plan.order(epoch))
         assert np.sort(everything).tolist() == list(range(101))
         first = plan.steps_per_epoch * epoch
         assert straight[first][:3] == plan.order(epoch)[0][:3].tolist()
-    assert long(seed=1).at(0).tolist() != straight[0] != long(window=13).at(0).tolist()
+    assert (
+        long(seed=1).batch_rows(0).tolist() != straight[0] != long(window=13).batch_rows(0).tolist()
+    )
 
 
 def long(window: int = 7, seed: int = 0) -> Stream:
@@ -129,13 +131,13 @@ def test_a_list_and_marks_are_planned_alike(tmp_path: Path) -> None:
     listed = Listed.cut(rows, starts)
     marked = pickle.loads(pickle.dumps(Marked(starts, listed.sizes, tmp_path / "marks.npy", 2)))
     assert [part.tolist() for part in marked] == [part.tolist() for part in listed]
-    assert marked.whole.tolist() == listed.whole.tolist() == rows.tolist()
-    plans = [Stream("labelled", shards, 6, 0, 3, window=4) for shards in (listed, marked)]
-    assert [[p.at(t).tolist() for t in range(12)] for p in plans[:1]] == [
-        [p.at(t).tolist() for t in range(12)] for p in plans[1:]
+    assert marked.all_rows.tolist() == listed.all_rows.tolist() == rows.tolist()
+    plans = [Stream("labelled", shards, 6, 0, 3, window_rows=4) for shards in (listed, marked)]
+    assert [[p.batch_rows(t).tolist() for t in range(12)] for p in plans[:1]] == [
+        [p.batch_rows(t).tolist() for t in range(12)] for p in plans[1:]
     ]
-    for shards in (listed, marked, marked.joined(2)):
-        assert shards.has(np.array([0, 1, 2, 100, -1])).tolist() == [
+    for shards in (listed, marked, marked.with_bits(2)):
+        assert shards.contains(np.array([0, 1, 2, 100, -1])).tolist() == [
             False,
             False,
             True,
@@ -143,8 +145,8 @@ def test_a_list_and_marks_are_planned_alike(tmp_path: Path) -> None:
             False,
         ]
         assert list(shards.following(50)) == [*rows[rows > 50], *rows[rows < 50]]
-        assert [len(part) for part in shards.between(1, 3)] == [5, 0]
-    assert marked.joined(3).total == np.count_nonzero(marks)
+        assert [len(part) for part in shards.shard_range(1, 3)] == [5, 0]
+    assert marked.with_bits(3).total == np.count_nonzero(marks)
 
 
 def test_all_rows_of_shards_take_no_list() -> None:
@@ -152,9 +154,9 @@ def test_all_rows_of_shards_take_no_list() -> None:
     starts = np.arange(100_001) * 10_000
     plan = Stream("unlabelled", Marked(starts, np.diff(starts)), 4096, 0, 64, 16384)
     t = 5 * plan.steps_per_epoch + 123_456
-    batch = plan.at(t)
+    batch = plan.batch_rows(t)
     assert len(set(batch.tolist())) == 4096 and batch.max() < 10**9
-    parts = [plan.at(t, share(4096, rank, 4096)) for rank in (0, 1, 77, 4095)]
+    parts = [plan.batch_rows(t, even_slice(4096, rank, 4096)) for rank in (0, 1, 77, 4095)]
     assert [part.tolist() for part in parts] == [[batch[rank]] for rank in (0, 1, 77, 4095)]
     assert len({row // 10_000 for row in batch.tolist()}) < 64 * 4
     assert not plan._epoch_rows
@@ -163,10 +165,13 @@ def test_all_rows_of_shards_take_no_list() -> None:
 def test_windows_on_both_sides_of_a_power_of_four() -> None:
     # 129 rows are windows of 64 and 65, and a row of one is drawn beside rows of the other or not.
     for rows, batch, canonical in ((129, 1, 1), (259, 2, 2)):
-        plan = Stream("labelled", Listed.of([np.arange(rows)]), batch, 0, canonical, window=100)
+        plan = Stream(
+            "labelled", Listed.from_shards([np.arange(rows)]), batch, 0, canonical, window_rows=100
+        )
         steps = plan.steps_per_epoch
-        straight = plan.many(np.arange(steps))
+        straight = plan.rows_of_batches(np.arange(steps))
         assert len(np.unique(straight)) == steps * batch
         for t in range(steps):
-            assert plan.at(t).tolist() == straight[t].tolist()
-            assert [*plan.at(t, slice(0, 1)), *plan.at(t, slice(1, 2))] == straight[t].tolist()
+            assert plan.batch_rows(t).tolist() == straight[t].tolist()
+            pieces = [plan.batch_rows(t, slice(n, n + 1)) for n in (0, 1)]
+            assert [row for piece in pieces for row in piece] == straight[t].tolist()

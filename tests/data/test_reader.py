@@ -195,7 +195,7 @@ def test_random_keys_are_those_of_each_stream_s_epoch(tmp_path: Path) -> None:
         epochs = np.repeat([t // 6, t // 11], batch.sizes)
         expected = rng_keys(5, epochs, batch.indices.numpy())
         assert batch.rng_keys.numpy().tolist() == expected.tolist(), t
-        planned = np.concatenate([streams.labelled.at(t), streams.unlabelled.at(t)])
+        planned = np.concatenate([streams.labelled.batch_rows(t), streams.unlabelled.batch_rows(t)])
         assert batch.indices.tolist() == planned.tolist()
         assert batch.labelled == 10 and not batch.lost
         assert torch.equal(batch.targets, torch.from_numpy(streams.targets(planned[:10])))

@@ -41,12 +41,14 @@ def test_they_are_those_that_a_run_finds(tmp_path: Path) -> None:
     other = written(config, tmp_path / "roles")
     found, expected = open_streams(other), open_streams(config)
     for role in ROLES:
-        assert found.roles.listed(role).tolist() == expected.roles.listed(role).tolist()
+        assert found.roles.rows_of(role).tolist() == expected.roles.rows_of(role).tolist()
     assert not found.reader.indexes._labels and not found.reader.indexes._indexes
     for one, two in ((found.labelled, expected.labelled), (found.unlabelled, expected.unlabelled)):
         assert (one is None) == (two is None)
         if one is not None and two is not None:
-            assert [one.at(t).tolist() for t in range(9)] == [two.at(t).tolist() for t in range(9)]
+            assert [one.batch_rows(t).tolist() for t in range(9)] == [
+                two.batch_rows(t).tolist() for t in range(9)
+            ]
     assert found.skipped(1).count == expected.skipped(1).count
 
 
@@ -64,7 +66,7 @@ def test_a_batch_opens_the_shards_that_it_reads(
     monkeypatch.setattr(LocalStore, "local", local)
     found = open_streams(other)
     assert found.unlabelled is not None and opened == []
-    rows = found.unlabelled.at(0, slice(0, 1))
+    rows = found.unlabelled.batch_rows(0, slice(0, 1))
     found.reader.read("view1", rows)
     found.targets(rows)
     number = int(rows[0]) // 256

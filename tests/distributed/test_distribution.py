@@ -15,7 +15,7 @@ from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.model import Cnn, Convnet, Mlp, ModelConfig, Resnet
 from heron.pipeline.config.terms import Term
 from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import share, shares
+from heron.pipeline.data.plan import even_sizes, even_slice
 from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.distributed import collectives, sync_batchnorm
 from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
@@ -100,7 +100,7 @@ def step(
     )
     model = Heterogeneous(config, [shape, shape], LABELS, objective.terms).double()
     wrong = torch.eye(LABELS)[torch.arange(count) % LABELS]
-    objective.remember(RunSpec(model, torch.arange(count), LABELS, lambda: wrong, chosen))
+    objective.build_memories(RunSpec(model, torch.arange(count), LABELS, lambda: wrong, chosen))
     for memory in objective.memories.values():
         synchronise(memory.double())
     synchronise(model)
@@ -109,8 +109,8 @@ def step(
     planes = [shape[2], *shape[:2]] if len(shape) == 3 else shape
 
     # Dropout keeps this exact, too: its masks follow the rows.
-    labelled, unlabelled = share(count, rank, world), share(UNLABELLED, rank, world)
-    sizes = ShardSizes(shares(count, world), shares(UNLABELLED, world))
+    labelled, unlabelled = even_slice(count, rank, world), even_slice(UNLABELLED, rank, world)
+    sizes = ShardSizes(even_sizes(count, world), even_sizes(UNLABELLED, world))
     numbers = torch.arange(count + UNLABELLED)
     mine = torch.cat([numbers[:count][labelled], numbers[count:][unlabelled]])
     streams = (labelled, unlabelled) if count else (unlabelled,)  # a stream that is not there
@@ -134,7 +134,9 @@ def step(
         whole = gather_batch(features, batch, own, sizes, objective, epoch, by_ring=by_ring)
         loss, terms = objective(whole)
         backward(loss)
-        objective.update(StepEnd(0, 1, strategy.gathered_parameters, collectives.broadcast_object))
+        objective.update_memories(
+            StepEnd(0, 1, strategy.gathered_parameters, collectives.broadcast_object)
+        )
     result = {f"loss/{name}": collectives.sum_over_processes(v) for name, v in terms.items()}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -248,13 +250,13 @@ def normalised(kind: str) -> list[Tensor]:
     """A batch norm without weights on this process's rows; its output, gradient and statistics."""
     world, rank = collectives.world_size(), collectives.rank()
     x = torch.randn(11, 3, generator=torch.Generator().manual_seed(2)).double()
-    own = x[share(11, rank, world)].clone().requires_grad_()
+    own = x[even_slice(11, rank, world)].clone().requires_grad_()
     module = nn.Sequential(nn.BatchNorm1d(3, momentum=0.3, affine=kind == "affine").double())
     synchronise(module)
     assert isinstance(module[0], GlobalBatchNorm) == (world > 1)
     y = module(own)
-    (y * torch.arange(11)[share(11, rank, world), None] ** 2).sum().backward()
-    norm, sizes = module[0], shares(11, world)
+    (y * torch.arange(11)[even_slice(11, rank, world), None] ** 2).sum().backward()
+    norm, sizes = module[0], even_sizes(11, world)
     assert own.grad is not None and isinstance(norm, nn.modules.batchnorm._BatchNorm)
     whole = [collectives.gather(part.detach(), sizes) for part in (y, own.grad)]
     return whole + [buffer for buffer in norm.buffers()]
@@ -276,7 +278,7 @@ def beside(apart: bool) -> list[Tensor]:
     two = nn.Sequential(*layers[4]).double()
     for module in (one, two, three):
         synchronise(module)
-    own = torch.randn(11, 3).double()[share(11, rank, world)].requires_grad_()
+    own = torch.randn(11, 3).double()[even_slice(11, rank, world)].requires_grad_()
 
     def without_graph() -> Tensor:
         with torch.no_grad():
@@ -285,10 +287,10 @@ def beside(apart: bool) -> list[Tensor]:
     calls = [lambda: one(own), lambda: two(own), without_graph]
     found = [call() for call in calls] if apart else side_by_side(calls)
     assert torch.is_grad_enabled() and not found[2].requires_grad
-    weights = torch.arange(11)[share(11, rank, world), None]
+    weights = torch.arange(11)[even_slice(11, rank, world), None]
     torch.stack([(x * weights * (i + 1)).sum() for i, x in enumerate(found)]).sum().backward()  # type: ignore[no-untyped-call]
     assert own.grad is not None
-    whole = [collectives.gather(x.detach(), shares(11, world)) for x in (*found, own.grad)]
+    whole = [collectives.gather(x.detach(), even_sizes(11, world)) for x in (*found, own.grad)]
     return whole + [buffer for module in (one, two, three) for buffer in module.buffers()]
 
 
@@ -363,7 +365,7 @@ def test_a_row_is_in_the_same_micro_batch_on_any_number_of_processes(
     world: int, number: int
 ) -> None:
     labelled, unlabelled = 13, 30
-    sizes = ShardSizes(shares(labelled, world), shares(unlabelled, world))
+    sizes = ShardSizes(even_sizes(labelled, world), even_sizes(unlabelled, world))
     found: list[set[tuple[str, int]]] = [set() for _ in range(number)]
     for rank in range(world):
         here = [sizes.labelled[rank], sizes.unlabelled[rank]]

@@ -23,7 +23,7 @@ def test_threads_are_the_cores_of_a_process_unless_it_is_said(
     said: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    monkeypatch.setattr(launch, "cores", lambda: 3)
+    monkeypatch.setattr(launch, "cores_per_process", lambda: 3)
     monkeypatch.setattr(launch, "keep_freed_memory", lambda: False)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     launch.start_processes(load_config(FACES, [f"train.cpu_threads={said}"]))

@@ -137,7 +137,7 @@ def most_rows(by_ring: bool) -> dict[str, list[float]]:
         whole = own if by_ring else [collectives.gather(x, sizes.rows) for x in own]
         with Longest() as longest, pytest.MonkeyPatch.context() as patch:
             patch.setattr(exchange, "ring", counted)
-            rows = exchange.shared(sizes, by_ring)
+            rows = exchange.own_row_sets(sizes, by_ring)
             assert rows is not None
             term(whole, rows[0]).backward()  # type: ignore[no-untyped-call]
         told[name] = [float(longest.rows), came]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.workers import readers
-from heron.pipeline.distributed.launch import settle
+from heron.pipeline.data.workers import worker_count
+from heron.pipeline.distributed.launch import resolve_precision
 from tests.experiments import FRAMES, merge
 
 PLACES = {"run": {"dir": "runs/x"}, "data": {"path": "data/x"}}
@@ -31,8 +31,8 @@ def test_precision(
         torch.cuda, "is_bf16_supported", lambda including_emulation: half or including_emulation
     )
     config = parse_config(merge(merge(FRAMES, PLACES), {"train": {"precision": asked}}))
-    assert settle(config).train.precision == settled
-    assert settle(settle(config)) == settle(config)
+    assert resolve_precision(config).train.precision == settled
+    assert resolve_precision(resolve_precision(config)) == resolve_precision(config)
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_reading_processes(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     tree = merge(merge(FRAMES, PLACES), {"data": {"views": views, "workers": "auto"}})
-    assert readers(parse_config(tree).data) == workers
-    assert readers(parse_config(merge(tree, {"data": {"workers": 3}})).data) == 3
+    assert worker_count(parse_config(tree).data) == workers
+    assert worker_count(parse_config(merge(tree, {"data": {"workers": 3}})).data) == 3

@@ -16,7 +16,7 @@ from heron.pipeline.config.errors import CheckpointError, TrainingError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.distributed import collectives
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.checkpoint import complete_checkpoints
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.pipeline.training.tracking import read_metrics
 from tests import ranks
@@ -160,7 +160,7 @@ def test_what_a_run_trained_can_be_loaded_alone(folder: Path) -> None:
     features = model(x, torch.arange(4), [4])
     assert features["logits"][0].shape == (4, 4)
     assert features["projections"][0].shape == (4, 8)
-    again = from_pretrained(complete(run / "checkpoints")[-1])
+    again = from_pretrained(complete_checkpoints(run / "checkpoints")[-1])
     assert torch.equal(again(x, torch.arange(4), [4])["hidden"][0], features["hidden"][0])
     with pytest.raises(CheckpointError, match="has no complete checkpoint; expected the folder of"):
         from_pretrained(folder / "frames")

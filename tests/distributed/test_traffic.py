@@ -66,7 +66,7 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     """
     objective, model = built({"bce": {}, "weighted_unsupervised": {}, "weighted_supervised": {}})
     moved = exchanges(objective, model, SHAPES, ShardSizes([3, 2], [4, 5]), 5)
-    found = {(e.kind, e.what): (e.bytes, e.calls) for e in moved}
+    found = {(e.kind, e.content): (e.bytes, e.calls) for e in moved}
     weights = sum(parameter.numel() for parameter in model.parameters())
     channels = [4, 6, 4, 6, 8, 8] * 2
     assert found == {
@@ -82,23 +82,23 @@ def test_what_terms_need_is_what_is_gathered() -> None:
     }
     inputs, inputs_model = built({"input_weighted_unsupervised": {}})
     of_inputs = exchanges(inputs, inputs_model, SHAPES, ShardSizes([0, 0], [4, 5]), 5)
-    assert [e.bytes for e in of_inputs if e.what == "inputs"] == [4 * 5 * 2 * 16 * 16 * 3]
+    assert [e.bytes for e in of_inputs if e.content == "inputs"] == [4 * 5 * 2 * 16 * 16 * 3]
     single = exchanges(
         *built({"single_view_unsupervised": {}}), SHAPES, ShardSizes([0, 0], [4, 5]), 5
     )
-    gathered = [e.what for e in single if e.kind == "gathered"]  # inputs stay where they are
+    gathered = [e.content for e in single if e.kind == "gathered"]  # inputs stay where they are
     told = ["sums of single_view_unsupervised"] * 2
     compared = ["projections", "weights", "input_projections"]
     assert gathered == [*compared, "labels", *told, "moments"]
-    slopes = [e.bytes for e in of_inputs if e.what == "sums of input_weighted_unsupervised"]
+    slopes = [e.bytes for e in of_inputs if e.content == "sums of input_weighted_unsupervised"]
     assert slopes == [4 * 5 * 2]
     term: dict[str, Any] = {f"{Compared.__module__}.Compared": {}}
     own = exchanges(*built(term), SHAPES, ShardSizes([0, 0], [4, 5]), 5)
     every = [*single, *of_inputs, *own]
-    back = [(e.what, e.bytes, e.calls) for e in every if e.kind == "scattered"]
+    back = [(e.content, e.bytes, e.calls) for e in every if e.kind == "scattered"]
     assert back == [("projections", 4 * 5 * 2 * 8, 2)]  # of the loss of one's own
     few = exchanges(*built({"nt_xent": {}}), SHAPES, ShardSizes([0, 0], [4, 5]), 5, half=True)
-    assert [e.bytes for e in few if e.what == "projections"] == [2 * 5 * 2 * 8]
+    assert [e.bytes for e in few if e.content == "projections"] == [2 * 5 * 2 * 8]
 
 
 def test_views_of_other_widths_tell_slopes_for_each_view_of_anchors() -> None:

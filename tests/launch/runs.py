@@ -17,7 +17,7 @@ from torch import Tensor
 
 from heron.pipeline.config.experiment import dump_config
 from heron.pipeline.pretrain import main
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.checkpoint import complete_checkpoints
 from heron.pipeline.training.tracking import read_metrics
 from tests.experiments import frames
 from tests.forked import Command, Main, start
@@ -110,7 +110,7 @@ def steps(run: Path) -> int:
 
 def saved_step(run: Path) -> int:
     """Where the newest checkpoint of a run stands."""
-    found = complete(run / "checkpoints")
+    found = complete_checkpoints(run / "checkpoints")
     if not found:
         return 0
     return int(json.loads((found[-1] / "state.json").read_text())["position"]["step"])

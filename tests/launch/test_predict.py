@@ -37,7 +37,7 @@ def test_predictions_have_the_scores_of_the_run(
     assert table["row"].tolist() == list(range(300, 370)) and table["key"].is_unique
     from heron.pipeline.data.reader import Reader
 
-    y = Reader(Path(config.data.path)).truth(table["row"].to_numpy())
+    y = Reader(Path(config.data.path)).ground_truth(table["row"].to_numpy())
     probability = table.to_numpy()[:, 2:].astype(np.float32)
     assert multi_class_scores(probability, y).items() <= result.items()
 

@@ -156,7 +156,7 @@ def own_loop(config: Config) -> dict[str, Tensor]:
     )  # fmt: skip
     found, values = {}, []
     for t in range(STEPS):
-        batch, epoch = next(source), t / run.per_epoch
+        batch, epoch = next(source), t / run.steps_per_epoch
         inputs = run.views(batch, train=True)
         optimizer.zero_grad()
         loss = wrapped(batch, inputs, epoch)
@@ -166,7 +166,7 @@ def own_loop(config: Config) -> dict[str, Tensor]:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, epoch, config.train.epochs)
         optimizer.step()
-        ends = (t + 1) % (OPTIONS["deepmtmv"]["every_epochs"] * run.per_epoch) == 0
+        ends = (t + 1) % (OPTIONS["deepmtmv"]["every_epochs"] * run.steps_per_epoch) == 0
         if ends and "deepmtmv" in loop.losses:
             loop.losses["deepmtmv"].part()  # type: ignore[operator]
     for parameter in loop.parameters():

@@ -20,7 +20,7 @@ from heron.pipeline.config.training import Optim
 from heron.pipeline.distributed.strategy import set_rate
 from heron.pipeline.models.encoders import build_encoder
 from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.models.networks import described, without_weights
+from heron.pipeline.models.networks import with_pretrained_configs, without_weights
 from heron.pipeline.objectives.unsupervised import Cmc
 from heron.pipeline.training.optim import build_optimizer
 
@@ -123,7 +123,7 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
     again, width = build_encoder(model.encoder, TEXT, salt=0)
     assert width == 16
     torch.testing.assert_close(again(ids(4), torch.arange(1)), first(ids(4), torch.arange(1)))
-    found: Any = without_weights(described(model)).encoder
+    found: Any = without_weights(with_pretrained_configs(model)).encoder
     assert found.weights is None and found.config["hidden_size"] == 16
     build_encoder(found, TEXT, salt=0)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "auto_map": {}}))

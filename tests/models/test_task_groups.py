@@ -95,7 +95,7 @@ def test_a_tree_is_shared_layers_that_are_copied_when_tasks_part(kind: str) -> N
     for step in range(9):
         if step in (3, 6):
             level, groups = (1, PARTED) if step == 3 else (0, LATER)
-            mine.layers[level].part(groups)
+            mine.layers[level].set_groups(groups)
             theirs.part(level, groups, optimizers[1])
         found = [model(x) for model in (mine, theirs)]
         torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
@@ -123,11 +123,11 @@ def test_lars_takes_the_step_of_the_layer_that_all_share() -> None:
 
 def test_a_view_alone_sees_nothing_of_the_others() -> None:
     x = draw(7, 6).detach()
-    first, second = tree().alone(x)
+    first, second = tree().per_view(x)
     torch.testing.assert_close(first, tree()(x * torch.tensor([1, 1, 1, 0, 0, 0])).detach())
     torch.testing.assert_close(second, tree()(x * torch.tensor([0, 0, 0, 1, 1, 1])).detach())
     joint = tree(errors="joint")
-    assert [torch.equal(logits, joint(x)) for logits in joint.alone(x)] == [True] * VIEWS
+    assert [torch.equal(logits, joint(x)) for logits in joint.per_view(x)] == [True] * VIEWS
 
 
 def test_averages_are_those_of_a_loop() -> None:
@@ -136,7 +136,7 @@ def test_averages_are_those_of_a_loop() -> None:
     agreed, total = torch.zeros(VIEWS, TASKS, TASKS, dtype=torch.float64), 0.0
     for batch in range(4):
         errors = draw(6, VIEWS, TASKS, seed=batch).detach().sigmoid()
-        mine.observe(errors)
+        mine.update_averages(errors)
         before, total = 0.7 * total, 0.7 * total + 1
         both = torch.zeros_like(agreed)
         for v in range(VIEWS):
@@ -148,7 +148,7 @@ def test_averages_are_those_of_a_loop() -> None:
         agreed = (before * agreed + both) / total
     torch.testing.assert_close(mine.margins, mean)
     torch.testing.assert_close(mine.agreement, agreed)
-    mine.observe(errors[:0])  # a batch without labels
+    mine.update_averages(errors[:0])  # a batch without labels
     torch.testing.assert_close(mine.margins, mean)
     assert float(mine.weight) == pytest.approx(total)
 
@@ -257,17 +257,17 @@ PAIRS = [(0, 1), (0, 2), (1, 2)]
 
 def test_layers_part_from_the_top_and_lower_groups_hold_whole_upper_ones() -> None:
     mine = tree(cost=0.1)
-    assert mine.choose() == (0, [[0, 1, 2, 3, 4]])  # nothing is known yet
+    assert mine.choose_groups() == (0, [[0, 1, 2, 3, 4]])  # nothing is known yet
     mine.agreement.copy_(torch.tensor(planted([[0, 3], [1], [2, 4]])))
     mine.weight.fill_(1)
-    assert mine.choose() == (1, [[0, 3], [1], [2, 4]])
-    mine.layers[1].part(PARTED)
+    assert mine.choose_groups() == (1, [[0, 3], [1], [2, 4]])
+    mine.layers[1].set_groups(PARTED)
     assert mine.layers[1].groups.tolist() == [0, 1, 2, 0, 2]
-    level, groups = mine.choose()
+    level, groups = mine.choose_groups()
     assert level == 0 and len(groups) < 3
     assert all(any(set(upper) <= set(group) for group in groups) for upper in PARTED)
-    mine.layers[0].part(LATER)
-    assert mine.choose() == (0, [[0, 1, 2, 3, 4]])  # nothing is left
+    mine.layers[0].set_groups(LATER)
+    assert mine.choose_groups() == (0, [[0, 1, 2, 3, 4]])  # nothing is left
 
 
 def test_a_view_weighs_as_the_first_layer_takes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_a_view_weighs_as_the_first_layer_takes_of_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr("heron.pipeline.objectives.deepmtmv.partition", watched)
     mine = tree()
     mine.weight.fill_(1)
-    mine.choose()
+    mine.choose_groups()
     weight = mine.layers[0].weight[0]  # [out, columns of all views]
     taken = [0.0] * VIEWS
     for row in weight.tolist():

@@ -32,7 +32,7 @@ LONG: dict[str, Any] = {"epochs": 3, "steps": 9}
 
 
 def stream(folder: Path, mine: int = 5, every: int = 2) -> MinedStream:
-    rows = Listed.of([np.arange(100, 120), np.arange(130, 150)])
+    rows = Listed.from_shards([np.arange(100, 120), np.arange(130, 150)])
     base = Stream("labelled", rows, 8, 0, 4, 16)
     return MinedStream(base, Negatives(mine=mine, every_steps=every), folder, base.seed)
 
@@ -70,11 +70,11 @@ def test_rows_that_have_no_hard_negative_have_none() -> None:
 def test_a_batch_is_its_random_rows_and_then_others_each_once(tmp_path: Path) -> None:
     mined = stream(tmp_path)
     for t in range(4):  # before the first table
-        rows = mined.at(t)
-        assert rows[:8].tolist() == mined.base.at(t).tolist()
+        rows = mined.batch_rows(t)
+        assert rows[:8].tolist() == mined.base.batch_rows(t).tolist()
         assert len(set(rows.tolist())) == len(rows) == mined.batch == 13
         assert np.isin(rows, mined.candidates).all()
-    assert stream(tmp_path).at(3).tolist() == mined.at(3).tolist()
+    assert stream(tmp_path).batch_rows(3).tolist() == mined.batch_rows(3).tolist()
 
 
 def test_mined_rows_come_from_the_table_of_the_period_before(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_mined_rows_come_from_the_table_of_the_period_before(tmp_path: Path) -> 
     table[:, 0] = mined.candidates[(np.arange(40) + 7) % 40]
     np.save(tmp_path / table_name(2), table)
     for t in (4, 5):
-        rows = mined.at(t)
+        rows = mined.batch_rows(t)
         allowed = set(table[np.searchsorted(mined.candidates, rows[:8]), 0]) - set(
             rows[:8].tolist()
         )
@@ -100,12 +100,12 @@ def test_a_batch_waits_for_its_table_while_the_run_goes_on(tmp_path: Path) -> No
     # Whole at once, as the miner's are.
     late = threading.Timer(0.1, written.rename, (tmp_path / table_name(2),))
     late.start()
-    assert len(waited.at(4)) == 13
+    assert len(waited.batch_rows(4)) == 13
     assert not late.is_alive()
     other = stream(tmp_path)
     threading.Timer(0.1, other.ended.set).start()
     with pytest.raises(ShardError, match=r"step-00000004.npy will not come: the run has ended"):
-        other.at(6)
+        other.batch_rows(6)
 
 
 @pytest.fixture(scope="module")

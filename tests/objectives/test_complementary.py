@@ -14,7 +14,7 @@ from heron.pipeline.data.protocol import complementary
 from heron.pipeline.objectives.momentum import MomentumQueue
 from heron.pipeline.objectives.pico import Disambiguation
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.checkpoint import complete_checkpoints
 from tests import ranks
 from tests.experiments import frames, merge
 from tests.test_pretrain import losses, weights
@@ -70,7 +70,7 @@ def test_mulco_in_two_parts_ends_with_the_bits_of_one(tmp_path: Path) -> None:
     for kind in ("model", "memories"):
         one, two = (weights(tmp_path / name, kind) for name in ("whole", "parts"))
         assert all(torch.equal(one[key], two[key]) for key in one)
-    assert len(complete(tmp_path / "parts" / "checkpoints")) == 2
+    assert len(complete_checkpoints(tmp_path / "parts" / "checkpoints")) == 2
 
 
 def test_mulco_on_two_processes_is_that_of_one(tmp_path: Path) -> None:

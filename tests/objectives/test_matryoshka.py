@@ -305,9 +305,9 @@ def test_what_has_no_prefix_is_refused(terms: dict[str, Any], kind: str, message
     )
     objective = Objective(Terms.model_validate(terms).terms(), model.matryoshka)
     with pytest.raises(ConfigError, match=message):
-        objective.refuse(kind, VIEWS, 8, model)
+        objective.refuse_unfit(kind, VIEWS, 8, model)
     plain = model.model_copy(update={"matryoshka": []})
-    objective.refuse(kind, VIEWS, 8, plain)
+    objective.refuse_unfit(kind, VIEWS, 8, plain)
 
 
 @pytest.mark.parametrize("widths", [[4, 2, 8], [2, 2, 8], [2, 4]])

@@ -145,7 +145,7 @@ def test_neighbours_are_the_nearest_with_what_tells_them_apart(tmp_path: Path) -
     rows = np.arange(12)
     hidden = np.eye(12, dtype=np.float32)
     hidden[6] = hidden[1] + 0.1  # row 6 lies beside row 1
-    embedding = Predictions(None, hidden, reader.truth(rows), rows)
+    embedding = Predictions(None, hidden, reader.ground_truth(rows), rows)
     lines = nearest_rows(embedding, reader)
     (line,) = [line for line in lines if line[0].key == reader.sample_key(1)]
     assert line[1].key == reader.sample_key(6) and line[1].cosine > 0.9

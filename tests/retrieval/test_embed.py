@@ -297,16 +297,16 @@ class Labelled:
     """Four rows of complementary labels of three classes, the last of which leaves two."""
 
     manifest = SimpleNamespace(labels=Labels(kind="complementary", names=list("abc")))
-    unknown = False
+    may_lack_labels = False
 
-    def known(self, rows: Any) -> Any:
+    def is_labelled(self, rows: Any) -> Any:
         return np.array([True, False, True, True])[rows]
 
     def targets(self, rows: Any) -> Any:
         sets = np.array([[0, 1, 1], [0, 0, 0], [1, 1, 0], [1, 0, 0]], np.float32)
         return sets[rows]
 
-    def truth(self, rows: Any) -> Any:
+    def ground_truth(self, rows: Any) -> Any:
         assert (self.targets(rows).sum(1) == 2).all()
         return 1 - self.targets(rows)
 
@@ -347,6 +347,6 @@ def test_partial_rows_are_dropped_as_in_training(tmp_path: Path) -> None:
     for role in ("labelled", "unlabelled", "test"):
         out = tmp_path / role
         samples = embed(tmp_path / "run", out, Choice(role=role), progress=False).samples
-        np.testing.assert_array_equal(samples.rows, roles.listed(role))
+        np.testing.assert_array_equal(samples.rows, roles.rows_of(role))
         np.testing.assert_array_equal(samples.targets, labels[samples.rows])
         assert samples.known.all()  # hidden labels are hidden from training alone

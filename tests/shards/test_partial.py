@@ -132,9 +132,9 @@ def test_unknown_labels(tmp_path: Path, nothing: float) -> None:
     manifest = build(source(tmp_path, {"labels": given}, **ALLOWED), tmp_path / "o", progress=False)
     assert verify(tmp_path / "o").ok and manifest.labels.unknown == "allow"
     reader, rows = Reader(tmp_path / "o"), np.arange(300)
-    assert reader.unknown and not reader.known(rows)[:5].any()
+    assert reader.may_lack_labels and not reader.is_labelled(rows)[:5].any()
     np.testing.assert_array_equal(reader.targets(rows), np.where(hidden, np.nan, LABELS))
-    truth = reader.truth(rows)
+    truth = reader.ground_truth(rows)
     labelled = ~hidden.all(1)
     np.testing.assert_array_equal(truth[labelled], np.where(hidden, np.nan, LABELS)[labelled])
     rate = 100 * LABELS[:, 0][~hidden[:, 0]].mean()  # of rows where it is known

@@ -68,7 +68,7 @@ class Runs:
         config = trial.config(rung)
         folder = trial.run / "checkpoints"
         state, step = torch.tensor([int(trial.name) + 1.0]), 0
-        if checkpoint.complete(folder):
+        if checkpoint.complete_checkpoints(folder):
             snapshot, _ = checkpoint.resume(folder, config, "", Watchdog(math.inf))
             assert snapshot is not None
             state, step = snapshot.model["w"], snapshot.position.step

@@ -16,7 +16,13 @@ from heron.pipeline.config.experiment import Config, load_run_config
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training import checkpoint
-from heron.pipeline.training.checkpoint import Position, Snapshot, complete, damage, save
+from heron.pipeline.training.checkpoint import (
+    Position,
+    Snapshot,
+    complete_checkpoints,
+    find_damage,
+    save,
+)
 from heron.pipeline.training.pretrained import locate
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import ShardError
@@ -34,7 +40,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints at steps 3, 6 and 9."""
     folder = tmp_path_factory.mktemp("checkpoints")
     pretrain(frames(folder, train=SAVING))
-    names = [path.name for path in complete(folder / "run" / "checkpoints")]
+    names = [path.name for path in complete_checkpoints(folder / "run" / "checkpoints")]
     assert names == ["step-00000003", "step-00000006", "step-00000009"]
     return folder
 
@@ -86,7 +92,7 @@ def test_times_and_memory_of_a_run_that_goes_on(straight: Path, tmp_path: Path) 
 
 def test_when_all_are_damaged_nothing_begins_anew(straight: Path, tmp_path: Path) -> None:
     checkpoints = copied(straight, tmp_path)
-    for path in complete(checkpoints):
+    for path in complete_checkpoints(checkpoints):
         flip(path / "model.safetensors")
     with pytest.raises(
         CheckpointError, match="it was the last; bring one back, or run with run.re"
@@ -131,7 +137,7 @@ def test_a_manifest_that_was_altered(
 
 
 def test_without_a_mark_of_completeness_nothing_begins_anew(straight: Path, tmp_path: Path) -> None:
-    for path in complete(copied(straight, tmp_path)):
+    for path in complete_checkpoints(copied(straight, tmp_path)):
         (path / "COMPLETE").unlink()
     with pytest.raises(CheckpointError, match="step-00000009 is not complete: COMPLETE is missing"):
         resumed(tmp_path)
@@ -237,10 +243,10 @@ def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None
     save(tmp_path, snapshot, TEXTS, 2)
     (tmp_path / ".step-00000006.part").mkdir()
     (tmp_path / ".step-00000006.part" / "model.safetensors").write_bytes(b"half")
-    assert [path.name for path in complete(tmp_path)] == ["step-00000003"]
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-00000003"]
     later = Snapshot(Position(6, 1, 0), snapshot.model, snapshot.optimizer, {})
-    assert damage(save(tmp_path, later, TEXTS, 1)) == ""
-    assert [path.name for path in complete(tmp_path)] == ["step-00000006"]
+    assert find_damage(save(tmp_path, later, TEXTS, 1)) == ""
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-00000006"]
     assert (tmp_path / "latest").resolve().name == "step-00000006"
     assert not list(tmp_path.glob(".step*"))
 
@@ -271,7 +277,7 @@ def test_a_disk_without_room_ends_the_run_and_keeps_what_is_there(
     for said in ranks.run(2, full, str(tmp_path)):
         assert "the checkpoint of step 12 could not be written to" in said
         assert "the last one is " in said and "step-00000009; make room" in said
-    assert [damage(path) for path in complete(checkpoints)] == ["", "", ""]
+    assert [find_damage(path) for path in complete_checkpoints(checkpoints)] == ["", "", ""]
     assert not list(checkpoints.glob(".step*"))
 
 
@@ -304,12 +310,12 @@ def test_the_watchdog_waits_while_bytes_are_read_and_not_while_others_are(
 
         monkeypatch.setattr(checkpoint, name, call)
 
-    for name in ("damage", "load", "broadcast_object"):
+    for name in ("find_damage", "load", "broadcast_object"):
         seen(name)
     data = json.loads((run / "checkpoints/latest/state.json").read_text())["data"]
     config = load_run_config(run / "checkpoints/latest/config.yaml")
     assert checkpoint.resume(run / "checkpoints", config, data, watchdog)[0] is not None
-    assert busy == {"damage": [True], "load": [True], "broadcast_object": [False]}
+    assert busy == {"find_damage": [True], "load": [True], "broadcast_object": [False]}
 
 
 def test_checkpoints_of_several_earlier_runs_are_set_aside(tmp_path: Path) -> None:

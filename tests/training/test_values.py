@@ -13,7 +13,7 @@ from heron.pipeline.distributed import collectives
 from heron.pipeline.models.heterogeneous import Features
 from heron.pipeline.objectives.classification import Bce
 from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete
+from heron.pipeline.training.checkpoint import complete_checkpoints
 from heron.pipeline.training.tracking import read_metrics
 from heron.pipeline.training.values import refuse_nonfinite
 from tests import ranks
@@ -52,7 +52,7 @@ def test_a_step_with_a_nan_is_not_saved(
     terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
     with pytest.raises(TrainingError, match="step 2: loss/bce is nan.*; nothing later was saved"):
         pretrain(frames(tmp_path, objective=terms, train=length))
-    kept = [path.name for path in complete(tmp_path / "run/checkpoints")]
+    kept = [path.name for path in complete_checkpoints(tmp_path / "run/checkpoints")]
     assert kept == ([] if last else ["step-00000001", "step-00000002"])
 
 

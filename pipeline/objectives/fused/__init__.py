@@ -15,7 +15,7 @@ from heron.pipeline.objectives.fused.layout import (
     WIDEST,
     WIDEST_SIDE,
     Precision,
-    describe,
+    describe_path,
     set_default_precision,
 )
 from heron.pipeline.objectives.fused.pairs import pair_losses, tagged_pair_losses
@@ -27,7 +27,7 @@ __all__ = [
     "WIDEST_SIDE",
     "Precision",
     "available",
-    "describe",
+    "describe_path",
     "enabled",
     "exponential_sums",
     "label_sums",

@@ -137,7 +137,7 @@ def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
     return precision  # type: ignore[return-value]
 
 
-def describe(device: torch.device) -> str:
+def describe_path(device: torch.device) -> str:
     """Describes how contrastive terms of float32 vectors are computed on a device."""
     if not enabled(device):
         return "strips, float32"
