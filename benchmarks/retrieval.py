@@ -57,8 +57,16 @@ from heron.pipeline.retrieval.embedder import Embedder
 from heron.pipeline.retrieval.embeddings import (
     Embeddings,
 )
-from heron.pipeline.retrieval.index import Index, prepared
-from heron.pipeline.retrieval.kinds import CODED, KINDS, POINTS, Kind, Plan, bytes_of, format_bytes
+from heron.pipeline.retrieval.index import Index, prepare_vectors
+from heron.pipeline.retrieval.kinds import (
+    CODED,
+    KINDS,
+    MAX_POINTS,
+    Kind,
+    Plan,
+    format_bytes,
+    parse_bytes,
+)
 from heron.shards.atomic import save_json
 
 PARTS = ["build", "search", "embed", "million"]
@@ -91,7 +99,7 @@ def bare_build(vectors: NDArray[np.float32], plan: Plan, own: int, path: Path) -
     metric = faiss.METRIC_L2 if plan.kind in CODED else faiss.METRIC_INNER_PRODUCT
     index = faiss.index_factory(dim, plan.factory, metric)
     if plan.kind == "ivfpq":
-        index.pq.cp.max_points_per_centroid = POINTS
+        index.pq.cp.max_points_per_centroid = MAX_POINTS
     index.train(vectors[own : own + plan.training])
     index.add(vectors)
     faiss.write_index(index, str(path))
@@ -154,7 +162,7 @@ class Bench:
         for kind, index in self.indices.items():
             measured = index.manifest.recall
             assert measured is not None
-            full = (index.faiss.search(prepared(queries, True, str), 10)[1] >= 0).all(1)
+            full = (index.faiss.search(prepare_vectors(queries, True, str), 10)[1] >= 0).all(1)
             for batch in asked.batches:
                 ratio, took = self.beside(index, queries[:batch])
                 again, _ = self.beside(index, queries[full][:batch])
@@ -172,7 +180,7 @@ class Bench:
         """The median ratio of our search to FAISS's of the same queries, and both times."""
         turns: dict[str, Callable[[], Any]] = {
             "ours": partial(index.search, queries, 10),
-            "bare": partial(index.faiss.search, prepared(queries, True, str), 10),
+            "bare": partial(index.faiss.search, prepare_vectors(queries, True, str), 10),
         }
         took = race(turns, 9 * self.asked.rounds, self.asked.seconds)
         return statistics.median(a / b for a, b in zip(*took.values(), strict=True)), took
@@ -234,7 +242,7 @@ class Bench:
         told: dict[str, Any] = {}
         for budget in asked.memory:
             out = self.folder / f"million-{budget}"
-            found = alone(index_million, folder, out, bytes_of(budget), limit_s=LIMIT_S)
+            found = alone(index_million, folder, out, parse_bytes(budget), limit_s=LIMIT_S)
             if isinstance(found, Outcome):
                 raise SystemExit(f"million, {budget}: {found.missing}")
             told[budget] = found

@@ -3,14 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import shown
+from heron.shards.errors import short_repr
 from heron.shards.index import array_at
 
 Nodes = NDArray[np.int32]  # labels, [nodes]
 Edges = NDArray[np.int32]  # pairs of nodes, numbered from 0, [edges, 2]
 
 
-def tidy(pairs: NDArray[np.int64]) -> Edges:
+def normalize_edges(pairs: NDArray[np.int64]) -> Edges:
     """Returns undirected edges as they are stored: unique, lesser node first, and sorted.
 
     Raises:
@@ -63,7 +63,9 @@ def graph_fault(labels: Nodes, edges: Edges, shape: tuple[int, ...]) -> str:
     if not len(edges):
         return ""
     if edges.min() < 0 or edges.max() >= len(labels):
-        return f"has an edge to node {shown(int(edges.max()))}; expected 0 to {len(labels) - 1}"
+        return (
+            f"has an edge to node {short_repr(int(edges.max()))}; expected 0 to {len(labels) - 1}"
+        )
     order = edges[:, 0].astype(np.int64) * len(labels) + edges[:, 1]
     if (edges[:, 0] >= edges[:, 1]).any() or (np.diff(order) <= 0).any():
         return "has edges out of order; expected each once, its lesser node first, sorted"

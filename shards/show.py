@@ -74,8 +74,8 @@ def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
     for shards in manifest.splits.values():
         for shard in shards:
             labels = read_index(store, shard).labels
-            labels = labels[manifest.labels.known(labels)]
-            is_known = labels != manifest.labels.unlabelled
+            labels = labels[manifest.labels.is_labelled(labels)]
+            is_known = labels != manifest.labels.unlabelled_value
             rows += is_known.sum(0) if manifest.labels.unknown else len(labels)
             if labels.dtype == np.uint8:
                 counts += (labels * is_known).sum(0)

@@ -51,9 +51,9 @@ class FoldResult:
 class SavedResults(Artefact):
     """The file of one method's results in one fold; a score that is not finite is null."""
 
-    what: ClassVar[str] = "the results of a part of a comparison"
+    description: ClassVar[str] = "the results of a part of a comparison"
     error: ClassVar[type[StudyError]] = StudyError
-    again: ClassVar[str] = "bring the file back, or take it away and run again"
+    remedy: ClassVar[str] = "bring the file back, or take it away and run again"
     versions: ClassVar[tuple[int, ...]] = (1,)
 
     format: Literal[1] = 1

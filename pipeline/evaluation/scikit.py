@@ -18,7 +18,7 @@ Matrix = NDArray[np.float32]
 Predict = Callable[[Matrix], Matrix]
 ITERATIONS, TREES = 500, 200
 ROWS = 4096  # that are predicted at a time
-MOST_TOKENS = 4096  # columns of a text, at most
+MAX_TOKENS = 4096  # columns of a text, at most
 
 
 def candidate(kind: Kind, seed: int, trial: int) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
 
 def _counts(vocabulary: int, tokens: NDArray[np.int32]) -> Matrix:
     """Returns how often each row has each token, [rows, tokens]; -1 is none."""
-    width = min(vocabulary, MOST_TOKENS)
+    width = min(vocabulary, MAX_TOKENS)
     counts = np.zeros((len(tokens), width), np.float32)
     row, place = np.nonzero(tokens >= 0)
     np.add.at(counts, (row, tokens[row, place] % width), 1)

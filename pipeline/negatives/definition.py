@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 RELATIONS = "false", "close", "neither", "hard"  # of a near sample to its anchor
 ANCHORS, OTHERS = 2_000, 20_000  # samples drawn to represent all when labels of pairs are compared
-RARE = 0.01  # share of random pairs whose labels are close, at most
+MAX_CLOSE_SHARE = 0.01  # share of random pairs whose labels are close, at most
 CELLS = 2**22  # pairs of samples in memory at a time
 LABELS = 2**24  # labels compared at a time
 
@@ -69,7 +69,7 @@ def hard_difference(counts: Numbers) -> Numbers:
 def close_difference(counts: Numbers) -> int:
     """Returns the largest label difference of close labels; `counts` is of random pairs."""
     share = np.cumsum(counts) / counts.sum()
-    return max(0, int(np.searchsorted(share, RARE, side="right")) - 1)
+    return max(0, int(np.searchsorted(share, MAX_CLOSE_SHARE, side="right")) - 1)
 
 
 def relation(difference: Numbers, close: int, hard: Numbers | int) -> Numbers:

@@ -21,7 +21,7 @@ from heron.pipeline.negatives.measure import EXPECTED, measure_labels
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.pipeline.report import pages
-from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
+from heron.pipeline.retrieval.embeddings import Embeddings, choose_data
 from heron.pipeline.retrieval.pictures import SamplePictures
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
@@ -29,7 +29,7 @@ from heron.shards.errors import ShardError
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
-LARGEST = 200  # labels up to which the confusion matrices are written to the JSON
+MAX_MATRIX_LABELS = 200  # labels up to which the confusion matrices are written to the JSON
 SIDE = 192  # of a picture, in pixels, at most
 PAGE = Path(__file__).parent / "page"
 
@@ -81,7 +81,7 @@ def report(
     }
     page = render(near, numbers, pictures, links)
     confusion = numbers["confusion"]
-    if len(embeddings.samples.names) > LARGEST:
+    if len(embeddings.samples.names) > MAX_MATRIX_LABELS:
         confusion = confusion | {"swapped": None, "expected": None}
     out.mkdir(parents=True, exist_ok=True)
     with atomic_write(out / "pairs.parquet") as stream:
@@ -147,7 +147,7 @@ def _ends(weight: dict[str, Any] | None) -> list[float]:
     """Returns the mean g of the least and of the most similar pairs."""
     if weight is None:
         return []
-    points = np.flatnonzero(weight["pairs"] >= min(figures.FEW, weight["pairs"].max()))
+    points = np.flatnonzero(weight["pairs"] >= min(figures.MIN_PAIRS, weight["pairs"].max()))
     return list(weight["by_label"].value[points[[-1, 0]]].tolist())
 
 
@@ -185,7 +185,7 @@ def find_pictures(
     """Returns the pictures of the samples, or None and why there are none; see `report`."""
     manifest = embeddings.manifest
     try:
-        shards = shards_of(data, manifest.data, embeddings.folder)
+        shards = choose_data(data, manifest.data, embeddings.folder)
         pictures = SamplePictures.open(shards, manifest.run, own=False)
         pictures.of(embeddings.samples, 0)  # raises if the shards are others
         if pictures.view is not None:

@@ -170,7 +170,7 @@ def confused_classes(predictions: Predictions, reader: Reader, links: PageLinks)
         for a, b in (divmod(place, len(names)) for place in order)
         if wrong[a, b]
     ]
-    if not 1 < len(names) <= charts.MOST_CLASSES:
+    if not 1 < len(names) <= charts.MAX_CLASSES:
         return {"chart": None, "worst": worst}
     there = [
         [links.confused(names[a], names[b]) if cells[a, b] else "" for b in range(len(names))]

@@ -47,10 +47,10 @@ class LayerModel:
     @property
     def stored(self) -> list[str]:
         """The stored views that the model sees, each once."""
-        return list(dict.fromkeys(self.viewed))
+        return list(dict.fromkeys(self.stored_by_view))
 
     @property
-    def viewed(self) -> list[str]:
+    def stored_by_view(self) -> list[str]:
         """The stored view of each view that the model sees."""
         return [view.stored for view in self.views.views[: self.model.classified]]
 

@@ -10,9 +10,9 @@ from PIL import Image
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.retrieval.given import BOMB
 from heron.pipeline.retrieval.layers import refuse_options
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.retrieval.user_files import BOMB
 from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View

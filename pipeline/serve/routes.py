@@ -17,15 +17,15 @@ from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Flags, Relation
-from heron.pipeline.retrieval.filters import passing
+from heron.pipeline.retrieval.filters import filter_mask
 from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.serve.admission import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import HeronError
 
-MOST_HITS = 200
-LONGEST = 500  # characters of a key or a filter
+MAX_HITS = 200
+MAX_TEXT = 500  # characters of a key or a filter
 EXAMPLES = 20  # samples of one query
 SUGGESTED = 20  # keys that begin with what was typed, or hold it
 THUMBNAIL_PIXELS = 256  # longest side of a picture that is sent
@@ -35,9 +35,9 @@ FACETS = 300  # labels that are counted
 COLOURS = 11  # classes that have a colour of their own on the map
 EXPORTED = 4096  # keys of an export that are sent at a time
 EXPECTED = (HeronError, OSError)
-Text = Annotated[str, Query(max_length=LONGEST)]
+Text = Annotated[str, Query(max_length=MAX_TEXT)]
 Keys = Annotated[list[Text], Query(min_length=1, max_length=EXAMPLES)]
-Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
+Count = Annotated[int, Query(ge=1, le=MAX_HITS)]
 Outline = Annotated[str, Query(max_length=12 * CORNERS)]
 
 
@@ -117,7 +117,7 @@ def _add_queries(routes: APIRouter, retriever: Retriever, bounds: Bounds, chosen
     def plain(answer: Answer) -> dict[str, Any]:
         """The answer for JSON; the query says whether it has labels, be it none of them."""
         found, query = answer.plain(), answer.query
-        own = query.own
+        own = query.sample_numbers
         found["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
         found["query"]["keys"] = [samples.key(number) for number in query.examples]
         return found
@@ -225,7 +225,7 @@ class Chosen:
 
     def flags(self, where: str, outline: str) -> Flags | None:
         """Returns which samples pass both, [N]; None: all do."""
-        passed = passing(where, self.samples) if where.strip() else None
+        passed = filter_mask(where, self.samples) if where.strip() else None
         inside = self.inside(outline)
         found = passed if inside is None else inside if passed is None else passed & inside
         if found is not None and not found.any():
@@ -308,7 +308,7 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
             "regions": [region.model_dump() for region in drawn.regions],
         },
         "of": manifest.fingerprint[7:19],
-        "longest": LONGEST,
+        "longest": MAX_TEXT,
         "pictures": pictures,
         "texts": texts,
         "upload_bytes": limits.upload_bytes,

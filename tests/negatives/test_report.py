@@ -29,7 +29,7 @@ from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.shards.build import build
 from heron.shards.errors import ShardError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.negatives.loops import drawn
 from tests.negatives.test_planted import clusters, labelled_signs
 from tests.retrieval import made
@@ -253,7 +253,9 @@ def test_collapsed_embeddings_are_told(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faces")
-    build(make("faces", {"train": 24, "test": 6, "size": 32}), folder / "data", progress=False)
+    build(
+        make_source("faces", {"train": 24, "test": 6, "size": 32}), folder / "data", progress=False
+    )
     return folder
 
 
