@@ -129,7 +129,7 @@ def write_protocol(
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})
-    opened.MAX_LABEL_BYTES = INT64_MAX  # no limit: the amount is printed
+    opened.MAX_REQUEST_BYTES = INT64_MAX  # no limit: the amount is printed
     reader = open_reader(data)
     rows, labels = int(reader.starts[-1]), reader.manifest.labels
     row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16

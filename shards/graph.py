@@ -21,14 +21,14 @@ def normalize_edges(pairs: NDArray[np.int64]) -> Edges:
     return np.unique(np.sort(pairs, 1), axis=0).astype(np.int32)
 
 
-def pack(labels: Nodes, edges: Edges) -> bytes:
+def pack_graph(labels: Nodes, edges: Edges) -> bytes:
     """Returns a graph as the bytes of an npy file: the number of nodes, their labels, the edges."""
     from heron.shards.build import npy  # imported here, since build imports the users of this file
 
     return npy(np.concatenate([[len(labels)], labels, edges.ravel()]).astype(np.int32))
 
 
-def unpack(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
+def unpack_graph(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
     """Returns the labels of the nodes, and the edges, of a graph from `pack`.
 
     Args:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heron.shards.artefact import sha256
 from heron.shards.errors import RESTORE, ShardError, one_line
-from heron.shards.graph import unpack
+from heron.shards.graph import unpack_graph
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode as decode_picture
@@ -171,7 +171,7 @@ def _member_fault(
             read_text(payload.tobytes(), view.field)
             return None
         if view.kind == "graph":
-            unpack(payload.tobytes(), view.shape)
+            unpack_graph(payload.tobytes(), view.shape)
             return None
     array = array_at(payload, 0, len(payload), "is no array")
     if column >= len(manifest.views):  # our own: labels or present

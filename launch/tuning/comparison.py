@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from pydantic_core import to_json
 
-from heron.launch.repeats import Interval, corrected_interval, describe, mean_std
+from heron.launch.repeats import Interval, corrected_interval, mean_std, mean_std_count
 from heron.launch.studies.text import markdown, write_files
 from heron.launch.tuning.search import SearchSettings, search
 from heron.pipeline.config.data import without_locations
@@ -216,7 +216,7 @@ class Comparison:
 
     def _cell(self, name: str, score: str) -> str:
         """Returns mean and deviation as text, and the number of folds where some lack the score."""
-        mean, std, count = describe(self.test_scores(name, score))
+        mean, std, count = mean_std_count(self.test_scores(name, score))
         partial = f" (n = {count:g})" if 0 < count < len(self.folds) else ""
         return mean_std(mean, std) + partial
 

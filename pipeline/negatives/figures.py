@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.links import PageLinks
-from heron.pipeline.negatives.measure import EXPECTED
+from heron.pipeline.negatives.measure import MIN_EXPECTED
 from heron.pipeline.report.charts import Chart, heat_map
 
 MIN_PAIRS = 30  # pairs per point of a curve, at least
@@ -106,7 +106,7 @@ def _confusion(
         shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:MAX_LABELS])
     block, values = np.ix_(shown, shown), np.full((len(shown), len(shown)), np.nan)
     base: NDArray[np.float64] = chance[block]
-    comparable, colors = base >= EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
+    comparable, colors = base >= MIN_EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
     x, y = "the neighbour has, the anchor has not", "the anchor has, the neighbour has not"
     unit = "times as often as random pairs (grey: too few)"
     if exclusive:

@@ -149,8 +149,8 @@ def _label_distances(samples: Samples, query: Query, relation: Relation) -> NDAr
 
 def _far(distances: NDArray[np.float32], samples: Samples) -> float:
     """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
-    largest = samples.largest
+    largest = samples.max_difference
     differ = np.rint(distances[~np.isnan(distances)] * largest).astype(np.int64)
     hard = hard_difference(np.bincount(differ, minlength=largest + 1))
-    far = min(max(int(hard), samples.close + 1), largest)
+    far = min(max(int(hard), samples.close_difference + 1), largest)
     return float(np.float32(far / largest))  # as the distances are

@@ -32,7 +32,7 @@ from heron.pipeline.training.checkpoint import complete
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
-from heron.shards.show import DRAWN
+from heron.shards.show import DRAWABLE_CHANNELS
 
 FileOrText = TypeVar("FileOrText", str, File)
 
@@ -51,13 +51,13 @@ class FileEncoder:
         data: str,
         index: IndexManifest,
         precision: str | None = None,
-        own: bool = True,
+        trusted: bool = True,
     ) -> Self:
         """Opens the model whose embeddings an index holds.
 
         The newest complete checkpoint of the run is tried first. `data` are the shards that were
         embedded, whose manifest has shapes and statistics; `precision` defaults to the run's.
-        `own`: see `SamplePictures.open`.
+        `trusted`: see `SamplePictures.open`.
 
         Raises:
             RetrievalError: the weights or the data are not those of the index.
@@ -67,7 +67,7 @@ class FileEncoder:
         overrides = [f"train.precision={precision}"] if precision else []
         config = load_run_config(folder / "config.yaml", overrides)
         data_config = config.data.at(data)
-        refuse_options(data_config, own)
+        refuse_options(data_config, trusted)
         config = config.model_copy(update={"data": data_config})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))
         if (fingerprint := model.reader.manifest.fingerprint) != index.data_fingerprint:
@@ -215,7 +215,7 @@ class FileEncoder:
                 raise RetrievalError(f"{name} {fault}; expected a whole picture") from None
             return out
         height, width, channels = decoder.shape
-        if channels not in DRAWN:
+        if channels not in DRAWABLE_CHANNELS:
             raise RetrievalError(
                 f"view '{view.name}' has {channels} channels, which {name} cannot hold; expected a "
                 "view of 1 or 3; ask by the key of a sample, or by a vector"

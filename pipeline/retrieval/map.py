@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 MAP = "map.npy"  # float32 [N, 2], in the order of the samples
 MAX_FITTED_VALUES = 2**22  # vectors x dimensions that the projection is fitted on
 MIN_SAMPLES = 3  # samples that a map needs
-REGIONS = 12  # named regions, at most
+MAX_REGIONS = 12  # named regions, at most
 MIN_STANDARD_ERRORS = 4.0  # by which a label's share in a region must exceed its overall share
 GRID = 2**16 - 1  # the largest coordinate of the integer grid that the page draws
-CORNERS = 100  # of an outline, at most
+MAX_CORNERS = 100  # of an outline, at most
 
 
 class Region(Record):
@@ -101,12 +101,12 @@ def _projection(kind: MapKind, vectors: Vectors, seed: int) -> tuple[Any, str]:
 def _regions(coordinates: Vectors, samples: Samples, numbers: Numbers, seed: int) -> list[Region]:
     """Returns clusters of the map with their over-represented labels; none without labels."""
     labelled = samples.known[numbers]
-    if not samples.names or labelled.sum() < 10 * REGIONS:
+    if not samples.names or labelled.sum() < 10 * MAX_REGIONS:
         return []
     from sklearn.cluster import KMeans
 
     coordinates, targets = coordinates[labelled], samples.targets[numbers[labelled]]
-    kmeans = KMeans(REGIONS, n_init=3, random_state=seed).fit(coordinates)
+    kmeans = KMeans(MAX_REGIONS, n_init=3, random_state=seed).fit(coordinates)
     shares, regions = targets.mean(0), dict[str, tuple[float, Region]]()
     for number, (x, y) in enumerate(kmeans.cluster_centers_.tolist()):
         members = targets[kmeans.labels_ == number]
@@ -171,10 +171,10 @@ class SampleMap:
         """
         words = outline.split(",")
         valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)
-        if not valid or len(words) % 2 or not 3 <= len(words) // 2 <= CORNERS:
+        if not valid or len(words) % 2 or not 3 <= len(words) // 2 <= MAX_CORNERS:
             raise RetrievalError(
-                f"an outline of {len(words)} numbers; expected 3 to {CORNERS} corners, x,y,x,y, "
-                f"whole numbers of 0 to {GRID + 1}; draw it on the map"
+                f"an outline of {len(words)} numbers; expected 3 to {MAX_CORNERS} corners, "
+                f"x,y,x,y, whole numbers of 0 to {GRID + 1}; draw it on the map"
             )
         from matplotlib.path import Path as Outline  # here: no other use of an index needs it
 

@@ -96,19 +96,19 @@ class Samples:
         return list(matches)
 
     @cached_property
-    def close(self) -> int:
+    def close_difference(self) -> int:
         """The largest label difference of close labels: see `pipeline.negatives.definition`."""
         return close_label_difference(self.targets, self.known, self.exclusive)
 
     @property
-    def largest(self) -> int:
+    def max_difference(self) -> int:
         """The label difference at the label distance 1."""
         return 1 if self.exclusive else max(1, len(self.names))
 
     @property
     def close_distance(self) -> float:
         """The largest label distance of close labels, as `label_distance` has it."""
-        return float(np.float32(self.close / self.largest))
+        return float(np.float32(self.close_difference / self.max_difference))
 
     @cached_property
     def _label_bits(self) -> NDArray[np.uint8]:
@@ -141,7 +141,7 @@ class Samples:
         `first` and `second` are numbers of samples, of shapes that broadcast.
         """
         differ = label_difference(self.targets, first, second, self.exclusive)
-        distance = (differ / self.largest).astype(np.float32)
+        distance = (differ / self.max_difference).astype(np.float32)
         return np.where(self.known[first] & self.known[second], distance, np.float32(np.nan))
 
     def refuse_duplicates(self) -> None:

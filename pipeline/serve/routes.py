@@ -18,7 +18,7 @@ from PIL import Image
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Flags, Relation
 from heron.pipeline.retrieval.filters import filter_mask
-from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
+from heron.pipeline.retrieval.map import GRID, MAX_CORNERS, SampleMap
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.serve.admission import BINARY, Admission, Limits, Uploads
@@ -38,7 +38,7 @@ EXPECTED = (HeronError, OSError)
 Text = Annotated[str, Query(max_length=MAX_TEXT)]
 Keys = Annotated[list[Text], Query(min_length=1, max_length=EXAMPLES)]
 Count = Annotated[int, Query(ge=1, le=MAX_HITS)]
-Outline = Annotated[str, Query(max_length=12 * CORNERS)]
+Outline = Annotated[str, Query(max_length=12 * MAX_CORNERS)]
 
 
 class Bounds:
@@ -58,7 +58,7 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
     routes, samples, chosen = APIRouter(), retriever.samples, Chosen(retriever)
     facts = about(retriever, bounds.limits, chosen.map) | {"indexes": indexes}
     samples.keys_with("", 1)  # sorts the keys now: a first request would stop all others
-    _ = samples.close  # compares pairs of labels, for seconds
+    _ = samples.close_difference  # compares pairs of labels, for seconds
 
     @routes.get("/about")
     async def describe() -> dict[str, Any]:
@@ -304,7 +304,7 @@ def about(retriever: Retriever, limits: Limits, drawn: SampleMap | None) -> dict
         and {
             "how": drawn.how,
             "grid": GRID,
-            "corners": CORNERS,
+            "corners": MAX_CORNERS,
             "regions": [region.model_dump() for region in drawn.regions],
         },
         "of": manifest.fingerprint[7:19],

@@ -28,7 +28,7 @@ from heron.shards.sources.folder import folder_record
 from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
-IN_WORDS = "0 (train), 1 (val) or 2 (test)"
+SPLITS_IN_WORDS = "0 (train), 1 (val) or 2 (test)"
 ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip and unpacked
 PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # its stem is the key of a row
 BITS = ("-1", "1")
@@ -260,7 +260,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
         elif file in rows:
             fault = f"{file} is in line {rows[file]} too; expected it once"
         elif not counted and (len(cells) != 1 or cells[0] not in numbers):
-            fault = f"found {short_repr(' '.join(cells))} for {file}; expected {IN_WORDS}"
+            fault = f"found {short_repr(' '.join(cells))} for {file}; expected {SPLITS_IN_WORDS}"
         elif len(cells) != len(columns):
             fault = f"{len(cells)} values; expected {len(columns)}, one for each attribute"
         elif wrong := [cell for cell in zip(columns, cells, strict=True) if cell[1] not in numbers]:

@@ -27,7 +27,9 @@ from heron.shards.sources.base import (
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
-KEY = 64  # characters of a path in a key; a tar name has 100, the member's suffix included
+MAX_KEY_CHARS = (
+    64  # characters of a path in a key; a tar name has 100, the member's suffix included
+)
 
 
 class Folder(FileSource):
@@ -169,8 +171,8 @@ def make_keys(paths: list[str]) -> dict[str, str]:
     counts = Counter(plain.values())
     return {
         path: key
-        if counts[key] == 1 and len(key) <= KEY
-        else f"{key[:KEY]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+        if counts[key] == 1 and len(key) <= MAX_KEY_CHARS
+        else f"{key[:MAX_KEY_CHARS]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
         for path, key in plain.items()
     }
 

@@ -202,8 +202,10 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         problem = f"dimensions {format_shape(shape)}; expected none of 0"
     elif len(data) != size:
         end = "it is cut short" if len(data) < size else "something comes after its end"
-        layout = f"{size:,}, a header of {start} and {format_shape(shape)}"
-        problem = f"{len(data):,} bytes; expected {layout}: {end}"
+        problem = (
+            f"{len(data):,} bytes; expected {size:,}, a header of {start} and "
+            f"{format_shape(shape)}: {end}"
+        )
     else:
         return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
     raise SourceError(f"{path.name}: {problem}; {DOWNLOAD_AGAIN}")

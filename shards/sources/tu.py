@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field
 
 from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, short_repr
-from heron.shards.graph import normalize_edges, pack
+from heron.shards.graph import normalize_edges, pack_graph
 from heron.shards.manifest import GRAPH_LIMITS, Labels
 from heron.shards.sources.base import SINGLE_SPLIT, Column, FileSource, Loaded, read_each
 from heron.shards.sources.text import split_lines
@@ -80,7 +80,7 @@ class Tu(FileSource):
         def graph(row: int) -> bytes:
             nodes = labels[slice(*node_starts[row : row + 2])]
             pairs = edges[slice(*edge_starts[row : row + 2])] - node_starts[row]
-            return pack(nodes.astype(np.int32), pairs.astype(np.int32))
+            return pack_graph(nodes.astype(np.int32), pairs.astype(np.int32))
 
         return Loaded(
             views={"graph": Column(shape, read_each(graph), kind="graph")},

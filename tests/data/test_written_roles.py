@@ -107,13 +107,13 @@ def test_labels_that_are_too_many_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = built(tmp_path)
-    monkeypatch.setattr(opened, "MAX_LABEL_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     with pytest.raises(ConfigError, match=r"the labels of 700 rows, of 8 bytes .*data.roles"):
         open_streams(config)
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
     write_protocol(str(path), tmp_path / "roles")
     assert "790 rows of " in capsys.readouterr().out
-    monkeypatch.setattr(opened, "MAX_LABEL_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     update = {"roles": str(tmp_path / "roles")}
     open_streams(config.model_copy(update={"data": config.data.model_copy(update=update)}))

@@ -19,7 +19,7 @@ from heron.launch.studies.text import table
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.links import PageLinks
-from heron.pipeline.negatives.measure import EXPECTED
+from heron.pipeline.negatives.measure import MIN_EXPECTED
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.report import percent, report, to_json
 from heron.pipeline.negatives.repulsion import Temperatures, near_weights
@@ -131,9 +131,9 @@ def test_pairs_and_confused_labels_open_the_page(written: Written, tmp_path: Pat
     confusion = charts(out / "report.html")[2]
     (heat,), names = confusion["traces"], samples.names
     counts, chance = (np.asarray(numbers["confusion"][n], float) for n in ("swapped", "expected"))
-    assert heat["x"] == heat["y"] == names and (chance >= EXPECTED).sum() > 2
+    assert heat["x"] == heat["y"] == names and (chance >= MIN_EXPECTED).sum() > 2
     for i, j in np.ndindex(*chance.shape):
-        if chance[i, j] >= EXPECTED:
+        if chance[i, j] >= MIN_EXPECTED:
             assert heat["z"][i][j] == pytest.approx(counts[i, j] / chance[i, j], abs=1e-4)
             assert confusion["links"][i][j] == PageLinks().confused(names[i], names[j])
         else:

@@ -17,7 +17,7 @@ from heron.shards.manifest import load_manifest
 from heron.shards.show import contact_sheet
 from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
-from heron.shards.sources.folder import KEY, make_keys
+from heron.shards.sources.folder import MAX_KEY_CHARS, make_keys
 from heron.shards.verify import verify
 from tests.shards.tiny import bomb, whole
 
@@ -205,7 +205,7 @@ def test_keys_are_safe_and_unique() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,81}", key) for key in keys.values())
     assert keys["a/ü x.jpg"] == "a-__x"
     assert re.fullmatch("a-b-[0-9a-f]{16}", keys["a/b.jpg"])
-    assert len(keys[paths[4]]) == KEY + 17
+    assert len(keys[paths[4]]) == MAX_KEY_CHARS + 17
 
 
 @pytest.mark.parametrize(

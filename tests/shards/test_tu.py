@@ -9,7 +9,7 @@ import pytest
 from heron.pipeline.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
-from heron.shards.graph import pack, unpack
+from heron.shards.graph import pack_graph, unpack_graph
 from heron.shards.manifest import View
 from heron.shards.show import show
 from heron.shards.sources import make_source
@@ -104,12 +104,12 @@ def member(numbers: list[int], dtype: str = "i4") -> bytes:
 )
 def test_bytes_that_are_no_graph(data: bytes, told: str) -> None:
     with pytest.raises((ValueError, ShardError), match=told):
-        unpack(data, (4, 4, 3))
+        unpack_graph(data, (4, 4, 3))
 
 
 def test_what_is_packed_is_unpacked() -> None:
     labels, edges = np.array([2, 0, 1], np.int32), np.array([[0, 1], [1, 2]], np.int32)
-    found = unpack(pack(labels, edges), (4, 4, 3))
+    found = unpack_graph(pack_graph(labels, edges), (4, 4, 3))
     np.testing.assert_array_equal(found[0], labels)
     np.testing.assert_array_equal(found[1], edges)
 
