@@ -29,7 +29,7 @@ def pack_graph(labels: Nodes, edges: Edges) -> bytes:
 
 
 def unpack_graph(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
-    """Returns the labels of the nodes, and the edges, of a graph from `pack`.
+    """Returns the labels of the nodes, and the edges, of a graph from `pack_graph`.
 
     Args:
         data: the bytes of the npy file.
@@ -51,7 +51,7 @@ def unpack_graph(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
 
 
 def graph_fault(labels: Nodes, edges: Edges, shape: tuple[int, ...]) -> str:
-    """Returns how a graph does not fit a shape, or "": see `unpack`."""
+    """Returns how a graph does not fit a shape, or "": see `unpack_graph`."""
     max_nodes, max_edges, num_labels = shape
     if not 1 <= len(labels) <= max_nodes or len(edges) > max_edges:
         return (

@@ -120,7 +120,7 @@ class Labels(Record):
     | hierarchical | int64 [rows, levels], a number of `levels[i]` in column i, coarse to fine |
     | none | int64 [rows], all unlabelled |
 
-    A row is unlabelled where all its numbers are `unlabelled`. With `unknown`, which only
+    A row is unlabelled where all its numbers are `unlabelled_value`. With `unknown`, which only
     multi_label may have, some numbers of a row may be: those labels of the row are not known.
     """
 

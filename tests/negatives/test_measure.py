@@ -127,8 +127,8 @@ def test_blocks_make_no_difference(
     found: NearPairs, numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (definition, statistics, repulsion):
-        monkeypatch.setattr(module, "CELLS", 100)
-    monkeypatch.setattr(definition, "LABELS", 10)
+        monkeypatch.setattr(module, "BLOCK_PAIRS", 100)
+    monkeypatch.setattr(definition, "BLOCK_LABELS", 10)
     again = find_neighbours(found.embeddings, Question(k=3, anchors=15))
     in_blocks = measure_labels(again) | measure_repulsion(again, TEMPERATURES)[0]
     near = near_weights(found, TEMPERATURES)
@@ -165,7 +165,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "random pairs and sums over negatives are of 30 samples, drawn from 39",
         "rates are of k up to 20: 39 samples have labels",
     ]
-    monkeypatch.setattr(definition, "CELLS", 30)  # some anchors alone, which are not their others
+    monkeypatch.setattr(definition, "BLOCK_PAIRS", 30)  # some anchors alone, which are not their others
     weight = measure_repulsion(found, TEMPERATURES)[0]["weight"]
     assert weight["pairs"].sum() == weight["counts"].sum() == found.counts.sum()
     partners = repulsion._draw_others(found.pairs, 0)
