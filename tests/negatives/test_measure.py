@@ -165,7 +165,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "random pairs and sums over negatives are of 30 samples, drawn from 39",
         "rates are of k up to 20: 39 samples have labels",
     ]
-    monkeypatch.setattr(definition, "BLOCK_PAIRS", 30)  # some anchors alone, which are not their others
+    monkeypatch.setattr(definition, "BLOCK_PAIRS", 30)  # some anchors alone: not their others
     weight = measure_repulsion(found, TEMPERATURES)[0]["weight"]
     assert weight["pairs"].sum() == weight["counts"].sum() == found.counts.sum()
     partners = repulsion._draw_others(found.pairs, 0)
