@@ -74,7 +74,7 @@ class MadeUp(Store):
         self.opened += 1
         raise ShardError(f"{name} is not there")
 
-    def copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
+    def local_copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
         raise ShardError("nothing is there")
 
 

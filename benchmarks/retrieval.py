@@ -54,11 +54,17 @@ from heron.pipeline.models.heterogeneous import Heterogeneous
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embed import embed
 from heron.pipeline.retrieval.embedder import Embedder
-from heron.pipeline.retrieval.embeddings import (
-    Embeddings,
+from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.pipeline.retrieval.index import Index, prepare_vectors
+from heron.pipeline.retrieval.kinds import (
+    CODED,
+    KINDS,
+    MAX_POINTS,
+    Kind,
+    Plan,
+    format_bytes,
+    parse_bytes,
 )
-from heron.pipeline.retrieval.index import Index, prepared
-from heron.pipeline.retrieval.kinds import CODED, KINDS, POINTS, Kind, Plan, bytes_of, format_bytes
 from heron.shards.atomic import save_json
 
 PARTS = ["build", "search", "embed", "million"]
@@ -91,7 +97,7 @@ def bare_build(vectors: NDArray[np.float32], plan: Plan, excluded: int, path: Pa
     metric = faiss.METRIC_L2 if plan.kind in CODED else faiss.METRIC_INNER_PRODUCT
     index = faiss.index_factory(dim, plan.factory, metric)
     if plan.kind == "ivfpq":
-        index.pq.cp.max_points_per_centroid = POINTS
+        index.pq.cp.max_points_per_centroid = MAX_POINTS
     index.train(vectors[excluded : excluded + plan.training])
     index.add(vectors)
     faiss.write_index(index, str(path))
@@ -161,7 +167,7 @@ class Bench:
         for kind, index in self.indices.items():
             measured = index.manifest.recall
             assert measured is not None
-            full = (index.faiss.search(prepared(queries, True, str), 10)[1] >= 0).all(1)
+            full = (index.faiss.search(prepare_vectors(queries, True, str), 10)[1] >= 0).all(1)
             for batch in arguments.batches:
                 ratio, seconds = self.beside(index, queries[:batch])
                 full_ratio, _ = self.beside(index, queries[full][:batch])
@@ -184,7 +190,7 @@ class Bench:
         """Returns the median ratio of our search time to FAISS's, and both times."""
         turns: dict[str, Callable[[], Any]] = {
             "ours": partial(index.search, queries, 10),
-            "bare": partial(index.faiss.search, prepared(queries, True, str), 10),
+            "bare": partial(index.faiss.search, prepare_vectors(queries, True, str), 10),
         }
         seconds = race(turns, 9 * self.arguments.rounds, self.arguments.seconds)
         return statistics.median(a / b for a, b in zip(*seconds.values(), strict=True)), seconds
@@ -249,7 +255,7 @@ class Bench:
         numbers: dict[str, Any] = {}
         for budget in arguments.memory:
             out = self.folder / f"million-{budget}"
-            result = alone(index_million, folder, out, bytes_of(budget), limit_s=LIMIT_S)
+            result = alone(index_million, folder, out, parse_bytes(budget), limit_s=LIMIT_S)
             if isinstance(result, Outcome):
                 raise SystemExit(f"million, {budget}: {result.missing}")
             numbers[budget] = result

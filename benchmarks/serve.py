@@ -38,7 +38,7 @@ from benchmarks.vectors import write_embeddings
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 
 START_S = 120  # for the server to load what it needs
 FACES, PICTURES = 200, 24  # drawn ones, and how many a page shows at first
@@ -243,7 +243,7 @@ def honest_waits(
 
 def faces_index(folder: Path) -> Path:
     """Builds an index of drawn vectors over drawn faces."""
-    build(make("faces", {"train": FACES, "test": 0}), folder / "faces", progress=False)
+    build(make_source("faces", {"train": FACES, "test": 0}), folder / "faces", progress=False)
     keys = [f"{number:06d}" for number in range(1, FACES + 1)]
     write_embeddings(folder / "of faces", FACES, 128, str(folder / "faces"), keys)
     opened = Embeddings.open(folder / "of faces")

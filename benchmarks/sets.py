@@ -13,8 +13,8 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import Streams, open_streams
 from heron.shards.build import build, npy
 from heron.shards.manifest import Labels, View
-from heron.shards.sources import make
-from heron.shards.sources.base import Drawn, Rows
+from heron.shards.sources import make_source
+from heron.shards.sources.base import Rows, SyntheticSource
 
 CLASSES = 10  # folders of pictures
 TARS = 4  # of members a row, so that every worker has some
@@ -23,7 +23,7 @@ TARS = 4  # of members a row, so that every worker has some
 def build_pictures(folder: Path, count: int, celeba: Path | None, side: int, workers: int) -> None:
     """Pictures in shards: the first of CelebA, or faces that are drawn."""
     if celeba is None:
-        source = make("faces", {"train": count, "test": 0, "size": side})
+        source = make_source("faces", {"train": count, "test": 0, "size": side})
     else:
         lines = (celeba.parent / "list_attr_celeba.txt").read_text().splitlines()
         attribute_lines = lines[2 : 2 + count]
@@ -33,13 +33,13 @@ def build_pictures(folder: Path, count: int, celeba: Path | None, side: int, wor
             "\n".join([str(len(attribute_lines)), lines[1], *attribute_lines, ""])
         )
         options = {"images": celeba, "attributes": attributes, "missing": "leave_out"}
-        source = make("celeba", options)
+        source = make_source("celeba", options)
     build(source, folder, shard_rows=max(1, min(1000, count // 4)), workers=workers, progress=False)
 
 
 def build_vectors(folder: Path, count: int, workers: int) -> None:
     """Two views of 273 and 112 values in shards."""
-    source = make("frames", {"train": count, "test": 0})
+    source = make_source("frames", {"train": count, "test": 0})
     build(source, folder, workers=workers, progress=False)
 
 
@@ -48,7 +48,7 @@ def build_tiles(folder: Path, count: int, workers: int) -> None:
     build(Tiles(seed=0, train=count, test=0), folder, workers=workers, progress=False)
 
 
-class Tiles(Drawn):
+class Tiles(SyntheticSource):
     """JPEGs of 32 x 32, each of an even colour of its own: quick to draw."""
 
     name: ClassVar[str] = "tiles"

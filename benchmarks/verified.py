@@ -22,9 +22,9 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.pipeline.retrieval.index import Index
-from heron.shards.artefact import VERIFIED
+from heron.shards.artefact import VERIFIED_FILE
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 
 WIDTH, ROUNDS = 1024, 15
 
@@ -41,7 +41,7 @@ def make_data(folder: Path, rows: int) -> None:
     random = np.random.default_rng(0)
     vectors = random.standard_normal((rows, WIDTH), np.float32)
     np.savez(folder / "x.npz", view1=vectors, labels=random.integers(0, 9, rows))
-    build(make("arrays", {"npz": folder / "x.npz"}), folder / "made", progress=False)
+    build(make_source("arrays", {"npz": folder / "x.npz"}), folder / "made", progress=False)
 
 
 def make_index(folder: Path, rows: int) -> None:
@@ -71,9 +71,9 @@ def main() -> None:
         folder = Path(scratch)
         os.environ["HERON_CACHE"] = str(folder / "cache")
         make_folder(folder, rows)
-        (folder / "cache" / VERIFIED).unlink(missing_ok=True)
+        (folder / "cache" / VERIFIED_FILE).unlink(missing_ok=True)
         first_seconds = seconds(open_folder, folder / "made", True)
-        assert (folder / "cache" / VERIFIED).exists()
+        assert (folder / "cache" / VERIFIED_FILE).exists()
         turns = list[tuple[float, float]]()
         for _ in range(ROUNDS):
             turns.append(

@@ -32,7 +32,7 @@ from heron.launch.studies.study import Study
 from heron.pipeline.config.augmentations import Blur, Color, Crop
 from heron.pipeline.data import augment
 from heron.pipeline.data.plan import Listed, Stream, even_slice
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -116,7 +116,7 @@ def streams() -> None:
 
 def views() -> None:
     """Draws what each augmentation makes of a drawn face."""
-    source = make("faces", {"train": 24, "test": 1, "size": 96})
+    source = make_source("faces", {"train": 24, "test": 1, "size": 96})
     face = Image.open(io.BytesIO(source.read("train", 5, 6).views["image"][0]))
     x = torch.tensor(np.asarray(face)).permute(2, 0, 1)[None].float() / 255
     draws = torch.rand(4, augment.DRAWS, generator=torch.Generator().manual_seed(7))

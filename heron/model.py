@@ -298,7 +298,7 @@ def _signature_from_data(folder: Path, config: Config, data: str | None) -> Sign
     if data is not None or not is_remote(path):
         try:
             options = config.data.for_data_set(path)
-            refuse_options(options, own=False)
+            refuse_options(options, trusted=False)
             reader = open_reader(options)
             if expected in ("", fingerprint := reader.manifest.fingerprint):
                 return Signature.of(reader, config.data.views)

@@ -7,7 +7,7 @@ from heron.launch.arguments import UsageError
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import dump_yaml
 
-COLUMNS = 100
+LINE_WIDTH = 100
 
 
 def config(
@@ -41,7 +41,7 @@ def config(
         for row in keys_at(words[0]) if words else describe_keys():
             default = "required" if row.default == "required" else f"default {row.default}"
             print(f"{row.shown}: {row.type}, {default}")
-            print(textwrap.indent(textwrap.fill(row.meaning, COLUMNS - 4), "    "))
+            print(textwrap.indent(textwrap.fill(row.meaning, LINE_WIDTH - 4), "    "))
         return
     resolved = load_config(file, overrides, method)
     print(_yaml_at(resolved.model_dump(mode="json"), words[0]) if words else dump_config(resolved))

@@ -14,7 +14,7 @@ from heron.shards.store import open_store
 
 STEPS = 1500  # of a first run, about
 MIN_EPOCHS, MAX_EPOCHS = 5, 200
-LARGEST_BATCH = 256
+MAX_BATCH = 256
 MAX_SIDE = 96  # larger pictures are resized to this
 TOKENS = 128  # of a text
 TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
@@ -60,7 +60,7 @@ def read_facts(data: str) -> Facts:
     labelled, scorable = 0, True
     for shard in manifest.splits[split]:
         labels = read_index(store, shard).labels
-        label_rows = labels[manifest.labels.known(labels)]
+        label_rows = labels[manifest.labels.is_labelled(labels)]
         labelled += len(label_rows)
         if manifest.labels.kind == "complementary":  # rows may leave several classes
             scorable &= bool((label_rows.sum(1) == len(manifest.labels.names) - 1).all())
@@ -86,7 +86,7 @@ def read_facts(data: str) -> Facts:
 
 def batch_of(rows: int) -> int:
     """Returns the size of a batch: about an eighth of the rows, as a power of two."""
-    return min(rows, max(16, min(LARGEST_BATCH, 1 << int(math.log2(max(rows / 8, 1))))))
+    return min(rows, max(16, min(MAX_BATCH, 1 << int(math.log2(max(rows / 8, 1))))))
 
 
 def _data(path: str, facts: Facts) -> tuple[list[Line], int]:

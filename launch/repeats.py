@@ -12,7 +12,7 @@ from scipy.stats import ttest_rel
 TOLERANCE = 1e-12  # relative to the scores: differences that vary by less count as constant
 
 
-def describe(scores: Any) -> Any:
+def mean_std_count(scores: Any) -> Any:
     """Returns mean, standard deviation (n - 1 below; NaN of one) and count, without NaN.
 
     `scores` is a Series, a DataFrame, or groups of one.
@@ -28,7 +28,7 @@ def mean_std(mean: float, std: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedTest:
     """Student's paired t-test of one method minus another over the `n` repeats of both.
 
     `difference` is the mean of the differences and `std` (n - 1 below) their deviation; `t` has
@@ -47,7 +47,7 @@ class Paired:
         return [f"{self.difference:+.4f}", *test]
 
 
-def paired(a: pd.Series, b: pd.Series) -> Paired | None:
+def paired_test(a: pd.Series, b: pd.Series) -> PairedTest | None:
     """Returns the test of a minus b, scores indexed by repeat; None for fewer than two in common.
 
     A repeat that is missing or NaN in either is left out.
@@ -60,7 +60,7 @@ def paired(a: pd.Series, b: pd.Series) -> Paired | None:
     if np.ptp(differences) > TOLERANCE * np.abs(scores).max():
         t, p = map(float, ttest_rel(scores[:, 0], scores[:, 1]))
     mean, std = float(differences.mean()), float(differences.std(ddof=1))
-    return Paired(len(scores), mean, std, t, p)
+    return PairedTest(len(scores), mean, std, t, p)
 
 
 @dataclass(frozen=True)

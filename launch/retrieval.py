@@ -15,7 +15,7 @@ from heron.launch.arguments import ONE_EACH, Override, UsageError
 from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.embeddings import Layer, Role
-from heron.pipeline.retrieval.kinds import Asked, MapKind, Metric, bytes_of
+from heron.pipeline.retrieval.kinds import MapKind, Metric, RequestedKind, parse_bytes
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index_manifest import IndexManifest
@@ -29,7 +29,7 @@ OtherData = Annotated[str | None, "shards that pictures are in (default: the ind
 Quiet = Annotated[bool, "no progress bar"]
 NoVerify = Annotated[bool, "compare no checksums, only sizes"]
 Gpu = Annotated[bool, "search on the GPUs that faiss-gpu sees"]
-Size = Annotated[int, BeforeValidator(bytes_of)]
+Size = Annotated[int, BeforeValidator(parse_bytes)]
 LOST_SHOWN = 5  # lost rows named on the terminal; the manifest names all
 
 
@@ -70,7 +70,9 @@ def index(
     *,
     out: Annotated[Path, "folder to make"],
     layer: Annotated[Layer | None, "of the model (default: hidden, or the only one)"] = None,
-    kind: Annotated[Asked, "auto: the most exact that is fast enough and fits --memory"] = "auto",
+    kind: Annotated[
+        RequestedKind, "auto: the most exact that is fast enough and fits --memory"
+    ] = "auto",
     metric: Annotated[Metric, "how near two vectors are"] = "cosine",
     memory: Annotated[Size | None, "budget: 2GB (default: half of what is free)"] = None,
     recall: Annotated[float, "target of recall@k"] = 0.95,
@@ -163,7 +165,7 @@ def query(
     heron query indexes/faces --key 000008 --where "Smiling and not Male" --sheet near.png
     heron query indexes/faces --file face.jpg --k 5 --format json
     """
-    from heron.pipeline.retrieval import given
+    from heron.pipeline.retrieval import user_files
     from heron.pipeline.retrieval.query import Retriever
 
     if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
@@ -179,7 +181,7 @@ def query(
     elif text is not None:
         answer = retriever.by_text(text, k, where, relation)
     elif vector is not None:
-        numbers = given.vector_row(given.mapped(vector), str(vector), row)
+        numbers = user_files.vector_row(user_files.map_bytes(vector), str(vector), row)
         answer = retriever.by_vector(numbers, k, where, relation, f"{vector} row {row}")
     else:
         answer = retriever.by_file(files, k, where, relation, row=row)
@@ -194,7 +196,11 @@ def query(
         print("\n".join([*_heading(answer, manifest), "", *_hits(answer, has_labels)]))
     if sheet is not None:
         contents = ((path, path.read_bytes()) for path in files.values())
-        pictures = (given.upright(d, str(p)) for p, d in contents if not d.startswith(given.NPY))
+        pictures = (
+            user_files.upright_picture(d, str(p))
+            for p, d in contents
+            if not d.startswith(user_files.NPY)
+        )
         draw_answer(retriever, answer, next(pictures, None)).save(sheet)
 
 

@@ -20,7 +20,7 @@ from heron.pipeline.training.run_lock import LOCK, holder
 from heron.pipeline.training.tracking import FACTS, START, Metrics, read_result
 from heron.shards.artefact import describe_errors, parse_json
 from heron.shards.dotted import suggest
-from heron.shards.errors import shown
+from heron.shards.errors import short_repr
 from heron.shards.terminal import print_table
 
 TAIL = 2**18  # bytes of metrics.jsonl that are read, from its end
@@ -151,7 +151,7 @@ def parse_conditions(text: str) -> list[Condition]:
         match = CONDITION.fullmatch(rest)
         if match is None:
             raise StudyError(
-                f"--where: {shown(rest)} is no comparison; expected KEY SIGN VALUE, such as "
+                f"--where: {short_repr(rest)} is no comparison; expected KEY SIGN VALUE, such as "
                 "optim.lr>0.01 or state == 'ended', and 'and' between two of them"
             )
         quoted = match["single"] if match["single"] is not None else match["double"]
@@ -162,7 +162,9 @@ def parse_conditions(text: str) -> list[Condition]:
             return conditions
         word, _, rest = rest.partition(" ")
         if word != "and":
-            raise StudyError(f"--where: found {shown(word)} after a comparison; expected 'and'")
+            raise StudyError(
+                f"--where: found {short_repr(word)} after a comparison; expected 'and'"
+            )
 
 
 def _value(word: str) -> Any:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from heron.launch.arguments import Group, Verb
 from heron.shards import build, foreign, show, verify
-from heron.shards.artefact import LARGEST
+from heron.shards.artefact import INT64_MAX
 from heron.shards.errors import SourceError
 from heron.shards.layout import Layout
-from heron.shards.sources import SOURCES, find, make
+from heron.shards.sources import SOURCES, find_source, make_source
 
 Quiet = Annotated[bool, "no progress bar"]
 Workers = Annotated[int, "processes"]
@@ -26,7 +26,7 @@ def build_from(name: str) -> Verb:
         SourceError: there is no such source, or one of its options has the name of an option of
             `heron shards build`.
     """
-    source = find(name)
+    source = find_source(name)
     if taken := source.model_fields.keys() & {"help", *signature(build_shards).parameters}:
         raise SourceError(
             f"{name}: an option is called {' and '.join(sorted(taken))}, as one of `heron shards "
@@ -53,7 +53,7 @@ def build_shards(
 ) -> None:
     """Writes a source as shards, or goes on with a build."""
     build.build(
-        make(source, options),
+        make_source(source, options),
         out,
         shard_rows=shard_rows,
         workers=workers,
@@ -129,7 +129,7 @@ def write_protocol(
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})
-    opened.MOST_BYTES = LARGEST  # no limit: the amount is printed
+    opened.MAX_REQUEST_BYTES = INT64_MAX  # no limit: the amount is printed
     reader = open_reader(data)
     rows, labels = int(reader.starts[-1]), reader.manifest.labels
     row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16

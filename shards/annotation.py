@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import CONTROL, ShardError, SourceError, shown
+from heron.shards.errors import CONTROL, ShardError, SourceError, short_repr
 from heron.shards.index import array_at
 from heron.shards.manifest import Labels
 
@@ -18,7 +18,7 @@ EXPECTED = (
     f"{', '.join(NUMBERS)} (class numbers), {', '.join(TEXTS)} (class names), json:FIELD or npy, "
     "or one of them with a name before it, such as label.txt"
 )
-FEW = 20  # class names that may all differ; more that do look like captions
+FEW_NAMES = 20  # class names that may all differ; more that do look like captions
 MAX_CLASSES = 100_000  # more are captions, or numbers of something else
 
 
@@ -66,22 +66,22 @@ class Annotation:
         try:
             text = payload.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"is {shown(payload)}; expected UTF-8") from None
+            raise ValueError(f"is {short_repr(payload)}; expected UTF-8") from None
         if self._format in TEXTS and not text:
             raise ValueError("is empty; expected a class name")
         if self._format in TEXTS:
             return Label("class name", [text])
         if not (text.isascii() and text.removeprefix("-").isdecimal()):
-            raise ValueError(f"is {shown(payload)}; expected a class number")
+            raise ValueError(f"is {short_repr(payload)}; expected a class number")
         return _number(int(text), self._signed)
 
     def _of_json(self, payload: bytes) -> Label:
         try:
             fields = json.loads(payload)
         except (ValueError, RecursionError):
-            raise ValueError(f"is {shown(payload)}; expected JSON") from None
+            raise ValueError(f"is {short_repr(payload)}; expected JSON") from None
         if not isinstance(fields, dict):
-            raise ValueError(f"is {shown(fields)}; expected fields")
+            raise ValueError(f"is {short_repr(fields)}; expected fields")
         match fields.get(self.field):
             case None:
                 names = ", ".join(fields) or "none"
@@ -99,7 +99,7 @@ class Annotation:
                 return Label("list of names", values)
             case value:
                 raise ValueError(
-                    f"has {self.field!r} = {shown(value)}; expected a class number, a class "
+                    f"has {self.field!r} = {short_repr(value)}; expected a class number, a class "
                     "name, a list of 0 and 1, or a list of names"
                 )
 
@@ -133,8 +133,8 @@ def _of_array(payload: bytes, signed: bool) -> Label:
         if np.isin(array, (-1, 1) if signed else (0, 1)).all():
             return Label("vector of 0 and 1", np.maximum(array, 0).astype(int).tolist())
     raise ValueError(
-        f"is {array.dtype} {array.shape}: {shown(array.ravel()[:8].tolist())}; expected a class "
-        "number, or a vector of 0 and 1, or of -1 and 1 with --minus-one no"
+        f"is {array.dtype} {array.shape}: {short_repr(array.ravel()[:8].tolist())}; expected a "
+        "class number, or a vector of 0 and 1, or of -1 and 1 with --minus-one no"
     )
 
 
@@ -159,11 +159,15 @@ def encode_labels(
             )
     has_names = kind in ("class name", "list of names")
     names = (_names_of_texts if has_names else _names_of_numbers)(stated, given_names)
-    if kind == "class name" and given_names is None and len(names) > max(FEW, len(stated) // 2):
+    if (
+        kind == "class name"
+        and given_names is None
+        and len(names) > max(FEW_NAMES, len(stated) // 2)
+    ):
         raise SourceError(
             f"label: {len(names):,} names in {len(stated):,} labels, such as "
-            f"{shown(names[len(names) // 2])}; this looks like text: index it with --text, which "
-            "takes what --label was given; or name the classes with --label-names"
+            f"{short_repr(names[len(names) // 2])}; this looks like text: index it with --text, "
+            "which takes what --label was given; or name the classes with --label-names"
         )
     if len(names) > MAX_CLASSES:
         raise SourceError(
@@ -190,8 +194,8 @@ def _names_of_texts(stated: dict[str, Label], given_names: list[str] | None) -> 
     samples = {str(name): key for key, label in stated.items() for name in label.values}
     if invalid := [name for name in samples if CONTROL.search(name)]:
         raise SourceError(
-            f"label: sample {samples[invalid[0]]} has the name {shown(invalid[0])}; expected names "
-            "without control characters or byte order marks; write it again"
+            f"label: sample {samples[invalid[0]]} has the name {short_repr(invalid[0])}; expected "
+            "names without control characters or byte order marks; write it again"
         )
     if given_names is None and not samples:
         raise SourceError("label: every list is empty; expected names; leave --label out")

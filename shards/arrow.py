@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from heron.shards.errors import DOWNLOAD, SourceError, some
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, first_few
 
 MAX_GROUP_BYTES = 1 << 32  # of a row group, which is held whole
 READ_ERRORS = pa.ArrowException, OSError, ValueError, NotImplementedError, KeyError
@@ -87,7 +87,7 @@ class ArrowRows:
                     values = file.column(column)
             except READ_ERRORS as fault:
                 raise SourceError(
-                    f"{path.name}: column {column!r} is damaged ({fault}); {DOWNLOAD}"
+                    f"{path.name}: column {column!r} is damaged ({fault}); {DOWNLOAD_AGAIN}"
                 ) from None
             self._cached[column] = group, values
         return self._cached[column][1]
@@ -119,7 +119,7 @@ def _open(path: Path) -> Any:
     except READ_ERRORS as fault:
         raise SourceError(
             f"{path.name}: cannot be read ({fault}); expected a Parquet or an Arrow file; "
-            f"{DOWNLOAD}"
+            f"{DOWNLOAD_AGAIN}"
         ) from None
 
 
@@ -128,4 +128,4 @@ def _schema(file: Any) -> Any:
 
 
 def _column_list(schema: Any) -> str:
-    return some([f"{field.name} {field.type}" for field in schema])
+    return first_few([f"{field.name} {field.type}" for field in schema])

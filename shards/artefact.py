@@ -17,18 +17,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heron.shards.atomic import save_json
-from heron.shards.errors import HeronError, ShardError, shown
+from heron.shards.errors import HeronError, ShardError, short_repr
 
 MANIFEST = "manifest.json"
-MOST_BYTES = 64 * 2**20  # largest manifest: some 200,000 shards
+MAX_MANIFEST_BYTES = 64 * 2**20  # largest manifest: some 200,000 shards
 MAX_VERIFIED_BYTES = 8 * 2**20  # of the record of verified files: some 130,000 files
-VERIFIED = "verified"  # name of that record in the cache folder
-LARGEST = 2**63 - 1  # of an int64
+VERIFIED_FILE = "verified"  # name of that record in the cache folder
+INT64_MAX = 2**63 - 1  # of an int64
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}$")]  # not a path
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=INT64_MAX)]
 _verified_here: set[str] = set()  # by this process, as the cache folder may be read-only
 
 
@@ -82,9 +82,9 @@ class Artefact(Record):
     The `unsealed` versions predate fingerprints; they are given one when they are read.
     """
 
-    what: ClassVar[str]
+    description: ClassVar[str]
     error: ClassVar[type[HeronError]] = ShardError
-    again: ClassVar[str]
+    remedy: ClassVar[str]
     version_key: ClassVar[str] = "format"
     versions: ClassVar[tuple[int, ...]]
     unsealed: ClassVar[tuple[int, ...]] = ()
@@ -96,7 +96,7 @@ class Artefact(Record):
         """Parses the manifest at `where`, a path or a URL; raises `error` where it is invalid."""
 
         def invalid(fault: object) -> HeronError:
-            return cls.error(f"{where}: {fault}; expected {cls.what}; {cls.again}")
+            return cls.error(f"{where}: {fault}; expected {cls.description}; {cls.remedy}")
 
         try:
             tree = parse_json(data)
@@ -106,12 +106,12 @@ class Artefact(Record):
         if type(version) is not int or version not in cls.versions:
             supported = " or ".join(map(str, cls.versions))
             raise cls.error(
-                f"{where}: {cls.version_key} is {shown(version)}; this version of heron reads "
-                f"{supported}; {cls.again}"
+                f"{where}: {cls.version_key} is {short_repr(version)}; this version of heron reads "
+                f"{supported}; {cls.remedy}"
             )
         stated, computed = tree.get("fingerprint"), fingerprint(tree)
         if stated != computed and not (version in cls.unsealed and stated is None):
-            raise invalid(f"its fingerprint is {shown(stated)}, its content has {computed}")
+            raise invalid(f"its fingerprint is {short_repr(stated)}, its content has {computed}")
         try:
             record = cls.model_validate_json(data, strict=True)
         except ValidationError as fault:
@@ -120,14 +120,14 @@ class Artefact(Record):
 
     @classmethod
     def read(cls, path: Path, remedy: str = "") -> Self:
-        """Reads a file of at most `MOST_BYTES`; `remedy` says what to do if it cannot be read."""
+        """Reads a file of at most `MAX_MANIFEST_BYTES`; `remedy` tells how to mend a failure."""
         try:
             with path.open("rb") as stream:
-                data = stream.read(MOST_BYTES + 1)
+                data = stream.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
             raise cls.error(
-                f"{path} cannot be read: {error.strerror}; expected {cls.what}; "
-                f"{remedy or cls.again}"
+                f"{path} cannot be read: {error.strerror}; expected {cls.description}; "
+                f"{remedy or cls.remedy}"
             ) from None
         return cls.parse(data, str(path))
 
@@ -144,7 +144,7 @@ class Artefact(Record):
     def check_files(self, folder: Path, files: Mapping[str, FileSum], read: bool = True) -> None:
         """Raises `error` if a file is missing or differs from its sum: see `FileSum.fault`."""
         if faults := [f for name, file in files.items() if (f := file.fault(folder / name, read))]:
-            raise self.error(f"{'; '.join(faults[:5])}; bring it back, or {self.again}")
+            raise self.error(f"{'; '.join(faults[:5])}; bring it back, or {self.remedy}")
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:
@@ -159,8 +159,8 @@ def parse_json(data: bytes) -> Any:
 
     Raises ValueError, with a text of one line, for anything else.
     """
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES:,} bytes")
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"more than {MAX_MANIFEST_BYTES:,} bytes")
     try:
         return json.loads(
             data.decode(),
@@ -180,7 +180,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         (duplicate, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"key {shown(duplicate)} is there twice")
+        raise ValueError(f"key {short_repr(duplicate)} is there twice")
     return mapping
 
 
@@ -197,7 +197,8 @@ def describe_errors(fault: Exception) -> str:
     lines = [
         error["msg"].removeprefix("Value error, ")  # our own texts are complete
         if error["type"] == "value_error"
-        else f"{'.'.join(map(str, error['loc']))}: {error['msg']}, found {shown(error['input'])}"
+        else f"{'.'.join(map(str, error['loc']))}: {error['msg']}, "
+        f"found {short_repr(error['input'])}"
         for error in fault.errors()[:5]
     ]
     return "; ".join(lines)
@@ -216,7 +217,7 @@ def cache_folder() -> Path:
 
 def _verified_lines() -> frozenset[str]:
     """Returns the recorded states of verified files; none if they cannot be read."""
-    path = cache_folder() / VERIFIED
+    path = cache_folder() / VERIFIED_FILE
     try:
         state = path.stat()
         return _lines(path, state.st_mtime_ns, state.st_size)
@@ -233,7 +234,7 @@ def _lines(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
 def _mark_verified(line: str) -> None:
     """Records a state in a single write; a record that is full starts over."""
     _verified_here.add(line)
-    path = cache_folder() / VERIFIED
+    path = cache_folder() / VERIFIED_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         full = path.exists() and path.stat().st_size > MAX_VERIFIED_BYTES - 100

@@ -7,9 +7,9 @@ from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
 REBUILD = "build or index it again with --overwrite"
-DOWNLOAD = "download it again"
+DOWNLOAD_AGAIN = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
-LONGEST = 60  # characters of a quoted value
+MAX_QUOTED = 60  # characters of a quoted value
 MAX_MESSAGE = 4000  # characters of a whole message
 # Characters that end lines, are invisible or cannot be encoded; kept out of names and messages.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
@@ -37,20 +37,20 @@ def one_line(text: str) -> str:
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def times(shape: Iterable[Any]) -> str:
+def format_shape(shape: Iterable[Any]) -> str:
     """Returns a shape in words: `218 × 178`."""
     return " × ".join(map(str, shape)) or "empty"
 
 
-def shown(value: Any) -> str:
-    """Returns the repr of a value, cut to `LONGEST` characters."""
+def short_repr(value: Any) -> str:
+    """Returns the repr of a value, cut to `MAX_QUOTED` characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer with more digits than Python prints
         text = f"{type(value).__name__} too large to show"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
-def some(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str]) -> str:
     """Returns the first eight names, and how many more there are."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

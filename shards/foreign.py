@@ -100,7 +100,7 @@ def index(
     tars = [tar for tars in splits.values() for tar in tars]
     if not layout.columns:
         raise SourceError(suggestion(folder, read_contents(tars[0]).samples))
-    unmeasured = draft(folder, layout, splits)
+    unmeasured = draft_manifest(folder, layout, splits)
     if (finished := _load_finished(folder, unmeasured, splits, overwrite)) is not None:
         return Outcome(folder, finished)
     if not os.access(folder, os.W_OK):
@@ -139,7 +139,7 @@ def index(
     )
 
 
-def draft(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
+def draft_manifest(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
     """Returns the manifest without its measured fields; SourceError where it would be invalid."""
     try:
         return Manifest(

@@ -3,14 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import shown
+from heron.shards.errors import short_repr
 from heron.shards.index import array_at
 
 Nodes = NDArray[np.int32]  # labels, [nodes]
 Edges = NDArray[np.int32]  # pairs of nodes, numbered from 0, [edges, 2]
 
 
-def tidy(pairs: NDArray[np.int64]) -> Edges:
+def normalize_edges(pairs: NDArray[np.int64]) -> Edges:
     """Returns undirected edges as they are stored: unique, lesser node first, and sorted.
 
     Raises:
@@ -21,15 +21,15 @@ def tidy(pairs: NDArray[np.int64]) -> Edges:
     return np.unique(np.sort(pairs, 1), axis=0).astype(np.int32)
 
 
-def pack(labels: Nodes, edges: Edges) -> bytes:
+def pack_graph(labels: Nodes, edges: Edges) -> bytes:
     """Returns a graph as the bytes of an npy file: the number of nodes, their labels, the edges."""
     from heron.shards.build import npy  # imported here, since build imports the users of this file
 
     return npy(np.concatenate([[len(labels)], labels, edges.ravel()]).astype(np.int32))
 
 
-def unpack(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
-    """Returns the labels of the nodes, and the edges, of a graph from `pack`.
+def unpack_graph(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
+    """Returns the labels of the nodes, and the edges, of a graph from `pack_graph`.
 
     Args:
         data: the bytes of the npy file.
@@ -51,7 +51,7 @@ def unpack(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
 
 
 def graph_fault(labels: Nodes, edges: Edges, shape: tuple[int, ...]) -> str:
-    """Returns how a graph does not fit a shape, or "": see `unpack`."""
+    """Returns how a graph does not fit a shape, or "": see `unpack_graph`."""
     max_nodes, max_edges, num_labels = shape
     if not 1 <= len(labels) <= max_nodes or len(edges) > max_edges:
         return (
@@ -63,7 +63,9 @@ def graph_fault(labels: Nodes, edges: Edges, shape: tuple[int, ...]) -> str:
     if not len(edges):
         return ""
     if edges.min() < 0 or edges.max() >= len(labels):
-        return f"has an edge to node {shown(int(edges.max()))}; expected 0 to {len(labels) - 1}"
+        return (
+            f"has an edge to node {short_repr(int(edges.max()))}; expected 0 to {len(labels) - 1}"
+        )
     order = edges[:, 0].astype(np.int64) * len(labels) + edges[:, 1]
     if (edges[:, 0] >= edges[:, 1]).any() or (np.diff(order) <= 0).any():
         return "has edges out of order; expected each once, its lesser node first, sorted"

@@ -20,7 +20,7 @@ from heron.shards.atomic import atomic_write
 from heron.shards.errors import REBUILD, RESTORE, ShardError
 
 BLOCK = tarfile.BLOCKSIZE  # 512 bytes: tar headers and payloads start at multiples of it
-UNREADABLE = (  # what NumPy raises for bytes that are not arrays
+NPY_ERRORS = (  # what NumPy raises for bytes that are not arrays
     *(ValueError, TypeError, KeyError, EOFError, OSError, RuntimeError, SyntaxError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
@@ -83,7 +83,7 @@ class ShardIndex:
             stored = read_npz(BytesIO(data), len(data))  # it is not compressed
             arrays = {name: stored[name] for name in names}
             index = cls(**arrays, present=stored.get("present"))
-        except (*UNREADABLE, ShardError) as fault:
+        except (*NPY_ERRORS, ShardError) as fault:
             raise ShardError(
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
@@ -105,14 +105,14 @@ def labels_in(data: bytes, where: str) -> NDArray[Any]:
     """Returns only the labels in the bytes of an index, which is faster than parsing all of it."""
     try:
         return read_npz(BytesIO(data), len(data), ["labels.npy"])["labels"]
-    except (*UNREADABLE, ShardError) as fault:
+    except (*NPY_ERRORS, ShardError) as fault:
         raise ShardError(f"{where}: not an index ({fault}); {REBUILD}") from None
 
 
 def read_npz(
     stream: BinaryIO, max_bytes: int, files: list[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of an npz of at most `max_bytes`; else raises ShardError or UNREADABLE.
+    """Returns the arrays of an npz of at most `max_bytes`; else raises ShardError or NPY_ERRORS.
 
     Only `files` of the archive are read; None reads all.
     """
@@ -147,7 +147,7 @@ def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> N
     head = data[offset : offset + min(length, 4096)].tobytes()
     try:
         start, shape, fortran, dtype = _header(head[: 10 + int.from_bytes(head[8:10], "little")])
-    except UNREADABLE as fault:
+    except NPY_ERRORS as fault:
         raise ShardError(f"{where}: not an npy array at byte {offset} ({fault})") from None
     if dtype.hasobject:
         raise ShardError(f"{where}: an array of Python objects is a pickle, never decoded")

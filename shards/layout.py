@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
 from heron.shards.artefact import describe_errors
-from heron.shards.errors import CONTROL, ShardError, SourceError, some
+from heron.shards.errors import CONTROL, ShardError, SourceError, first_few
 from heron.shards.manifest import TAR_NAME
-from heron.shards.sources.base import WHOLE
+from heron.shards.sources.base import SINGLE_SPLIT
 from heron.shards.sources.text import SPLIT_PATTERNS, split_lines
 
 PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
@@ -67,7 +67,7 @@ class Layout(BaseModel):
     split: list[str] | None = Field(
         default=None,
         description="splits, as NAME=PATTERN: train='a-*.tar' (default: by the word train, val or "
-        f"test in the name of each tar; where no name has one, all are one split, {WHOLE})",
+        f"test in the name of each tar; where no name has one, all are one split, {SINGLE_SPLIT})",
     )
     prefix_keys: bool = Field(
         default=False,
@@ -155,7 +155,7 @@ class Layout(BaseModel):
             else:
                 strays.append(f"{tar.name} is of {' and '.join(sorted(matching)) or 'no split'}")
         if len(strays) == len(tars) and not self.split and all("no split" in x for x in strays):
-            return {WHOLE: tars}
+            return {SINGLE_SPLIT: tars}
         if strays:
             raise SourceError(
                 f"split: {strays[0]}; expected one; say which with --split NAME=PATTERN, or move "
@@ -172,7 +172,7 @@ def _parse_split(text: str, tars: list[Path]) -> tuple[str, str]:
     names = [tar.name for tar in tars]
     if not any(fnmatchcase(name, pattern) for name in names):
         raise SourceError(
-            f"split: no tar in {tars[0].parent} is called {pattern!r}; found {some(names)}"
+            f"split: no tar in {tars[0].parent} is called {pattern!r}; found {first_few(names)}"
         )
     return split, translate(pattern)
 
@@ -208,8 +208,8 @@ def _find_tars(folder: Path) -> list[Path]:
     tars = [name for name in names if name.endswith(".tar") and not name.startswith(".")]
     if not tars:
         raise ShardError(
-            f"{folder} holds no tar; found {some(names) or 'nothing'}; give the folder in which "
-            "the tars lie"
+            f"{folder} holds no tar; found {first_few(names) or 'nothing'}; give the folder in "
+            "which the tars lie"
         )
     if invalid := [name for name in tars if not re.fullmatch(TAR_NAME, name)]:
         raise ShardError(
@@ -224,7 +224,7 @@ def suggestion(folder: Path, samples: Mapping[str, Iterable[str]]) -> str:
     message, members = f"{folder}: no view is asked for; ", list[str]()
     for key, sample in [*samples.items()][:1]:
         members = list(sample)
-        message += f"sample {key} has {some(members)}; "
+        message += f"sample {key} has {first_few(members)}; "
 
     def ending_in(endings: tuple[str, ...]) -> list[str]:
         return [member for member in members if member.rpartition(".")[2] in endings]

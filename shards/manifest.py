@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
-from heron.shards.artefact import LARGEST, MANIFEST, Artefact, Count, FileSum, Record, Sha256
-from heron.shards.errors import REBUILD, ShardError, times
+from heron.shards.artefact import INT64_MAX, MANIFEST, Artefact, Count, FileSum, Record, Sha256
+from heron.shards.errors import REBUILD, ShardError, format_shape
 from heron.shards.index import ShardIndex
 from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
@@ -38,7 +38,7 @@ def _check_name(value: str) -> str:
 Name = Annotated[str, AfterValidator(_check_name)]
 DOTTED = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 TAR_NAME = rf"{DOTTED}\.tar"
-Rows = Annotated[int, Field(gt=0, le=LARGEST)]
+Rows = Annotated[int, Field(gt=0, le=INT64_MAX)]
 Extent = Annotated[int, Field(ge=-1, le=2**31)]
 KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype and number of axes
     "image": ("uint8", 3),
@@ -46,10 +46,14 @@ KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype and numbe
     "text": ("uint8", 1),
     "graph": ("uint8", 3),
 }
-GRAPHS = range(1, 2**20 + 1), range(2**22 + 1), range(1, 2**16 + 1)  # nodes, edges, node labels
+GRAPH_LIMITS = (
+    range(1, 2**20 + 1),
+    range(2**22 + 1),
+    range(1, 2**16 + 1),
+)  # nodes, edges, node labels
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 # None is not written, so that data sets without missing values keep their fingerprint.
-Allowed = Annotated[Literal["allow"] | None, Field(exclude_if=lambda value: value is None)]
+AllowMissing = Annotated[Literal["allow"] | None, Field(exclude_if=lambda value: value is None)]
 
 
 class View(Record):
@@ -71,7 +75,7 @@ class View(Record):
     field: str | None = Field(default=None, max_length=200)  # None: the whole member is the text
     mean: list[float] | None = None
     std: list[float] | None = None
-    missing: Allowed = None
+    missing: AllowMissing = None
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -90,10 +94,10 @@ class View(Record):
             raise ValueError(f"view {self.name!r}: texts of shape {self.shape}; expected (-1,)")
         if self.field is not None and self.kind != "text":
             raise ValueError(f"view {self.name!r}: a field of JSON; expected texts")
-        if self.kind == "graph" and not all(map(range.__contains__, GRAPHS, self.shape)):
+        if self.kind == "graph" and not all(map(range.__contains__, GRAPH_LIMITS, self.shape)):
             raise ValueError(
                 f"view {self.name!r}: graphs of {self.extent} nodes, edges and labels; expected "
-                f"{', '.join(f'{limits[0]:,} to {limits[-1]:,}' for limits in GRAPHS)}"
+                f"{', '.join(f'{limits[0]:,} to {limits[-1]:,}' for limits in GRAPH_LIMITS)}"
             )
         if any(value < 0 for value in self.std or ()):  # 0: a constant column
             raise ValueError(f"view {self.name!r}: a std is below 0")
@@ -102,7 +106,7 @@ class View(Record):
     @property
     def extent(self) -> str:
         """The shape in words: `218 × any × 3`."""
-        return times("any" if n < 0 else n for n in self.shape)
+        return format_shape("any" if n < 0 else n for n in self.shape)
 
 
 class Labels(Record):
@@ -116,14 +120,14 @@ class Labels(Record):
     | hierarchical | int64 [rows, levels], a number of `levels[i]` in column i, coarse to fine |
     | none | int64 [rows], all unlabelled |
 
-    A row is unlabelled where all its numbers are `unlabelled`. With `unknown`, which only
+    A row is unlabelled where all its numbers are `unlabelled_value`. With `unknown`, which only
     multi_label may have, some numbers of a row may be: those labels of the row are not known.
     """
 
     kind: Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
     names: list[str]
     levels: list[list[str]] | None = None
-    unknown: Allowed = None
+    unknown: AllowMissing = None
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -149,13 +153,13 @@ class Labels(Record):
         return np.dtype(np.uint8 if self.kind in ("multi_label", "complementary") else np.int64)
 
     @property
-    def unlabelled(self) -> int:
+    def unlabelled_value(self) -> int:
         """The value that stands for an unknown label: 255 of uint8, -1 of int64."""
         return 255 if self.dtype == np.uint8 else -1
 
-    def known(self, array: NDArray[Any]) -> NDArray[np.bool_]:
+    def is_labelled(self, array: NDArray[Any]) -> NDArray[np.bool_]:
         """Returns which rows of an array of labels are labelled, [rows]."""
-        is_known = array != self.unlabelled
+        is_known = array != self.unlabelled_value
         labelled: NDArray[np.bool_] = is_known.any(axis=tuple(range(1, array.ndim)))
         return labelled
 
@@ -179,9 +183,9 @@ class Labels(Record):
             num_values = np.array([len(level) for level in self.levels])
         else:
             num_values = 2 if self.dtype == np.uint8 else len(self.names)
-        is_known = self.known(array).reshape(rows, *(1 for _ in self.row_shape))
+        is_known = self.is_labelled(array).reshape(rows, *(1 for _ in self.row_shape))
         if self.unknown:
-            is_known = array != self.unlabelled
+            is_known = array != self.unlabelled_value
         outside = np.argwhere(((array < 0) | (array >= num_values)) & is_known)
         if len(outside):
             position = tuple(int(i) for i in outside[0])
@@ -248,8 +252,8 @@ class Manifest(Artefact):
     A manifest of schema 2 has no fingerprint; it is given one when it is read.
     """
 
-    what: ClassVar[str] = f"a manifest of schema {SCHEMA_VERSION}"
-    again: ClassVar[str] = REBUILD
+    description: ClassVar[str] = f"a manifest of schema {SCHEMA_VERSION}"
+    remedy: ClassVar[str] = REBUILD
     version_key: ClassVar[str] = "schema_version"
     versions: ClassVar[tuple[int, ...]] = (2, SCHEMA_VERSION)
     unsealed: ClassVar[tuple[int, ...]] = (2,)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.shards.cache import LocalFile, ShardCache
-from heron.shards.errors import DOWNLOAD, SourceError, times
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
 HEADER_BYTES = 128  # before the first element of a v5 file
@@ -22,7 +22,7 @@ HEAD_BYTES = 4096  # of an element; enough for everything that precedes its numb
 CHUNK = 1 << 20  # bytes held at a time while a matrix is decompressed
 MAX_CHUNK_BYTES = 1 << 28  # bytes of an HDF5 chunk, which is held whole
 # Limits of a decompressed matrix: in bytes, and as a multiple of the file size; the larger counts.
-MOST_UNPACKED, MAX_UNPACKED_RATIO = 1 << 30, 100
+MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 1 << 30, 100
 MATRIX, COMPRESSED = 14, 15  # element types of a v5 file
 COMPLEX_FLAG = 0x0800  # of a v5 array
 # MATLAB classes, and dtypes of stored numbers, by their codes.
@@ -77,18 +77,18 @@ class MatlabFile:
             names = ", ".join(self.variables) or "none"
             raise SourceError(
                 f"{self.path.name}: no variable {name}; it has {names}; expected the file as its "
-                f"publisher made it; {DOWNLOAD}"
+                f"publisher made it; {DOWNLOAD_AGAIN}"
             )
         rows, columns = variable.shape if len(variable.shape) == 2 else (0, 0)
         if variable.dtype == NOT_NUMERIC or not rows * columns:
             raise SourceError(
-                f"{self.path.name}: {name} is {variable.kind} {times(variable.shape)}; expected "
-                "a matrix of real numbers, full and not empty"
+                f"{self.path.name}: {name} is {variable.kind} {format_shape(variable.shape)}; "
+                "expected a matrix of real numbers, full and not empty"
             )
         return rows, columns
 
     def element(self, name: str) -> bytes:
-        """Returns a v5 file with only one variable, unpacked, of at most MOST_UNPACKED bytes."""
+        """Returns a v5 file with only one variable, unpacked, of at most MAX_UNPACKED_BYTES."""
         variable = self.variables[name]
         with self.path.open("rb") as stream:
             header = stream.read(HEADER_BYTES)
@@ -101,15 +101,15 @@ class MatlabFile:
             try:
                 for chunk in _inflate_chunks(stream, variable.packed):
                     data += chunk
-                    if len(data) > MOST_UNPACKED:
+                    if len(data) > MAX_UNPACKED_BYTES:
                         raise SourceError(
-                            f"{self.path.name}: {name} has more than {MOST_UNPACKED:,} bytes "
+                            f"{self.path.name}: {name} has more than {MAX_UNPACKED_BYTES:,} bytes "
                             "unpacked; expected so many at most; save its matrices as full "
                             "variables of their own"
                         )
             except zlib.error as fault:
                 raise SourceError(
-                    f"{self.path.name}: {name} is damaged ({fault}); {DOWNLOAD}"
+                    f"{self.path.name}: {name} is damaged ({fault}); {DOWNLOAD_AGAIN}"
                 ) from None
         return header + bytes(data)
 
@@ -131,7 +131,7 @@ class MatlabFile:
         status = self.path.stat()
         identity = self.path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, variable
         size = math.prod(variable.shape) * variable.dtype.itemsize
-        if size > (max_bytes := max(MOST_UNPACKED, MAX_UNPACKED_RATIO * status.st_size)):
+        if size > (max_bytes := max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * status.st_size)):
             raise SourceError(
                 f"{self.path.name}: {variable.name} has {size:,} bytes unpacked; expected "
                 f"{max_bytes:,} at most, of a file of {status.st_size:,}; save it uncompressed "
@@ -169,7 +169,7 @@ def _read_variables(path: Path, start: bytes) -> Iterator[Variable]:
             if len(tag) < 8 or (kind in (MATRIX, COMPRESSED) and end > size):
                 raise SourceError(
                     f"{path.name}: {size:,} bytes; expected {end:,} at least, to the end of its "
-                    f"variable at byte {offset:,}: it is cut short; {DOWNLOAD}"
+                    f"variable at byte {offset:,}: it is cut short; {DOWNLOAD_AGAIN}"
                 )
             try:
                 if kind == COMPRESSED:
@@ -184,7 +184,7 @@ def _read_variables(path: Path, start: bytes) -> Iterator[Variable]:
             except (ValueError, struct.error, zlib.error) as fault:
                 raise SourceError(
                     f"{path.name}: damaged at byte {offset:,} ({fault}); expected a variable; "
-                    f"{DOWNLOAD}"
+                    f"{DOWNLOAD_AGAIN}"
                 ) from None
             offset = end
 
@@ -210,7 +210,7 @@ def _parse_variable(byte_order: str, head: bytes) -> Variable:
         raise ValueError(f"numbers of type {stored_type} in {name}")
     dtype = np.dtype(byte_order + STORED[stored_type])
     if size != math.prod(shape) * dtype.itemsize or start + size > 8 + length:
-        raise ValueError(f"{name} of {times(shape)} in {size:,} bytes of {dtype.name}")
+        raise ValueError(f"{name} of {format_shape(shape)} in {size:,} bytes of {dtype.name}")
     return Variable(name, class_name, shape, dtype, skip=start)
 
 
@@ -251,7 +251,7 @@ def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
     except zlib.error as error:
         fault = str(error)
     if fault:
-        raise SourceError(f"{path.name}: {variable.name} is damaged ({fault}); {DOWNLOAD}")
+        raise SourceError(f"{path.name}: {variable.name} is damaged ({fault}); {DOWNLOAD_AGAIN}")
 
 
 def _read_hdf5_variables(path: Path) -> list[Variable]:
@@ -267,7 +267,7 @@ def _read_hdf5_variables(path: Path) -> list[Variable]:
                 if isinstance(file.get(name, getlink=True), h5py.HardLink)
             ]
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as fault:
-        raise SourceError(f"{path.name}: damaged HDF5 ({fault}); {DOWNLOAD}") from None
+        raise SourceError(f"{path.name}: damaged HDF5 ({fault}); {DOWNLOAD_AGAIN}") from None
 
 
 def _describe_hdf5(name: str, item: Any) -> Variable:
@@ -316,7 +316,9 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
             try:
                 block = data[position]
             except OSError as fault:
-                raise SourceError(f"{path.name}: {name} is damaged ({fault}); {DOWNLOAD}") from None
+                raise SourceError(
+                    f"{path.name}: {name} is damaged ({fault}); {DOWNLOAD_AGAIN}"
+                ) from None
             first_column, first_row = position[0].start, position[1].start or 0
             for column, values in enumerate(block, first_column):
                 out.seek((column * rows + first_row) * values.itemsize)
@@ -331,5 +333,5 @@ def _unknown_file_message(path: Path, start: bytes) -> str:
         description = f"{len(start)} bytes"
     else:
         description = "MATLAB v4" if 0 in start[:4] else f"version {start[124:HEADER_BYTES].hex()}"
-    remedy = "save it again with `save -v7`" if description == "MATLAB v4" else DOWNLOAD
+    remedy = "save it again with `save -v7`" if description == "MATLAB v4" else DOWNLOAD_AGAIN
     return f"{path.name}: {description}; expected a file of MATLAB v5 or v7.3; {remedy}"

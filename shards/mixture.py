@@ -40,10 +40,10 @@ class MixedStore(Store):
         """Returns the path or address of a file, or of all data sets."""
         if not name or name == MANIFEST:
             return " and ".join(store.where(name) for store in self.stores)
-        store, own_name = self.part(name)
+        store, own_name = self.locate(name)
         return store.where(own_name)
 
-    def part(self, name: str) -> tuple[Store, str]:
+    def locate(self, name: str) -> tuple[Store, str]:
         """Returns the store that holds a file, and the file's name in it."""
         number, _, own_name = name.partition(".")
         return self.stores[int(number)], own_name
@@ -65,10 +65,10 @@ class MixedStore(Store):
 
     def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of a tar or an index: see `Store`."""
-        store, own_name = self.part(name)
+        store, own_name = self.locate(name)
         return store.local(own_name, size, sha256)
 
-    def copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
+    def local_copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
         """Raises ShardError, as the data sets must be verified one by one."""
         raise ShardError(f"{self.where()}: a mixture; expected one data set; give each alone")
 

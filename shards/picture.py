@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"  # their first bytes
-MOST_PIXELS = 1 << 27  # of a picture; more is a decompression bomb
+MAX_PIXELS = 1 << 27  # of a picture; more is a decompression bomb
 HEAD_BYTES = 4096  # most headers are shorter
 MARKER = re.compile(b"\xff[\x02-\xcf\xd9-\xfe]")  # of a JPEG, other than those inside coded pixels
 END_OF_IMAGE = 0xD9  # the last marker of a JPEG
@@ -54,8 +54,8 @@ def read_header(data: bytes, kind: Kind | None = None) -> Header:
         raise ValueError(f"begins with {data[:8]!r}; expected a {kind or 'JPEG or a PNG'}")
     if kind not in (None, header.kind):
         raise ValueError(f"is a {header.kind}; expected a {kind}")
-    if not 0 < height * width <= MOST_PIXELS:
-        raise ValueError(f"is {height} × {width}; expected 1 to {MOST_PIXELS:,} pixels")
+    if not 0 < height * width <= MAX_PIXELS:
+        raise ValueError(f"is {height} × {width}; expected 1 to {MAX_PIXELS:,} pixels")
     return header
 
 
@@ -76,7 +76,7 @@ def shape_of(headers: Iterable[Header]) -> tuple[int, int, int]:
     return height, width, 3
 
 
-def read_whole(data: bytes, kind: Kind | None = None) -> Header:
+def read_complete_header(data: bytes, kind: Kind | None = None) -> Header:
     """Returns the header of a complete picture; ValueError where it is damaged or cut.
 
     The file may continue after the picture. The checksums of a PNG are compared.
@@ -89,7 +89,7 @@ def read_whole(data: bytes, kind: Kind | None = None) -> Header:
 
 def decode(data: bytes) -> NDArray[np.uint8]:
     """Returns the pixels [height, width, 3] of a picture; ValueError where it is damaged."""
-    header = read_whole(data)
+    header = read_complete_header(data)
     try:
         if header.kind == "JPEG":
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data)

@@ -13,11 +13,11 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from heron.shards.body import Body, Damaged, Slow, Unwritable, enforce_speed
-from heron.shards.errors import RESTORE, ShardError, shown
+from heron.shards.errors import RESTORE, ShardError, short_repr
 
 BLOCK = 8 * 2**20  # bytes per read, and per request where the protocol does not stream
 MAX_DAMAGED = 2  # downloads with the wrong bytes before it gives up
-MOST_BYTES = 2**30  # of a file of unknown size
+MAX_UNSIZED_BYTES = 2**30  # of a file of unknown size
 PORTS = {"http": 80, "https": 443}
 MAX_REDIRECTS = 5  # followed within a host
 EXTRA = "pip install 'heron-pretrain[remote]'"
@@ -117,7 +117,7 @@ class Remote:
         Raises Missing, TooLong where the file has more than `limit` bytes, ShardError where it
         cannot be fetched or has other bytes than expected, and OSErrors of the stream.
         """
-        max_bytes = MOST_BYTES if limit is None else limit
+        max_bytes = MAX_UNSIZED_BYTES if limit is None else limit
         body, retry = Body(stream, size, sha256), self.retry
 
         def attempt() -> None:
@@ -219,7 +219,7 @@ class Remote:
                 )
             if (encoding := stream.r.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ShardError(
-                    f"{self.where(name)}: the server sent Content-Encoding {shown(encoding)}; "
+                    f"{self.where(name)}: the server sent Content-Encoding {short_repr(encoding)}; "
                     "expected the bytes of the file as they are; turn compression off at the server"
                 )
             content_range = stream.r.headers.get("Content-Range", "")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from heron.shards.artefact import MANIFEST
-from heron.shards.errors import ShardError, SourceError, some
+from heron.shards.errors import ShardError, SourceError, first_few
 from heron.shards.index import ShardIndex, map_arrays
 from heron.shards.manifest import JOURNAL, LABELS, Manifest
 from heron.shards.texts import TOKENIZER
@@ -32,8 +32,8 @@ def remove_build(out: Path) -> None:
     files = _recognised_files(out) if manifest is None else _listed_files(manifest)
     if others := sorted(path.name for path in out.glob("*.tar") if path.name not in files):
         raise ShardError(
-            f"{out}: no build is known to have written {some(others)}; expected only files of a "
-            "build of ours, which --overwrite removes; move others away, or choose another --out"
+            f"{out}: no build is known to have written {first_few(others)}; expected only files of "
+            "a build of ours, which --overwrite removes; move others away, or choose another --out"
         )
     with suppress(FileNotFoundError):
         (out / MANIFEST).replace(out / JOURNAL)

@@ -14,8 +14,8 @@ from heron.shards.picture import decode
 from heron.shards.store import Store, open_store
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # file types of a contact sheet
-DRAWN = (1, 3)  # numbers of channels that can be drawn: grey and RGB
-CELL = 96  # minimum width of a picture on the contact sheet, in pixels
+DRAWABLE_CHANNELS = (1, 3)  # numbers of channels that can be drawn: grey and RGB
+MIN_CELL_PIXELS = 96  # minimum width of a picture on the contact sheet, in pixels
 
 
 def show(folder: Path | str | Store) -> str:
@@ -74,8 +74,8 @@ def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
     for shards in manifest.splits.values():
         for shard in shards:
             labels = read_index(store, shard).labels
-            labels = labels[manifest.labels.known(labels)]
-            is_known = labels != manifest.labels.unlabelled
+            labels = labels[manifest.labels.is_labelled(labels)]
+            is_known = labels != manifest.labels.unlabelled_value
             rows += is_known.sum(0) if manifest.labels.unknown else len(labels)
             if labels.dtype == np.uint8:
                 counts += (labels * is_known).sum(0)
@@ -126,7 +126,9 @@ def contact_sheet(
             f"expected {', '.join(PICTURES)}; give --sheet another name"
         )
     manifest = load_manifest(store)
-    view = next((v for v in manifest.views if v.kind == "image" and v.shape[2] in DRAWN), None)
+    view = next(
+        (v for v in manifest.views if v.kind == "image" and v.shape[2] in DRAWABLE_CHANNELS), None
+    )
     if view is None:
         raise ShardError(
             f"{store}: no view of images in 1 or 3 channels; a contact sheet needs pictures: "
@@ -140,7 +142,7 @@ def contact_sheet(
             f"{store}: a contact sheet of {count} pictures of split {split!r} would be empty; "
             "give --count 1 or more"
         )
-    cell = max(CELL, max(image.width for _, image in pictures))
+    cell = max(MIN_CELL_PIXELS, max(image.width for _, image in pictures))
     caption_height = 14 if captions else 0
     columns = min(12, max(1, round((len(pictures) * 4 / 3) ** 0.5)))
     rows = -(-len(pictures) // columns)

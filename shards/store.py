@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from heron.shards.artefact import MOST_BYTES
+from heron.shards.artefact import MAX_MANIFEST_BYTES
 from heron.shards.cache import LocalFile, ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.remote import Missing, Remote, Retry
@@ -34,7 +34,7 @@ class Store(ABC):
     def read_bytes(self, name: str) -> bytes:
         """Returns the present bytes of a small file; raises Missing where there is none.
 
-        Files of more than MOST_BYTES, the largest size of a manifest, are not read whole.
+        Files of more than MAX_MANIFEST_BYTES, are not read whole.
         """
 
     @abstractmethod
@@ -52,13 +52,13 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
+    def local_copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
         """Provides a local folder with the present state of these files, less the missing ones.
 
         Raises TooLong where a file is longer than its size.
         """
 
-    def part(self, name: str) -> tuple[Store, str]:
+    def locate(self, name: str) -> tuple[Store, str]:
         """Returns the store that has a file, and the file's name there: see `MixedStore`."""
         return self, name
 
@@ -85,7 +85,7 @@ class LocalStore(Store):
         """Returns a small file."""
         try:
             with (self.folder / _check_plain_name(name)).open("rb") as stream:
-                return stream.read(MOST_BYTES + 1)
+                return stream.read(MAX_MANIFEST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             raise Missing(f"{self.where(name)}: no such file") from None
 
@@ -98,7 +98,7 @@ class LocalStore(Store):
         return LocalFile(self.folder / _check_plain_name(name))
 
     @contextmanager
-    def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
+    def local_copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
         """Provides the folder itself; nothing is copied."""
         yield self.folder
 
@@ -117,7 +117,7 @@ class RemoteStore(Store):
     def read_bytes(self, name: str) -> bytes:
         """Returns a small file, fetched anew every time."""
         stream = BytesIO()
-        self.remote.fetch(_check_plain_name(name), stream, limit=MOST_BYTES)
+        self.remote.fetch(_check_plain_name(name), stream, limit=MAX_MANIFEST_BYTES)
         return stream.getvalue()
 
     def names(self) -> set[str] | None:
@@ -130,7 +130,7 @@ class RemoteStore(Store):
         return (self.cache or ShardCache()).get(sha256, size, fetch)
 
     @contextmanager
-    def copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
+    def local_copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
         """Provides a temporary folder, as the cache would hide later damage to the files."""
         with TemporaryDirectory(prefix="heron-") as temporary:
             folder = Path(temporary)

@@ -12,7 +12,7 @@ from heron.shards.artefact import sha256
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
-from heron.shards.picture import read_whole
+from heron.shards.picture import read_complete_header
 from heron.shards.tarball import ByteRange, read_contents
 from heron.shards.texts import read_text
 
@@ -110,7 +110,7 @@ def _measure_shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
     """Returns the shape of a view of one sample; a picture is scanned, not decoded."""
     try:
         if column.kind == "image":
-            header = read_whole(payload)
+            header = read_complete_header(payload)
             return header.height, header.width, 3
         if column.kind == "text":
             read_text(payload, column.field)

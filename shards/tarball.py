@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from heron.shards.errors import CONTROL, ShardError, shown
+from heron.shards.errors import CONTROL, ShardError, short_repr
 from heron.shards.index import BLOCK
 
 COMPRESSED = {
@@ -169,7 +169,7 @@ def _parse_pax(tar: Path, offset: int, text: bytes) -> dict[bytes, bytes]:
             raise _damaged(tar, offset, "has a bad pax header")
         key, value = record[2], text[record.end() : length - 1]
         if key == b"size" and not re.fullmatch(rb"[0-9]{1,18}", value):
-            raise _damaged(tar, offset, f"has a pax header of size {shown(value)}")
+            raise _damaged(tar, offset, f"has a pax header of size {short_repr(value)}")
         if key.startswith(b"GNU.sparse."):
             raise ShardError(f"{tar.name} holds {LINKS[tarfile.GNUTYPE_SPARSE]}")
         if key in (b"path", b"size"):
@@ -190,7 +190,7 @@ def _checked_name(tar: Path, offset: int, name: bytes) -> str:
     parts = text.removeprefix("./").split("/")
     if CONTROL.search(text):
         raise ShardError(
-            f"{tar.name} holds {shown(text)} (byte {offset}), a name with control characters; "
+            f"{tar.name} holds {short_repr(text)} (byte {offset}), a name with control characters; "
             "rename it, and pack it again"
         )
     if "\\" in text or {"", ".", ".."} & set(parts):

@@ -24,7 +24,7 @@ def console(stream: TextIO) -> "Console":
     return Console(file=stream, markup=False, emoji=False)
 
 
-def say(*lines: str, stream: TextIO | None = None) -> None:
+def print_lines(*lines: str, stream: TextIO | None = None) -> None:
     """Prints lines of text; on a terminal with coloured numbers and paths, wrapped at words."""
     stream = stream or sys.stdout
     if is_terminal(stream):

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from heron.shards.atomic import atomic_write
-from heron.shards.errors import shown
+from heron.shards.errors import short_repr
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import View, member_names
 
-LONGEST = 2**16  # bytes of a text that are read
-LARGEST = 2**24  # bytes of a JSON object
+MAX_TEXT_BYTES = 2**16  # bytes of a text that are read
+MAX_JSON_BYTES = 2**24  # bytes of a JSON object
 MAX_PIECES = 8192  # in a vocabulary
 TOKENIZER = ".tokenizer.json"  # appended to the name of a view
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character beyond 16 bits, invalid in UTF-8
@@ -22,7 +22,7 @@ SPECIAL_TOKENS = ["[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
 def read_text(data: bytes, field: str | None = None) -> str:
-    """Returns the text of a member, cut after `LONGEST` bytes.
+    """Returns the text of a member, cut after `MAX_TEXT_BYTES`.
 
     Args:
         data: the bytes of the member.
@@ -33,20 +33,20 @@ def read_text(data: bytes, field: str | None = None) -> str:
     """
     if field is not None:
         try:
-            fields = json.loads(data) if len(data) <= LARGEST else None
+            fields = json.loads(data) if len(data) <= MAX_JSON_BYTES else None
         except (ValueError, RecursionError):
             fields = None
         text = fields.get(field) if isinstance(fields, dict) else None
         if not isinstance(text, str):
-            raise ValueError(f"is {shown(data)}; expected JSON with a string called {field!r}")
+            raise ValueError(f"is {short_repr(data)}; expected JSON with a string called {field!r}")
         if SURROGATE.search(text):
             raise ValueError(f"has half a character (a lone surrogate) in {field!r}; expected text")
-        return text[:LONGEST]
+        return text[:MAX_TEXT_BYTES]
     decoder = getincrementaldecoder("utf-8-sig")()
     try:  # drops a character that the cut splits
-        return decoder.decode(data[:LONGEST], final=len(data) <= LONGEST)
+        return decoder.decode(data[:MAX_TEXT_BYTES], final=len(data) <= MAX_TEXT_BYTES)
     except UnicodeDecodeError:
-        raise ValueError(f"is {shown(data)}; expected UTF-8") from None
+        raise ValueError(f"is {short_repr(data)}; expected UTF-8") from None
 
 
 def texts_of(tar: Path, index: ShardIndex, member: str, field: str | None) -> Iterator[str]:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from heron.shards.artefact import sha256
 from heron.shards.errors import RESTORE, ShardError, one_line
-from heron.shards.graph import unpack
+from heron.shards.graph import unpack_graph
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode as decode_picture
-from heron.shards.picture import read_whole
+from heron.shards.picture import read_complete_header
 from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
@@ -66,7 +66,7 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     for shard in shards:
         sizes = {shard.file: shard.bytes, shard.index_file: shard.index_bytes}
         try:
-            with store.copies(sizes) as copies:
+            with store.local_copies(sizes) as copies:
                 tar, index = copies / shard.file, copies / shard.index_file
                 faults += _file_faults(tar, shard.sha256, shard.bytes)
                 faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
@@ -160,7 +160,7 @@ def _member_fault(
     if column < len(manifest.views):
         view = manifest.views[column]
         if view.kind == "image" and manifest.block_rows is None:
-            header = read_whole(payload.tobytes())
+            header = read_complete_header(payload.tobytes())
             shape = (header.height, header.width, 3)  # grey is decoded to RGB too
             if decode:
                 decode_picture(payload.tobytes())
@@ -171,7 +171,7 @@ def _member_fault(
             read_text(payload.tobytes(), view.field)
             return None
         if view.kind == "graph":
-            unpack(payload.tobytes(), view.shape)
+            unpack_graph(payload.tobytes(), view.shape)
             return None
     array = array_at(payload, 0, len(payload), "is no array")
     if column >= len(manifest.views):  # our own: labels or present

@@ -11,14 +11,14 @@ from PIL import Image
 from heron.pipeline.config.experiment import Config, parse_config
 from heron.shards.manifest import Labels, View
 from heron.shards.sources import Rows
-from heron.shards.sources.base import Drawn
+from heron.shards.sources.base import SyntheticSource
 from tests.experiments import merge
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 60, 230)}
 SIZES = "small", "large"
 
 
-class Mixed(Drawn):
+class Mixed(SyntheticSource):
     """Squares of a colour and a size, what they are called, and five readings."""
 
     name: ClassVar[str] = "mixed"

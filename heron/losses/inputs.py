@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heron.shards.errors import HeronError, times
+from heron.shards.errors import HeronError, format_shape
 
 Views = Tensor | Sequence[Tensor]
 RowCounts = Sequence[int] | None  # numbers of rows of every process; None exchanges them
@@ -184,4 +184,4 @@ def shown(x: object) -> str:
     """Returns the dtype and shape of a tensor, or the type of anything else, for messages."""
     if not isinstance(x, Tensor):
         return type(x).__name__
-    return f"{str(x.dtype).removeprefix('torch.')} {times(x.shape)}"
+    return f"{str(x.dtype).removeprefix('torch.')} {format_shape(x.shape)}"

@@ -12,7 +12,7 @@ from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.extras import require
 
 Node = Mapping[str, float]  # a node's resources: CPU, GPU
-REACH_S = 10.0  # to connect to a cluster's head
+CONNECT_TIMEOUT_S = 10.0  # to connect to a cluster's head
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def connected(address: str | None) -> Iterator[None]:
     try:
         if address and address != "auto":  # Ray itself would try for two minutes
             host, _, port = address.removeprefix("ray://").rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except Exception as error:  # Ray raises no narrower one where its node starts too slowly
         reason = str(error).strip().split("\n")[0]  # Ray's own texts run over a page

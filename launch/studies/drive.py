@@ -12,7 +12,7 @@ from typing import Any
 from heron.launch.studies.cluster import nodes, trials_at_once
 from heron.launch.studies.halving import scheduler
 from heron.launch.studies.ledger import Ledger
-from heron.launch.studies.live import say
+from heron.launch.studies.live import print_line
 from heron.launch.studies.population import run_pbt
 from heron.launch.studies.study import Asha, Pbt, Study
 from heron.launch.studies.text import cell
@@ -123,15 +123,15 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     class LedgerCallback(TrialProgressCallback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:
             ledger.started.add(str(trial))
-            say(f"{trial} runs: {trials[str(trial)].description}")
+            print_line(f"{trial} runs: {trials[str(trial)].description}")
 
         def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
             if last is not None and measure.score in result:
                 score = result[measure.score]
-                say(f"{trial} at step {result['step']}: {measure.score} {score:.4f}")
+                print_line(f"{trial} at step {result['step']}: {measure.score} {score:.4f}")
 
         def on_trial_recover(self, trial: Any, **_: Any) -> None:
-            say(f"{trial} is lost, and goes on: {_cause_of_loss(trial)}")
+            print_line(f"{trial} is lost, and goes on: {_cause_of_loss(trial)}")
 
         def on_trial_complete(self, trial: Any, **_: Any) -> None:
             ended, step = trials[str(trial)], trial.last_result.get("step")
@@ -146,14 +146,14 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
                 values = (row["result"] or {}) | (row["measured"] or {})
                 names = [n for n in dict.fromkeys([*measure.y, measure.score]) if n]
                 scores = ", ".join(f"{name} {cell(values.get(name), name)}" for name in names)
-                say(f"{trial} {status}: {scores}")
+                print_line(f"{trial} {status}: {scores}")
 
         def on_trial_error(self, trial: Any, **_: Any) -> None:
             self._failed(trial, _cause_of_loss(trial))
 
         def _failed(self, trial: Any, text: str) -> None:
             ledger.append(trials[str(trial)], "failed", text)
-            say(f"{trial} failed: {text}")
+            print_line(f"{trial} failed: {text}")
 
     return LedgerCallback()
 

@@ -28,7 +28,7 @@ from heron.shards.atomic import atomic_write
 
 STUDY = "study.yaml"
 ROWS = "trials.jsonl"
-AGAIN = "take the line out, and run the study again: it runs what has no row"
+REMEDY = "take the line out, and run the study again: it runs what has no row"
 WARM_UP_STEPS = 3  # are slower than the others, and not measured
 MAY_CHANGE = ("concurrent", "retries")  # between two starts of a study
 
@@ -69,11 +69,11 @@ def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
         except ValueError as error:
             if resumed and number == len(lines):
                 break
-            raise StudyError(f"{where} is damaged: {describe_errors(error)}; {AGAIN}") from None
+            raise StudyError(f"{where} is damaged: {describe_errors(error)}; {REMEDY}") from None
         if row.fingerprint not in (None, expected := fingerprint(tree)):
             raise StudyError(
                 f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "
-                f"the line says has {expected}; {AGAIN}"
+                f"the line says has {expected}; {REMEDY}"
             )
         rows.append((number, row))
     return rows
@@ -86,7 +86,7 @@ def refuse_other_run(row: Row, folder: Path, where: str) -> None:
         raise StudyError(
             f"{where}: trial {row.trial} tells of a result.json of sha256 "
             f"{row.result_sha256[:12]}…, and {file} has {digest[:12]}…; expected the row's run: "
-            f"bring it back, or {AGAIN}"
+            f"bring it back, or {REMEDY}"
         )
 
 

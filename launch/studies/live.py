@@ -25,7 +25,7 @@ MIN_PROGRESS = 0.25  # of a trial, before the time that is left is estimated
 MAX_RUNNING, MAX_ENDED = 12, 6  # trials shown: of those under way, and of the last that ended
 OWNER = re.compile(r"process (\d+) on (\S+)")
 PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
-say = partial(print, flush=True)  # above the table, where there is one
+print_line = partial(print, flush=True)  # above the table, where there is one
 
 
 def live(trials: Sequence[Trial], ledger: Ledger) -> AbstractContextManager[object]:

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.live import say
+from heron.launch.studies.live import print_line
 from heron.launch.studies.study import Pbt, Range, Study, draw
 from heron.launch.studies.trials import LINEAGE, Takeover, Trial
 from heron.pipeline.config.errors import CheckpointError
@@ -82,7 +82,7 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
                 source = by_name[take["from"]].run / "checkpoints" / "latest"
                 exploit(source, trial.config(rung), trial.values)
                 donor = f"goes on from {take['from']}'s weights"
-                say(f"{name} at step {rung} {donor}: {trial.description}")
+                print_line(f"{name} at step {rung} {donor}: {trial.description}")
 
 
 def choose_donors(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from heron.launch.repeats import paired
+from heron.launch.repeats import paired_test
 from heron.launch.studies import figures, text
 from heron.launch.studies.fits import Law, fit
 from heron.launch.studies.results import (
@@ -164,7 +164,7 @@ class Report:
         best_setting = best(self.results, y)
         assert best_setting is not None  # there are scores
         first = best_setting.setting
-        tests = {name: paired(scores[first], scores[name]) for name in scores if name != first}
+        tests = {name: paired_test(scores[first], scores[name]) for name in scores if name != first}
         lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
         if lines:
             yield text.heading(f"{text.label(y)}: {first}, which is best, less each other")

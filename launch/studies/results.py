@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from heron.launch.repeats import describe
-from heron.launch.studies.ledger import AGAIN, ROWS, STUDY, Row, read_rows, refuse_other_run
+from heron.launch.repeats import mean_std_count
+from heron.launch.studies.ledger import REMEDY, ROWS, STUDY, Row, read_rows, refuse_other_run
 from heron.launch.studies.study import Study, load_study
 from heron.launch.studies.text import NEGATIVES, is_number, mean_std, plain, short
 from heron.launch.studies.trials import TRIALS, plan
 from heron.pipeline.config.errors import ConfigError, StudyError
 from heron.pipeline.training.tracking import read_metrics
-from heron.shards.errors import shown
+from heron.shards.errors import short_repr
 
 REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # keys that only repeats differ in
 BATCH, SHARE = "batch", "batch / workers"
@@ -29,7 +29,7 @@ def _cells(row: Row, folder: Path) -> dict[str, Any]:
     result, measured = row.result or {}, row.measured or {}
     workers = row.values.get("workers", result.get("world_size", 1))
     if type(workers) is not int or workers < 1:
-        raise StudyError(f"{folder}: trial {row.trial} has {shown(workers)} workers; {AGAIN}")
+        raise StudyError(f"{folder}: trial {row.trial} has {short_repr(workers)} workers; {REMEDY}")
     derived: dict[str, Any] = {"workers": workers}
     for line in read_metrics(folder / row.run / "metrics.jsonl"):
         batch = (line.get("samples_per_s") or 0.0) * (line.get("seconds") or 0.0)
@@ -172,7 +172,7 @@ def is_cost(name: str) -> bool:
 def points(curves: pd.DataFrame) -> pd.DataFrame:
     """Returns `mean`, `std` (n - 1 below; NaN of one) and `count` by columns `curve` and `x`."""
     repeats = curves.groupby(["curve", "x"], sort=False)["y"]
-    return pd.DataFrame(describe(repeats)).reset_index()
+    return pd.DataFrame(mean_std_count(repeats)).reset_index()
 
 
 def natural_x(results: Results, x: str) -> str:
@@ -281,7 +281,7 @@ def best(results: Results, name: str) -> Best | None:
     values, settings = numbers(results.done, name).dropna(), _settings(results)
     if values.empty:
         return None
-    stats = describe(values.groupby(settings[values.index], sort=False))
+    stats = mean_std_count(values.groupby(settings[values.index], sort=False))
     min_repeats = max(stats["count"].max() / 2, min(2, stats["count"].max()))
     compared = stats[stats["count"] >= min_repeats]
     means = compared["mean"]

@@ -21,7 +21,7 @@ from heron.pipeline.training.tracking import Metrics, read_lines
 from heron.shards.artefact import Count
 
 TRIALS = "trials"  # in a study's folder: the trials' runs
-AGAIN = "again"  # in a study's folder: where a row's command puts its run
+RERUNS = "again"  # in a study's folder: where a row's command puts its run
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # has accelerate use FSDP2
 RUNGS = "rungs.jsonl"  # in a run's folder: its scores at each rung
 LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and with which values
@@ -104,7 +104,7 @@ class Trial:
         if self.launch_strategy == "fsdp" and not self.study.gpus:  # on CPUs no option selects it
             words = ["env", *(f"{name}={value}" for name, value in FSDP.items()), *words]
         words += ["--config", self.study.base, *self.overrides(rung)]
-        run_dir = as_typed(str(self.out / AGAIN / self.name))
+        run_dir = as_typed(str(self.out / RERUNS / self.name))
         return shlex.join([*words, f"run.dir={run_dir}"])
 
     def _launcher(self) -> list[str]:

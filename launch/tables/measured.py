@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic_core import to_json
 from scipy.stats import ttest_ind_from_stats
 
-from heron.launch.repeats import Paired, describe, mean_std, paired
+from heron.launch.repeats import PairedTest, mean_std, mean_std_count, paired_test
 from heron.launch.studies.text import markdown as markdown_table
 from heron.launch.studies.text import write_files
 from heron.launch.tables.table import Figure, PublishedTable
@@ -30,7 +30,7 @@ class Score:
     count: int  # runs that have the score
     published: Figure | None
     p: float  # of Welch's t-test against the published score; NaN if not applicable
-    headline_less_this: Paired | None
+    headline_less_this: PairedTest | None
 
     def cells(self) -> list[str]:
         """Returns the published score, the measured one, and p, as cells of a table."""
@@ -51,12 +51,12 @@ def compare(
         compared[name] = {}
         for figure, score in zip(figures, table.scores, strict=True):
             values, p, test = runs[score], math.nan, None
-            mean, std, count = describe(values)
+            mean, std, count = mean_std_count(values)
             if figure is not None and figure[1] is not None and count > 1:
                 published_stats = (*figure, table.published_runs)
                 p = ttest_ind_from_stats(mean, std, count, *published_stats, equal_var=False).pvalue
             if name != table.headline and table.headline in scores:
-                test = paired(scores[table.headline][score], values)
+                test = paired_test(scores[table.headline][score], values)
             row = Score(values.to_dict(), mean, std, int(count), figure, float(p), test)
             compared[name][score] = row
     return compared

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from pydantic_core import to_json
 
-from heron.launch.repeats import Interval, corrected_interval, describe, mean_std
+from heron.launch.repeats import Interval, corrected_interval, mean_std, mean_std_count
 from heron.launch.studies.text import markdown, write_files
 from heron.launch.tuning.search import SearchSettings, search
 from heron.pipeline.config.data import without_locations
@@ -51,9 +51,9 @@ class FoldResult:
 class SavedResults(Artefact):
     """The file of one method's results in one fold; a score that is not finite is null."""
 
-    what: ClassVar[str] = "the results of a part of a comparison"
+    description: ClassVar[str] = "the results of a part of a comparison"
     error: ClassVar[type[StudyError]] = StudyError
-    again: ClassVar[str] = "bring the file back, or take it away and run again"
+    remedy: ClassVar[str] = "bring the file back, or take it away and run again"
     versions: ClassVar[tuple[int, ...]] = (1,)
 
     format: Literal[1] = 1
@@ -216,7 +216,7 @@ class Comparison:
 
     def _cell(self, name: str, score: str) -> str:
         """Returns mean and deviation as text, and the number of folds where some lack the score."""
-        mean, std, count = describe(self.test_scores(name, score))
+        mean, std, count = mean_std_count(self.test_scores(name, score))
         partial = f" (n = {count:g})" if 0 < count < len(self.folds) else ""
         return mean_std(mean, std) + partial
 

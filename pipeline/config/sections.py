@@ -13,8 +13,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.pipeline.config.errors import ConfigError
-from heron.shards.artefact import LARGEST
-from heron.shards.errors import CONTROL, shown
+from heron.shards.artefact import INT64_MAX
+from heron.shards.errors import CONTROL, short_repr
 
 # Limits of a YAML file; an alias counts as the values that it stands for.
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 2**18, 2**16, 40
@@ -31,7 +31,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-Natural = Annotated[int, Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(ge=1, le=INT64_MAX)]
 PathText = Annotated[str, AfterValidator(_printable)]
 
 
@@ -54,8 +54,8 @@ class _Loader(yaml.SafeLoader):
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if duplicates := [key for key, count in keys.items() if count > 1]:
             raise ConfigError(
-                f"key {shown(duplicates[0])} is given twice, from line {node.start_mark.line + 1} "
-                "on; keep one of them"
+                f"key {short_repr(duplicates[0])} is given twice, from line "
+                f"{node.start_mark.line + 1} on; keep one of them"
             )
         return node
 
@@ -81,8 +81,8 @@ class _Loader(yaml.SafeLoader):
             raise
         except Exception as error:  # PyYAML does not wrap those of long numbers or impossible dates
             raise ConfigError(
-                f"line {node.start_mark.line + 1}: found {shown(node.value)}, which cannot be read "
-                f"({error}); expected a value within the bounds of its type, or text in quotes"
+                f"line {node.start_mark.line + 1}: found {short_repr(node.value)}, which cannot be "
+                f"read ({error}); expected a value within the bounds of its type, or text in quotes"
             ) from None
 
 
@@ -164,16 +164,18 @@ def _plain_fault(value: Any, path: tuple[str, ...], counter: Iterator[int]) -> s
         fault = f"leads to more than {MAX_VALUES} values or {MAX_DEPTH} levels, aliases written out"
     elif isinstance(value, dict):
         if non_text := [name for name in value if not isinstance(name, str)]:
-            fault = f"has the key {shown(non_text[0])}; expected text: put it in quotes"
+            fault = f"has the key {short_repr(non_text[0])}; expected text: put it in quotes"
         children = value
     elif isinstance(value, list):
         children = {str(index): item for index, item in enumerate(value)}
     elif isinstance(value, float) and not math.isfinite(value):
         fault = f"found {value}; expected a finite number"
-    elif isinstance(value, int) and abs(value) > LARGEST:
-        fault = f"found a number of {value.bit_length()} bits; expected {LARGEST} at most"
+    elif isinstance(value, int) and abs(value) > INT64_MAX:
+        fault = f"found a number of {value.bit_length()} bits; expected {INT64_MAX} at most"
     elif not isinstance(value, str | int | float | None):
-        fault = f"found {shown(value)}; expected text, a number, true or false: put it in quotes"
+        fault = (
+            f"found {short_repr(value)}; expected text, a number, true or false: put it in quotes"
+        )
     if fault:
         return f"{'.'.join(path) or 'the top level'}: {fault}"
     return next(
@@ -215,8 +217,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Returns the dotted key and the value of `key.key=value`; ConfigError if it has no '='."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"override {shown(text)} has no '='; expected key=value: optim.lr=0.1")
-    return key, parse_yaml(value, f"override {shown(text)}")
+        raise ConfigError(
+            f"override {short_repr(text)} has no '='; expected key=value: optim.lr=0.1"
+        )
+    return key, parse_yaml(value, f"override {short_repr(text)}")
 
 
 def override(tree: dict[str, Any], text: str) -> None:
@@ -234,8 +238,8 @@ def override(tree: dict[str, Any], text: str) -> None:
         section = section[_index_in(section, parent, text)]
         if not isinstance(section, dict | list):
             raise ConfigError(
-                f"override {shown(text)}: '{parent}' holds the value {shown(section)}, not a "
-                "section"
+                f"override {short_repr(text)}: '{parent}' holds the value {short_repr(section)}, "
+                "not a section"
             )
     section[_index_in(section, last, text)] = value
 
@@ -261,8 +265,8 @@ def _index_in(section: dict[str, Any] | list[Any], name: str, text: str) -> Any:
         return name
     if not (name.isascii() and name.isdigit() and len(name) < 9 and int(name) < len(section)):
         raise ConfigError(
-            f"override {shown(text)}: {shown(name)} is no index of a list of {len(section)}; "
-            f"expected 0 to {len(section) - 1}"
+            f"override {short_repr(text)}: {short_repr(name)} is no index of a list of "
+            f"{len(section)}; expected 0 to {len(section) - 1}"
         )
     return int(name)
 
@@ -297,7 +301,9 @@ def _explain(fault: Any, root: type[BaseModel]) -> str:
         return f"{key}: missing; expected a value"
     message = fault["msg"].removeprefix("Value error, ")
     received = (
-        "" if isinstance(fault["input"], dict | Section) else f"found {shown(fault['input'])}; "
+        ""
+        if isinstance(fault["input"], dict | Section)
+        else f"found {short_repr(fault['input'])}; "
     )
     return f"{key or 'configuration'}: {received}{message[:1].lower()}{message[1:]}"
 

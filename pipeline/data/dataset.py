@@ -15,7 +15,7 @@ from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
 from heron.shards.mixture import MixedStore
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.store import Store, is_remote, open_store
 
 
@@ -31,7 +31,7 @@ def build_data(data: Data, progress: bool = True) -> None:
                 f"data.build: shards are built in a folder, but data.path is {data.path}; build "
                 "there first, copy the folder, and leave data.build out"
             )
-        build(make(source, options), Path(data.path), progress=progress)
+        build(make_source(source, options), Path(data.path), progress=progress)
 
 
 def open_reader(data: Data) -> Reader:

@@ -18,8 +18,8 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.skipped import SkippedRows
 from heron.pipeline.data.streams import Streams, refuse_unscored
 from heron.shards.annotation import Annotation, Label
-from heron.shards.errors import ShardError, shown
-from heron.shards.foreign import draft
+from heron.shards.errors import ShardError, short_repr
+from heron.shards.foreign import draft_manifest
 from heron.shards.layout import Layout
 from heron.shards.manifest import LABELS, Labels, Manifest
 from heron.shards.stream import TarReader
@@ -124,7 +124,9 @@ class EndlessStreams(Streams):
                 return int(value)
         elif value in names:
             return names.index(str(value))
-        raise ValueError(f"is of class {shown(value)}; expected one of {len(names)} that are known")
+        raise ValueError(
+            f"is of class {short_repr(value)}; expected one of {len(names)} that are known"
+        )
 
     def fill(self, name: str, sample: Sample, out: NDArray[Any]) -> None:
         """Decodes a view of a sample into `out`; ValueError if it is missing or damaged."""
@@ -250,7 +252,7 @@ def _declared(config: Config) -> Reader:
             f"data.webdataset has label {options.label} and {len(options.names)} classes; expected "
             "both, or neither: labels are counted before the first sample is read"
         )
-    drafted = draft(Path("data.webdataset"), layout, {})
+    drafted = draft_manifest(Path("data.webdataset"), layout, {})
     widths = iter(options.vector.values())
     views = [
         view.model_copy(update={"shape": (next(widths),)}) if view.kind == "vector" else view

@@ -13,8 +13,8 @@ from heron.pipeline.data.decoders import Decoder
 from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.texts import TextDecoder
-from heron.shards.errors import HeronError, some
-from heron.shards.graph import graph_fault, tidy
+from heron.shards.errors import HeronError, first_few
+from heron.shards.graph import graph_fault, normalize_edges
 from heron.shards.manifest import View
 
 # An array or a tensor [rows, ...], or a sequence with one item per row: an array; a picture, also
@@ -156,7 +156,7 @@ def _write_graph(decoder: GraphDecoder, graph: Any, out: NDArray[np.int32]) -> N
         raise ValueError(f"is labels {labels.dtype} and edges {edges.dtype}")
     if max(int(np.abs(array).max(initial=0)) for array in (labels, pairs)) >= 2**31:
         raise ValueError("has a number of more than 31 bits")
-    tidied = tidy(pairs.astype(np.int64))
+    tidied = normalize_edges(pairs.astype(np.int64))
     if fault := graph_fault(labels.astype(np.int32), tidied, decoder.stored):
         raise ValueError(fault)
     decoder.write(labels.astype(np.int32), tidied, out)
@@ -167,11 +167,11 @@ def refuse_names(inputs: Mapping[str, Any], required: Sequence[str], known: Sequ
     unknown = [name for name in inputs if name not in known]
     missing = [name for name in required if name not in inputs]
     if unknown or missing:
-        wrong = [f"no {some(missing)}"] if missing else []
-        wrong += [f"{some(unknown)}, which the model does not know"] if unknown else []
+        wrong = [f"no {first_few(missing)}"] if missing else []
+        wrong += [f"{first_few(unknown)}, which the model does not know"] if unknown else []
         raise InputError(
-            f"views {some(list(inputs)) or '(none)'} are given: {' and '.join(wrong)}; expected "
-            f"rows of each of {', '.join(required)}, by these names of the stored views"
+            f"views {first_few(list(inputs)) or '(none)'} are given: {' and '.join(wrong)}; "
+            f"expected rows of each of {', '.join(required)}, by these names of the stored views"
         )
 
 

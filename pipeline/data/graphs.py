@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.shards.graph import unpack
+from heron.shards.graph import unpack_graph
 
 NONE = -1  # no node, or no edge
 HIDDEN = -2  # the label of a masked node
@@ -49,7 +49,7 @@ class GraphDecoder:
         Raises:
             ValueError, ShardError: the bytes are no graph, or the graph is too large.
         """
-        self.write(*unpack(data, self.stored), out)
+        self.write(*unpack_graph(data, self.stored), out)
 
     def write(
         self, labels: NDArray[np.int32], edges: NDArray[np.int32], out: NDArray[np.int32]

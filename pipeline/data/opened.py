@@ -23,7 +23,7 @@ from heron.shards.store import Store
 
 MAX_INDEXES = 128  # that a process keeps
 MAX_LABEL_BYTES = 2**28  # of labels that a process keeps
-MOST_BYTES = 2**32  # of labels in one request
+MAX_REQUEST_BYTES = 2**32  # of labels in one request
 ADDRESS_SPACE = ctypes.c_ubyte * 2**47  # all memory that a process can address
 
 
@@ -140,11 +140,11 @@ class Indexes(Sequence[ShardIndex]):
             yield number, positions, local_rows[positions]
 
     def _refuse_too_many(self, rows: int, bytes_each: int, what: str) -> None:
-        if rows * bytes_each > MOST_BYTES:
+        if rows * bytes_each > MAX_REQUEST_BYTES:
             raise ConfigError(
                 f"{self.store}: the protocol asks for the {what} of {rows:,} rows, of {bytes_each} "
                 f"bytes each: {rows * bytes_each / 2**30:.1f} GiB in every process; expected "
-                f"{MOST_BYTES:,} bytes at most; write the roles of the rows once, with "
+                f"{MAX_REQUEST_BYTES:,} bytes at most; write the roles of the rows once, with "
                 "`heron shards protocol`, and name them by data.roles"
             )
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
-from heron.shards.errors import times
+from heron.shards.errors import format_shape
 from heron.shards.manifest import View
 from heron.shards.picture import JPEG, PILLOW_ERRORS, Kind, read_header
 
@@ -93,7 +93,9 @@ class PictureDecoder:
         stored = (*picture.shape[:2], self.stored[2]) if self.varying else self.stored
         if picture.shape not in (stored, self.shape) or picture.ndim != 3 or 0 in picture.shape:
             expected = "any × any" if self.varying else _size_text(self.stored)
-            raise ValueError(f"is {times(picture.shape)}; expected {expected} × {self.stored[2]}")
+            raise ValueError(
+                f"is {format_shape(picture.shape)}; expected {expected} × {self.stored[2]}"
+            )
         if self.varying:
             height, width = picture.shape[:2]
             side = min(height, width)

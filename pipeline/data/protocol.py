@@ -173,7 +173,7 @@ def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
         )
     in_rows = _row_draws(protocol, rows, "rows", 1) < protocol.hide_label_rows
     draws = _row_draws(protocol, rows, "labels", len(labels.names))
-    is_known = reader.labels(rows) != labels.unlabelled
+    is_known = reader.labels(rows) != labels.unlabelled_value
     hidden = (draws < protocol.hide_labels) & in_rows & is_known
     loses_all = ~(is_known & ~hidden).any(1)
     largest = np.argmax(np.where(hidden, draws, -1), 1)
@@ -211,7 +211,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
             )
         return roles
     labelled = roles.labelled[count_views(roles.labelled) == len(names)]
-    known = reader.labels(labelled) != reader.manifest.labels.unlabelled
+    known = reader.labels(labelled) != reader.manifest.labels.unlabelled_value
     return Roles(
         reader.starts,
         labelled[known.all(axis=tuple(range(1, known.ndim)))],

@@ -80,7 +80,7 @@ class Reader:
         missing = f"{where} is missing; the manifest lists it; {RESTORE}"
         if present is not None and shard.file not in present:
             return missing
-        store, name = self.store.part(shard.file)
+        store, name = self.store.locate(shard.file)
         if not isinstance(store, LocalStore):
             return None  # fetching compares size and checksum with the manifest
         try:
@@ -100,7 +100,7 @@ class Reader:
             ShardError: a shard was altered; `heron shards verify` names the sample.
         """
         for number, shard in enumerate(self.shards):
-            store, name = self.store.part(shard.file)
+            store, name = self.store.locate(shard.file)
             if not isinstance(store, LocalStore) or int(self.starts[number]) in self.lost:
                 continue
             self.indexes[number]
@@ -158,7 +158,7 @@ class Reader:
             positions = np.searchsorted(hidden_rows, rows).clip(max=len(hidden_rows) - 1)
             match = hidden_rows[positions] == rows
             labels[match] = np.where(
-                hidden[positions[match]], self.manifest.labels.unlabelled, labels[match]
+                hidden[positions[match]], self.manifest.labels.unlabelled_value, labels[match]
             )
         return labels
 
@@ -183,7 +183,7 @@ class Reader:
 
     def is_labelled(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which rows have a label, [rows]."""
-        return self.manifest.labels.known(self.labels(rows))
+        return self.manifest.labels.is_labelled(self.labels(rows))
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
         """Returns the labels of labelled rows, 0/1, [rows, labels]; NaN where one is unknown."""
@@ -197,7 +197,7 @@ class Reader:
             return targets
         targets = labels.astype(np.float32)
         if self.may_lack_labels:
-            targets[labels == self.manifest.labels.unlabelled] = np.nan
+            targets[labels == self.manifest.labels.unlabelled_value] = np.nan
         return targets
 
     def ground_truth(self, rows: Rows) -> NDArray[np.float32]:

@@ -79,9 +79,9 @@ class Roles:
 class WrittenRoles(Artefact):
     """The manifest of written roles, with the data set and the protocol that they belong to."""
 
-    what: ClassVar[str] = "the manifest of roles"
+    description: ClassVar[str] = "the manifest of roles"
     error: ClassVar[type[ConfigError]] = ConfigError
-    again: ClassVar[str] = "write them again with heron shards protocol"
+    remedy: ClassVar[str] = "write them again with heron shards protocol"
     versions: ClassVar[tuple[int, ...]] = (1,)
 
     format: Literal[1] = 1
@@ -138,7 +138,7 @@ def read_roles(reader: Reader, data: Data, folder: Path) -> Roles:
         if found != expected:
             raise ConfigError(
                 f"data.roles: {folder} was written for {what} {found}; expected {expected}; "
-                f"{manifest.again}"
+                f"{manifest.remedy}"
             )
     if sorted(manifest.files) != [MARKS, SIZES]:
         raise ConfigError(f"{folder} lists {sorted(manifest.files)}; expected {MARKS}, {SIZES}")

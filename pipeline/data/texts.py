@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
-from heron.shards.errors import shown
+from heron.shards.errors import short_repr
 from heron.shards.texts import read_text
 
 BYTES = "bytes"  # a tokenizer without a file: a start token, then a token for each byte of the text
@@ -72,7 +72,7 @@ class TextDecoder:
         else:
             ids = self._loaded_tokenizer.encode(text).ids
         if not ids:
-            raise ValueError(f"is {shown(text)}, which makes no token; expected some text")
+            raise ValueError(f"is {short_repr(text)}, which makes no token; expected some text")
         out[: len(ids)] = ids
         out[len(ids) :] = NONE
 

@@ -18,7 +18,7 @@ Matrix = NDArray[np.float32]
 Predict = Callable[[Matrix], Matrix]
 ITERATIONS, TREES = 500, 200
 ROWS = 4096  # predicted at a time
-MOST_TOKENS = 4096  # columns of a text at most
+MAX_TOKENS = 4096  # columns of a text at most
 
 
 def candidate(kind: Kind, seed: int, trial: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
 
 def _counts(vocabulary: int, tokens: NDArray[np.int32]) -> Matrix:
     """Counts the tokens of each row, [rows, tokens]; -1 is padding."""
-    width = min(vocabulary, MOST_TOKENS)
+    width = min(vocabulary, MAX_TOKENS)
     counts = np.zeros((len(tokens), width), np.float32)
     row, position = np.nonzero(tokens >= 0)
     np.add.at(counts, (row, tokens[row, position] % width), 1)

@@ -15,7 +15,7 @@ from heron.pipeline.config.extras import require
 from heron.pipeline.config.model import ModelConfig, Network, Timm, Transformer
 
 HALF = [0.5, 0.5, 0.5]  # the default mean and standard deviation of pictures
-MOST_BYTES = 2**20  # of a JSON file beside weights
+MAX_JSON_BYTES = 2**20  # of a JSON file beside weights
 HUB = "hf://"
 HUB_FILES = ["config.json", "preprocessor_config.json", "tokenizer.json", "*.safetensors*"]
 
@@ -304,12 +304,12 @@ def read_json(path: Path, key: str) -> dict[str, Any]:
     """Returns a JSON object; ConfigError where the file is not one, or is too long."""
     try:
         with path.open("rb") as stream:
-            text = stream.read(MOST_BYTES + 1)
-        tree = json.loads(text) if len(text) <= MOST_BYTES else None
+            text = stream.read(MAX_JSON_BYTES + 1)
+        tree = json.loads(text) if len(text) <= MAX_JSON_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{key}: {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{key}: {path} holds no object of at most {MOST_BYTES:,} bytes")
+        raise ConfigError(f"{key}: {path} holds no object of at most {MAX_JSON_BYTES:,} bytes")
     return tree
 
 

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 RELATIONS = "false", "close", "neither", "hard"  # of a near sample to its anchor
 ANCHORS, OTHERS = 2_000, 20_000  # samples drawn to represent all when labels of pairs are compared
-RARE = 0.01  # share of random pairs whose labels are close, at most
-CELLS = 2**22  # pairs of samples in memory at a time
-LABELS = 2**24  # labels compared at a time
+MAX_CLOSE_SHARE = 0.01  # share of random pairs whose labels are close, at most
+BLOCK_PAIRS = 2**22  # pairs of samples in memory at a time
+BLOCK_LABELS = 2**24  # labels compared at a time
 
 Numbers = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ def label_difference(
     """
     a, b = np.broadcast_arrays(first, second)
     out = np.empty(a.shape, np.int64)
-    flat, size = out.reshape(-1), max(1, LABELS // max(1, targets.shape[1]))
+    flat, size = out.reshape(-1), max(1, BLOCK_LABELS // max(1, targets.shape[1]))
     for start in range(0, a.size, size):
         block = slice(start, start + size)
         differ = targets[a.flat[block]] != targets[b.flat[block]]
@@ -69,7 +69,7 @@ def hard_difference(counts: Numbers) -> Numbers:
 def close_difference(counts: Numbers) -> int:
     """Returns the largest label difference of close labels; `counts` is of random pairs."""
     share = np.cumsum(counts) / counts.sum()
-    return max(0, int(np.searchsorted(share, RARE, side="right")) - 1)
+    return max(0, int(np.searchsorted(share, MAX_CLOSE_SHARE, side="right")) - 1)
 
 
 def relation(difference: Numbers, close: int, hard: Numbers | int) -> Numbers:
@@ -94,13 +94,13 @@ class LabelPairs:
     others: Numbers  # sorted numbers of samples that represent all, [others]; may include anchors
 
     @property
-    def largest(self) -> int:
+    def max_difference(self) -> int:
         """The label difference at the label distance 1; one more marks the anchor itself."""
         return 1 if self.exclusive else self.targets.shape[1]
 
     def blocks(self) -> Iterator[slice]:
         """Yields slices of anchors whose pairs fit into memory."""
-        size = max(1, CELLS // max(len(self.others), 1))
+        size = max(1, BLOCK_PAIRS // max(len(self.others), 1))
         for start in range(0, len(self.anchors), size):
             yield slice(start, min(start + size, len(self.anchors)))
 
@@ -109,8 +109,8 @@ class LabelPairs:
         anchors = self.targets[self.anchors[block]].astype(np.float32)
         others = self._other_targets
         differ = anchors.sum(1)[:, None] + others.sum(1) - 2 * (anchors @ others.T)
-        differ = np.minimum(np.rint(differ).astype(np.int64), self.largest)
-        differ[self.anchors[block][:, None] == self.others] = self.largest + 1
+        differ = np.minimum(np.rint(differ).astype(np.int64), self.max_difference)
+        differ[self.anchors[block][:, None] == self.others] = self.max_difference + 1
         return np.asarray(differ)
 
     @cached_property
@@ -119,7 +119,7 @@ class LabelPairs:
 
     def counts(self, block: slice) -> Numbers:
         """Returns how many others differ in 0, 1, ... labels, [anchors, differences]."""
-        return row_sums(self.differences(block), self.largest + 2)[:, :-1]
+        return row_sums(self.differences(block), self.max_difference + 2)[:, :-1]
 
 
 def draw_pairs(

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 DRAWS = 400  # of the bootstrap
-CELLS = 2**20  # anchors times draws in memory at a time
+BLOCK_CELLS = 2**20  # anchors times draws in memory at a time
 BINS = 2000  # of a histogram of cosines, from -1 to 1, each 0.001 wide
-MIDDLES = (np.arange(BINS) + 0.5) * (2 / BINS) - 1
+BIN_CENTERS = (np.arange(BINS) + 0.5) * (2 / BINS) - 1
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -50,7 +50,7 @@ def _resample(values: NDArray[Any], seed: int) -> Floats:
     """Returns sums of values [anchors, columns] over resampled anchors, [draws, columns]."""
     generator, count = np.random.default_rng(seed), len(values)
     sums = np.empty((DRAWS, values.shape[1]))
-    size = max(1, CELLS // count)
+    size = max(1, BLOCK_CELLS // count)
     for start in range(0, DRAWS, size):
         draws = min(size, DRAWS - start)
         drawn = generator.integers(count, size=(draws, count)) + count * np.arange(draws)[:, None]
@@ -106,7 +106,7 @@ def quantiles(histogram: Counts, shares: Floats) -> Floats:
     """Returns quantiles of a cosine, to the width of a bin; NaN if the histogram is empty."""
     if not histogram.any():
         return np.full(len(shares), np.nan)
-    return np.asarray(np.quantile(MIDDLES, shares, weights=histogram, method="inverted_cdf"))
+    return np.asarray(np.quantile(BIN_CENTERS, shares, weights=histogram, method="inverted_cdf"))
 
 
 def more_similar(near: Counts, others: Counts) -> float:

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.links import PageLinks
-from heron.pipeline.negatives.measure import EXPECTED
+from heron.pipeline.negatives.measure import MIN_EXPECTED
 from heron.pipeline.report.charts import Chart, heat_map
 
-FEW = 30  # pairs per point of a curve, at least
-LARGEST = 40  # labels on a heat map
+MIN_PAIRS = 30  # pairs per point of a curve, at least
+MAX_LABELS = 40  # labels on a heat map
 BLUE_TO_RED = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]
 BLUE, ORANGE, GREEN, RED, GREY = "#2f80d6", "#d9730d", "#1f9d57", "#d6455d", "#888"
 
@@ -32,8 +32,10 @@ def draw(numbers: Mapping[str, Any], exclusive: bool, links: PageLinks) -> dict[
             ("by_label", similarity, 1 - weight["distance"], weight["pairs"]),
             ("by_cosine", "cosine of the projections", middles, weight["counts"]),
         ):
-            curve = _curve(positions[pairs >= FEW], weight[name][pairs >= FEW], BLUE, "g")
-            title = f"Mean g by {x}; points of {FEW} pairs or more"
+            curve = _curve(
+                positions[pairs >= MIN_PAIRS], weight[name][pairs >= MIN_PAIRS], BLUE, "g"
+            )
+            title = f"Mean g by {x}; points of {MIN_PAIRS} pairs or more"
             charts[f"g_{name}"] = Chart(title, [curve], _axes(x, "mean g"))
     return charts
 
@@ -99,12 +101,12 @@ def _confusion(
     """
     counts, chance = confusion["swapped"], confusion["expected"]
     shown = np.arange(len(counts))
-    if len(counts) > LARGEST:  # those that are confused most
+    if len(counts) > MAX_LABELS:  # those that are confused most
         wrong = counts - np.diag(np.diag(counts))
-        shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:LARGEST])
+        shown = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:MAX_LABELS])
     block, values = np.ix_(shown, shown), np.full((len(shown), len(shown)), np.nan)
     base: NDArray[np.float64] = chance[block]
-    comparable, colors = base >= EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
+    comparable, colors = base >= MIN_EXPECTED, {"colorscale": BLUE_TO_RED, "zmin": 0, "zmax": 2}
     x, y = "the neighbour has, the anchor has not", "the anchor has, the neighbour has not"
     unit = "times as often as random pairs (grey: too few)"
     if exclusive:

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from heron.pipeline.negatives.definition import CELLS, RELATIONS, Numbers, relation
+from heron.pipeline.negatives.definition import BLOCK_PAIRS, RELATIONS, Numbers, relation
 from heron.pipeline.negatives.estimates import (
+    BIN_CENTERS,
     BINS,
-    MIDDLES,
     Estimate,
     bins,
     bootstrap,
@@ -18,9 +18,9 @@ from heron.pipeline.negatives.estimates import (
 from heron.pipeline.negatives.neighbours import NearPairs, unit_vectors
 
 SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])  # quantiles of a cosine
-COARSE = 20  # bins of a histogram that are drawn as one
-EXPECTED = 10  # random pairs with two labels swapped that a comparison needs, at least
-LISTED = 12  # pairs of labels
+MERGED_BINS = 20  # bins of a histogram that are drawn as one
+MIN_EXPECTED = 10  # random pairs with two labels swapped that a comparison needs, at least
+MAX_LISTED = 12  # pairs of labels
 
 
 def measure_labels(near: NearPairs) -> dict[str, Any]:
@@ -33,18 +33,19 @@ def measure_labels(near: NearPairs) -> dict[str, Any]:
     hard_median, positives = similarity["hard"]["quantiles"][0.5], histograms["close"]
     return {
         "thresholds": {
-            "close": near.close / pairs.largest,
-            "far": float(np.median(near.hard)) / pairs.largest,
+            "close": near.close / pairs.max_difference,
+            "far": float(np.median(near.hard)) / pairs.max_difference,
         },
         "random_pairs_by_distance": {
-            "distance": np.arange(pairs.largest + 1) / pairs.largest,
+            "distance": np.arange(pairs.max_difference + 1) / pairs.max_difference,
             "pairs": near.counts.sum(0),
         },
         "false_negatives": {"k": near.ks} | _rates(near),
         "hard_share": float(is_hard.mean()),
         "similarity": similarity,
         "closer_than_random": more_similar(histograms["close"], histograms["others"]),
-        "positives_below_hard": positives[hard_median > MIDDLES].sum() / max(positives.sum(), 1),
+        "positives_below_hard": positives[hard_median > BIN_CENTERS].sum()
+        / max(positives.sum(), 1),
         "confusion": _confusion(near, near.numbers[:, :k]),
     }
 
@@ -57,7 +58,7 @@ def _histograms(near: NearPairs) -> dict[str, Numbers]:
     )
     counts = np.zeros(4 * BINS, np.int64)
     for block in pairs.blocks():
-        group = relation(pairs.differences(block), near.close, pairs.largest + 1)
+        group = relation(pairs.differences(block), near.close, pairs.max_difference + 1)
         cells = BINS * group + bins(anchors[block] @ others.T)
         counts += np.bincount(cells.reshape(-1), minlength=4 * BINS)
     same, close, far, _ = counts.reshape(4, BINS)
@@ -67,15 +68,15 @@ def _histograms(near: NearPairs) -> dict[str, Numbers]:
 def _describe(counts: Numbers) -> dict[str, Any]:
     return {
         "pairs": int(counts.sum()),
-        "mean": float(np.average(MIDDLES, weights=counts)) if counts.any() else math.nan,
+        "mean": float(np.average(BIN_CENTERS, weights=counts)) if counts.any() else math.nan,
         "quantiles": dict(zip(SHARES.tolist(), quantiles(counts, SHARES).tolist(), strict=True)),
-        "histogram": counts.reshape(-1, COARSE).sum(1),
+        "histogram": counts.reshape(-1, MERGED_BINS).sum(1),
     }
 
 
 def _rates(near: NearPairs) -> dict[str, dict[str, Estimate]]:
     """Returns rates of false negatives and mean label distances, of the nearest and of others."""
-    differences, seed = np.arange(near.pairs.largest + 1), near.question.seed
+    differences, seed = np.arange(near.pairs.max_difference + 1), near.question.seed
     measures = {  # value of each label difference
         "same": differences == 0,
         "close": differences <= near.close,
@@ -106,7 +107,7 @@ def _confusion(near: NearPairs, numbers: Numbers) -> dict[str, Any]:
     anchors, others = (targets[n].astype(np.float32) for n in (pairs.anchors, pairs.others))
     k, labels = numbers.shape[1], targets.shape[1]
     shared, swapped = np.zeros((len(anchors), labels), np.float32), np.zeros((labels, labels))
-    size = max(1, CELLS // (k * labels))
+    size = max(1, BLOCK_PAIRS // (k * labels))
     for start in range(0, len(anchors), size):
         block = slice(start, start + size)
         y_anchor, y_near = anchors[block, None], targets[numbers[block]].astype(np.float32)
@@ -134,11 +135,11 @@ def _confusion(near: NearPairs, numbers: Numbers) -> dict[str, Any]:
 
 def _worst(near: NearPairs, swapped: Any, expected: Any) -> list[dict[str, Any]]:
     """Returns the pairs of labels that are swapped most often, relative to chance."""
-    names, comparable = near.embeddings.samples.names, expected >= EXPECTED
+    names, comparable = near.embeddings.samples.names, expected >= MIN_EXPECTED
     if near.pairs.exclusive:
         np.fill_diagonal(comparable, False)
     ratio = np.divide(swapped, expected, out=np.full(expected.shape, -1.0), where=comparable)
-    order = np.argsort(-ratio, axis=None, kind="stable")[:LISTED].tolist()
+    order = np.argsort(-ratio, axis=None, kind="stable")[:MAX_LISTED].tolist()
     return [
         {
             "anchor": names[a],

@@ -25,7 +25,7 @@ from heron.shards.artefact import FileSum, describe_errors
 from heron.shards.atomic import atomic_write, save_json
 
 SHARED = "meeting"  # a file that shows whether all processes see the same folder
-SEEN = 8  # neighbours searched per hard negative, as not all of them have far labels
+SEARCHED_PER_HARD = 8  # neighbours searched per hard negative, as not all of them have far labels
 SAMPLE = 1000  # rows, roughly, that the median label distance is computed over
 
 
@@ -178,7 +178,7 @@ def mine(
     """Returns the numbers of the nearest hard negatives of every row, [rows, nearest].
 
     `pipeline.negatives.definition` defines hard; the median is over a fixed sample of the rows.
-    `SEEN` times `nearest` neighbours are searched; -1 fills up rows with fewer hard ones.
+    `SEARCHED_PER_HARD` times `nearest` neighbours are searched; -1 fills rows with fewer hard ones.
     """
     from heron.pipeline.evaluation.knn import exact_nearest, faiss  # only mining needs FAISS
 
@@ -189,7 +189,7 @@ def mine(
     mined = np.full((len(rows), nearest), -1, np.int64)
     for block in pairs.blocks():
         anchors = numbers[block]
-        k = min(len(rows) - 1, SEEN * nearest)
+        k = min(len(rows) - 1, SEARCHED_PER_HARD * nearest)
         near, _ = exact_nearest([(numbers, unit)], unit[block], anchors, k, gpu=gpu)
         threshold = hard_difference(pairs.counts(block))
         is_hard = label_difference(y, anchors[:, None], near, exclusive) >= threshold[:, None]

@@ -106,7 +106,7 @@ def find_neighbours(
             f"all samples with labels in {embeddings.folder} have the same ones; expected two "
             "classes or more, to tell negatives from positives; embed more of the data set"
         )
-    close = samples.close
+    close = samples.close_difference
     ks = tuple(k for k in sorted({*KS, question.k}) if k < len(labelled))
     if len(ks) < len({*KS, question.k}):
         notes.append(f"rates are of k up to {ks[-1]}: {len(labelled):,} samples have labels")

@@ -17,11 +17,11 @@ from heron.pipeline.negatives import figures
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.estimates import Estimate
 from heron.pipeline.negatives.links import ADDRESS, PageLinks
-from heron.pipeline.negatives.measure import EXPECTED, measure_labels
+from heron.pipeline.negatives.measure import MIN_EXPECTED, measure_labels
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.pipeline.report import pages
-from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
+from heron.pipeline.retrieval.embeddings import Embeddings, choose_data
 from heron.pipeline.retrieval.pictures import SamplePictures
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
@@ -29,8 +29,8 @@ from heron.shards.errors import ShardError
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
-LARGEST = 200  # labels up to which the confusion matrices are written to the JSON
-SIDE = 192  # of a picture, in pixels, at most
+MAX_MATRIX_LABELS = 200  # labels up to which the confusion matrices are written to the JSON
+MAX_SIDE = 192  # of a picture, in pixels, at most
 PAGE = Path(__file__).parent / "page"
 
 
@@ -81,7 +81,7 @@ def report(
     }
     page = render(near, numbers, pictures, links)
     confusion = numbers["confusion"]
-    if len(embeddings.samples.names) > LARGEST:
+    if len(embeddings.samples.names) > MAX_MATRIX_LABELS:
         confusion = confusion | {"swapped": None, "expected": None}
     out.mkdir(parents=True, exist_ok=True)
     with atomic_write(out / "pairs.parquet") as stream:
@@ -105,7 +105,7 @@ def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
     anchors, k = near.numbers.shape
     g = near_weights(near, temperatures)
     keys = pa.array(near.embeddings.samples.keys.tolist(), pa.binary()).cast(pa.string())
-    distance = (near.difference.reshape(-1) / near.pairs.largest).astype(np.float32)
+    distance = (near.difference.reshape(-1) / near.pairs.max_difference).astype(np.float32)
     columns: dict[str, Any] = {
         "anchor": keys.take(pa.array(np.repeat(near.pairs.anchors, k))),
         "neighbour": keys.take(pa.array(near.numbers.reshape(-1))),
@@ -130,7 +130,7 @@ def render(
         {"percent": percent, "number": number},
         name=f"Negatives of {near.embeddings.folder.resolve().name}",
         exclusive=near.pairs.exclusive,
-        expected=EXPECTED,
+        expected=MIN_EXPECTED,
         figures=figures.draw(numbers, near.pairs.exclusive, links),
         sheets={relation: _sheet(near, relation, pictures) for relation in ("hard", "false")},
         common=lambda pairs: Counter(n for p in pairs for n in p["both"]).most_common(1),
@@ -147,7 +147,7 @@ def _ends(weight: dict[str, Any] | None) -> list[float]:
     """Returns the mean g of the least and of the most similar pairs."""
     if weight is None:
         return []
-    points = np.flatnonzero(weight["pairs"] >= min(figures.FEW, weight["pairs"].max()))
+    points = np.flatnonzero(weight["pairs"] >= min(figures.MIN_PAIRS, weight["pairs"].max()))
     return list(weight["by_label"].value[points[[-1, 0]]].tolist())
 
 
@@ -163,7 +163,7 @@ def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> l
                 "keys": [samples.key(number) for number in numbers],
                 "pictures": [(key, _thumbnail(image)) for key, image in images if image],
                 "cosine": float(near.cosine[row, column]),
-                "distance": float(near.difference[row, column] / near.pairs.largest),
+                "distance": float(near.difference[row, column] / near.pairs.max_difference),
                 "rank": column + 1,
                 "both": [name for name in left if name in right],
                 "left": [name for name in left if name not in right],
@@ -175,7 +175,7 @@ def _sheet(near: NearPairs, relation: str, pictures: SamplePictures | None) -> l
 
 def _thumbnail(picture: Image.Image) -> str:
     """Shrinks a picture in place, and returns it as a PNG in base64."""
-    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     return pages.png(picture)
 
 
@@ -185,8 +185,8 @@ def find_pictures(
     """Returns the pictures of the samples, or None and why there are none; see `report`."""
     manifest = embeddings.manifest
     try:
-        shards = shards_of(data, manifest.data, embeddings.folder)
-        pictures = SamplePictures.open(shards, manifest.run, own=False)
+        shards = choose_data(data, manifest.data, embeddings.folder)
+        pictures = SamplePictures.open(shards, manifest.run, trusted=False)
         pictures.of(embeddings.samples, 0)  # raises if the shards are others
         if pictures.view is not None:
             return pictures, ""

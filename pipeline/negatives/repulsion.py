@@ -15,7 +15,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.evaluation import collapse
 from heron.pipeline.evaluation.knn import Vectors
-from heron.pipeline.negatives.definition import CELLS, LabelPairs, Numbers, relation, row_sums
+from heron.pipeline.negatives.definition import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
 from heron.pipeline.negatives.estimates import (
     Estimate,
     bootstrap,
@@ -140,7 +140,7 @@ def near_weights(near: NearPairs, temperatures: Temperatures) -> Vectors | None:
         return None
     views, numbers = layers["projection"].views, near.numbers
     weights = np.empty(numbers.shape, np.float32)
-    size = max(1, CELLS // (numbers.shape[1] * layers["projection"].dim))
+    size = max(1, BLOCK_PAIRS // (numbers.shape[1] * layers["projection"].dim))
     for start in range(0, len(numbers), size):
         block = slice(start, start + size)
         anchors, others = (
@@ -183,7 +183,7 @@ def _block_sums(
     [anchors, 3, PARTNERS].
     """
     views, repelled = len(others[0]), temperatures.pairs(len(others[0]))
-    difference, anchor_itself = near.pairs.differences(block), near.pairs.largest + 1
+    difference, anchor_itself = near.pairs.differences(block), near.pairs.max_difference + 1
     sum_by_relation = _summer(relation(difference, near.close, anchor_itself))
     sums = defaultdict[str, Sums](lambda: np.zeros((len(difference), views, 3)))
     mean_g, mean_cosine = np.zeros((2, *difference.shape), np.float32)
@@ -250,7 +250,7 @@ def _describe_weight(pairs: LabelPairs, sums: dict[str, Sums], seed: int) -> dic
     g, difference, cosine = sums["drawn"].swapaxes(0, 1)
     by_label, by_cosine = (sums[name].swapaxes(0, 1) for name in ("by_label", "by_cosine"))
     return {
-        "distance": np.arange(pairs.largest + 1) / pairs.largest,
+        "distance": np.arange(pairs.max_difference + 1) / pairs.max_difference,
         "by_label": bootstrap(by_label[0], by_label[1], seed),
         "pairs": by_label[1].sum(0).astype(np.int64),
         "by_cosine": bootstrap(by_cosine[0], by_cosine[1], seed),

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_POINTS = 500  # of a curve; in longer ones each point is the mean of several steps
-MOST_CLASSES = 60  # of a confusion matrix
+MAX_POINTS = 500  # of a curve; in longer ones each point is the mean of several steps
+MAX_CLASSES = 60  # of a confusion matrix
 MAP_LABELS = 12  # labels that the map can be coloured by
 FLAT = 1e-12  # features that differ by less count as equal
 HOVER_LABELS = 8  # labels of a row that the map names
@@ -55,7 +55,7 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], int]:
     `rows` are the lines of metrics.jsonl.
     """
     steps = [row for row in rows if "loss" in row]
-    stride = -(-len(steps) // MOST_POINTS) or 1
+    stride = -(-len(steps) // MAX_POINTS) or 1
     losses = list(dict.fromkeys(k for row in steps for k in row if k.startswith("loss/")))
     charts = [Chart("Objective", _lines(steps, {"loss": "objective"}, stride))]
     charts += [Chart(f"Loss of {k[5:]}", _lines(steps, {k: k[5:]}, stride)) for k in losses]

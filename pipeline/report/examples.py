@@ -9,7 +9,7 @@ from PIL import Image
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.report.pages import png
-from heron.shards.show import DRAWN
+from heron.shards.show import DRAWABLE_CHANNELS
 
 ANCHORS, NEIGHBOURS = 6, 5
 SIDE = 96  # the longest side of a picture, in pixels
@@ -38,7 +38,8 @@ def nearest_rows(embedding: Predictions, reader: Reader) -> list[list[Example]]:
     vectors = hidden / np.where(length > 0, length, 1)
     count = min(ANCHORS, len(vectors))
     anchors = np.unique(np.linspace(0, len(vectors) - 1, count + 2).astype(int)[1:-1])
-    stored = next((v.name for v in views if v.kind == "image" and v.shape[2] in DRAWN), None)
+    drawable = (v for v in views if v.kind == "image" and v.shape[2] in DRAWABLE_CHANNELS)
+    stored = next((view.name for view in drawable), None)
     groups = []
     for anchor in anchors.tolist():
         cosine = vectors @ vectors[anchor]

@@ -171,7 +171,7 @@ def confused_classes(predictions: Predictions, reader: Reader, links: PageLinks)
         for a, b in (divmod(flat_index, len(names)) for flat_index in order)
         if wrong[a, b]
     ]
-    if not 1 < len(names) <= charts.MOST_CLASSES:
+    if not 1 < len(names) <= charts.MAX_CLASSES:
         return {"chart": None, "worst": worst}
     cell_links = [
         [links.confused(names[a], names[b]) if counts[a, b] else "" for b in range(len(names))]

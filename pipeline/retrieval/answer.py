@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import hard_difference
-from heron.pipeline.retrieval.filters import passing
+from heron.pipeline.retrieval.filters import filter_mask
 from heron.pipeline.retrieval.samples import Samples
 
 Flags = NDArray[np.bool_]
@@ -29,7 +29,7 @@ class Query:
     voters: int = 0  # nearest labelled samples that labels are predicted from
 
     @property
-    def own(self) -> list[int]:
+    def sample_numbers(self) -> list[int]:
         """The numbers of the samples that make up the query."""
         return self.examples if self.number is None else [self.number]
 
@@ -94,11 +94,11 @@ def allowed_samples(
     """
     masks: dict[str, Flags] = {}  # by what they select, in words
     if where.strip():
-        masks[f"pass {where!r}"] = passing(where, samples)
+        masks[f"pass {where!r}"] = filter_mask(where, samples)
     if among is not None:
         masks["lie in the outline"] = among.copy()
     for mask in masks.values():
-        mask[query.own] = False
+        mask[query.sample_numbers] = False
     if relation not in RELATIONS:
         raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
     if far is not None and (relation != "hard" or not 0 < far <= 1):
@@ -149,8 +149,8 @@ def _label_distances(samples: Samples, query: Query, relation: Relation) -> NDAr
 
 def _far(distances: NDArray[np.float32], samples: Samples) -> float:
     """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
-    largest = samples.largest
+    largest = samples.max_difference
     differ = np.rint(distances[~np.isnan(distances)] * largest).astype(np.int64)
     hard = hard_difference(np.bincount(differ, minlength=largest + 1))
-    far = min(max(int(hard), samples.close + 1), largest)
+    far = min(max(int(hard), samples.close_difference + 1), largest)
     return float(np.float32(far / largest))  # as the distances are

@@ -18,20 +18,20 @@ from heron.pipeline.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.pipeline.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
 from heron.pipeline.retrieval.in_memory import VectorsInMemory
-from heron.pipeline.retrieval.index import Index, prepared, set_default
+from heron.pipeline.retrieval.index import Index, prepare_vectors, set_default
 from heron.pipeline.retrieval.index_manifest import INDEX, IndexManifest, Prefix, rotation
 from heron.pipeline.retrieval.kinds import (
     BLOCK,
     CODED,
+    MAX_POINTS,
     METRICS,
-    POINTS,
     PQ_SAMPLE,
-    Asked,
     MapKind,
     Metric,
     Plan,
+    RequestedKind,
     VectorSet,
-    choose,
+    choose_plan,
     compared_by,
 )
 from heron.pipeline.retrieval.map import MAP, draw_map
@@ -95,7 +95,7 @@ class LayerVectors:
         samples = self.embeddings.samples
         unit = self.metric == "cosine"
         vectors = vectors if self.prefix is None else self.prefix.of(vectors)
-        vectors = prepared(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
+        vectors = prepare_vectors(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
         return vectors if self.rotation is None else vectors @ self.rotation
 
     def empty_index(self, plan: Plan) -> Any:
@@ -109,7 +109,7 @@ def build_index(
     out: str | Path,  # a folder that appears once it is complete
     *,
     layer: Layer = "hidden",
-    kind: Asked = "auto",  # see `choose`
+    kind: RequestedKind = "auto",  # see `choose_plan`
     metric: Metric = "cosine",  # the inner product of unit vectors
     memory_bytes: int | None = None,  # the budget; None: half of what the machine has free
     recall: float = 0.95,  # target of recall@k, by which nprobe or efSearch is chosen
@@ -140,7 +140,7 @@ def build_index(
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
     held_out = min(queries, max(1, count // 10))
-    plan = choose(kind, vectors.vector_set(held_out), memory_bytes)
+    plan = choose_plan(kind, vectors.vector_set(held_out), memory_bytes)
     if plan.kind == "rabitq":
         vectors = replace(vectors, rotation=rotation(vectors.dim, seed))
     embeddings.samples.refuse_duplicates()
@@ -258,7 +258,7 @@ def train(vectors: LayerVectors, plan: Plan, training: Numbers, gpu: bool = Fals
     """Returns an empty inverted file with trained centroids, and codes if its kind has them."""
     index = vectors.empty_index(plan)
     if plan.kind == "ivfpq":
-        index.pq.cp.max_points_per_centroid = POINTS
+        index.pq.cp.max_points_per_centroid = MAX_POINTS
         index.use_precomputed_table = -1  # it is not searched before it is read again
     if gpu:  # keep a reference: FAISS only borrows the index that it clusters with
         flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(index.d, index.metric_type))

@@ -38,7 +38,7 @@ from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import save_json
-from heron.shards.errors import HeronError, shown
+from heron.shards.errors import HeronError, short_repr
 from heron.shards.store import is_remote
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -232,7 +232,7 @@ def _start_folder(embedder: Embedder, plan: dict[str, Any]) -> None:
     if path.exists():
         try:
             if not isinstance(saved_plan := parse_json(path.read_bytes()), dict):
-                raise ValueError(f"found {shown(saved_plan)}")
+                raise ValueError(f"found {short_repr(saved_plan)}")
         except ValueError as error:
             raise RetrievalError(
                 f"{path} is no plan: {error}; expected the plan of an unfinished embedding; remove "
@@ -283,7 +283,7 @@ def read_samples(reader: Reader, rows: Rows) -> Samples:
     if labels.kind == "complementary":  # the class is known if all others are ruled out
         known &= reader.targets(rows).sum(1) == len(labels.names) - 1
     if reader.may_lack_labels:  # a row counts as labelled only if all its labels are known
-        known &= (reader.labels(rows) != labels.unlabelled).all(1)
+        known &= (reader.labels(rows) != labels.unlabelled_value).all(1)
     targets = np.zeros((len(rows), len(labels.names)), np.uint8)
     if known.any():
         targets[known] = reader.ground_truth(rows[known])

@@ -38,9 +38,9 @@ class Choice:
 class PartManifest(Artefact):
     """A part as it was written, and its rows that could not be read."""
 
-    what: ClassVar[str] = "the manifest of a part"
+    description: ClassVar[str] = "the manifest of a part"
     error: ClassVar[type[RetrievalError]] = RetrievalError
-    again: ClassVar[str] = "embed it again"
+    remedy: ClassVar[str] = "embed it again"
     versions: ClassVar[tuple[int, ...]] = (FORMAT,)
 
     format: Literal[2]
@@ -53,11 +53,11 @@ class _PartBatches:
 
     def __init__(self, model: EmbeddingModel, batch_rows: list[Rows], size: int) -> None:
         self.reader, self.names, self.size = model.reader, model.stored, size
-        self.batch_rows, self.viewed = batch_rows, model.viewed
+        self.batch_rows, self.stored_by_view = batch_rows, model.stored_by_view
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
-        partial = len(self.viewed) if self.reader.may_lack_views else 0
+        partial = len(self.stored_by_view) if self.reader.may_lack_views else 0
         return array_specs(self.reader, self.names, self.size, n_model_views=partial)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
@@ -66,7 +66,7 @@ class _PartBatches:
         self.reader.fill({name: buffer[VIEW_PREFIX + name] for name in self.names}, rows)
         buffer["indices"][:], buffer["rng_keys"][:] = rows, 0
         if self.reader.may_lack_views:
-            buffer["present"][:] = self.reader.present(rows, self.viewed)
+            buffer["present"][:] = self.reader.present(rows, self.stored_by_view)
         lost = {int(row): self.reader.lost[int(row)] for row in rows if row in self.reader.lost}
         return [self.size], lost
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.samples import FILES, Samples, mapped_array
+from heron.pipeline.retrieval.samples import FILES, Samples, map_array
 from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
 from heron.shards.store import is_remote
 
 FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
-AGAIN = "embed again, into an empty folder"
+EMBED_AGAIN = "embed again, into an empty folder"
 PLAN = "plan.json"  # what an unfinished embedding is to become
 BLOCK = 65_536  # vectors read at a time
 Layer = Literal["hidden", "projection", "weight"]
@@ -50,9 +50,9 @@ class EmbeddingsManifest(Artefact):
     rows that could not be read, by number, to why.
     """
 
-    what: ClassVar[str] = "the manifest of embeddings"
+    description: ClassVar[str] = "the manifest of embeddings"
     error: ClassVar[type[RetrievalError]] = RetrievalError
-    again: ClassVar[str] = AGAIN
+    remedy: ClassVar[str] = EMBED_AGAIN
     versions: ClassVar[tuple[int, ...]] = (FORMAT,)
 
     format: Literal[2]
@@ -95,7 +95,7 @@ class Embeddings:
         self._starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
         if len(self.samples) != len(self):
             raise RetrievalError(
-                f"{folder}: {len(self.samples):,} samples and {len(self):,} vectors; {AGAIN}"
+                f"{folder}: {len(self.samples):,} samples and {len(self):,} vectors; {EMBED_AGAIN}"
             )
 
     @classmethod
@@ -159,11 +159,12 @@ class Embeddings:
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
         """Maps the vectors of a part, as they are stored."""
         record, path = self.layer(layer), self.folder / part_name(layer, number)
-        array = mapped_array(path, AGAIN)
+        array = map_array(path, EMBED_AGAIN)
         shape = (self.manifest.parts[number].count, record.dim)
         if array.shape != shape or array.dtype != record.dtype:
             raise RetrievalError(
-                f"{path} is {array.dtype} {array.shape}; expected {record.dtype} {shape}; {AGAIN}"
+                f"{path} is {array.dtype} {array.shape}; expected {record.dtype} {shape}; "
+                f"{EMBED_AGAIN}"
             )
         return array
 
@@ -184,7 +185,7 @@ class Embeddings:
         return vectors
 
 
-def shards_of(data: str | None, named: str, by: Path) -> str:
+def choose_data(data: str | None, named: str, by: Path) -> str:
     """Returns the shards that the user gave, else those that a manifest names.
 
     Raises:

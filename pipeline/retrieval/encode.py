@@ -18,14 +18,21 @@ from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder
 from heron.pipeline.data.texts import TextDecoder
 from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.retrieval.given import NPY, File, look, read, upright, vector_row
 from heron.pipeline.retrieval.index_manifest import IndexManifest
 from heron.pipeline.retrieval.layers import EmbeddingModel, refuse_options
+from heron.pipeline.retrieval.user_files import (
+    NPY,
+    File,
+    read_file,
+    read_size,
+    upright_picture,
+    vector_row,
+)
 from heron.pipeline.training.checkpoint import complete_checkpoints
 from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
-from heron.shards.show import DRAWN
+from heron.shards.show import DRAWABLE_CHANNELS
 
 FileOrText = TypeVar("FileOrText", str, File)
 
@@ -44,13 +51,13 @@ class FileEncoder:
         data: str,
         index: IndexManifest,
         precision: str | None = None,
-        own: bool = True,
+        trusted: bool = True,
     ) -> Self:
         """Opens the model whose embeddings an index holds.
 
         The newest complete checkpoint of the run is tried first. `data` are the shards that were
         embedded, whose manifest has shapes and statistics; `precision` defaults to the run's.
-        `own`: see `SamplePictures.open`.
+        `trusted`: see `SamplePictures.open`.
 
         Raises:
             RetrievalError: the weights or the data are not those of the index.
@@ -60,7 +67,7 @@ class FileEncoder:
         overrides = [f"train.precision={precision}"] if precision else []
         config = load_run_config(folder / "config.yaml", overrides)
         data_config = config.data.for_data_set(data)
-        refuse_options(data_config, own)
+        refuse_options(data_config, trusted)
         config = config.model_copy(update={"data": data_config})
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))
         if (fingerprint := model.reader.manifest.fingerprint) != index.data_fingerprint:
@@ -144,7 +151,7 @@ class FileEncoder:
 
     def _row(self, view: View, file: File, row: int) -> NDArray[Any]:
         """Returns one row of a stored view, read from a file."""
-        data, name = read(file)
+        data, name = read_file(file)
         if view.kind == "image":
             if data.startswith(NPY):
                 raise RetrievalError(
@@ -196,7 +203,7 @@ class FileEncoder:
         same code. Others are centre-cropped to the stored aspect ratio and resampled to the stored
         size. So are pictures that EXIF says are rotated or mirrored, after they are set upright.
         """
-        size, turned = look(data, name)
+        size, turned = read_size(data, name)
         decoder, reader = self.model.reader.decoders[view.name], self.model.reader
         assert isinstance(decoder, PictureDecoder)
         in_tar = reader.manifest.block_rows is None
@@ -208,12 +215,12 @@ class FileEncoder:
                 raise RetrievalError(f"{name} {fault}; expected a whole picture") from None
             return out
         height, width, channels = decoder.shape
-        if channels not in DRAWN:
+        if channels not in DRAWABLE_CHANNELS:
             raise RetrievalError(
                 f"view '{view.name}' has {channels} channels, which {name} cannot hold; expected a "
                 "view of 1 or 3; ask by the key of a sample, or by a vector"
             )
-        picture = upright(data, name).convert("L" if channels == 1 else "RGB")
+        picture = upright_picture(data, name).convert("L" if channels == 1 else "RGB")
         scale = min(picture.width / width, picture.height / height)
         crop_width, crop_height = max(1, round(width * scale)), max(1, round(height * scale))
         left, top = (picture.width - crop_width) // 2, (picture.height - crop_height) // 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
-from heron.pipeline.retrieval.index_manifest import AGAIN
+from heron.pipeline.retrieval.index_manifest import REBUILD_INDEX
 from heron.pipeline.retrieval.kinds import Kind, Plan, code_bytes
 
 faiss = require("faiss", "an index")
@@ -63,7 +63,7 @@ def read_faiss(path: Path, plan: Plan) -> Any:
         text = " ".join(str(error).split())
         fault = f"FAISS {faiss.__version__} cannot read it: {text}"
     if fault:
-        raise RetrievalError(f"{path}: {fault}; {AGAIN}")
+        raise RetrievalError(f"{path}: {fault}; {REBUILD_INDEX}")
     return index
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.samples import Samples
 
-LONGEST = 2_000  # characters of a filter, which may be anyone's input to a page
-DEEPEST = 50  # parentheses that may be open at once
-SHOWN = 12  # names that a message lists
+MAX_LENGTH = 2_000  # characters of a filter, which may be anyone's input to a page
+MAX_DEPTH = 50  # parentheses that may be open at once
+MAX_LISTED = 12  # names that a message lists
 TOKEN = re.compile(
     r"""\s*(?:(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*")"""
     r"""|(?P<sign>&&?|\|\|?|[!()])|(?P<word>[^\s'"&|!()]+)|(?P<quote>\S))"""
@@ -64,7 +64,7 @@ class _Token(NamedTuple):
     position: int  # of its first character
 
 
-def parse(text: str, names: Sequence[str]) -> Filter:
+def parse_filter(text: str, names: Sequence[str]) -> Filter:
     """Parses a filter such as "Smiling and not (Male or 'a name with spaces')".
 
     A quote within quotes is doubled; a label called `and`, `or` or `not` has to be quoted.
@@ -72,9 +72,9 @@ def parse(text: str, names: Sequence[str]) -> Filter:
     Raises:
         RetrievalError: the syntax is wrong, with the position of the fault, or a name is no label.
     """
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         raise RetrievalError(
-            f"a filter of {len(text):,} characters; expected at most {LONGEST:,}; shorten it"
+            f"a filter of {len(text):,} characters; expected at most {MAX_LENGTH:,}; shorten it"
         )
     postfix: list[int | str] = []
     stack: list[_Token] = []  # open parentheses, and operators without their last operand
@@ -88,8 +88,8 @@ def parse(text: str, names: Sequence[str]) -> Filter:
             elif token.kind in ("not", "("):
                 stack.append(token)
                 depth += token.kind == "("
-                if depth > DEEPEST:
-                    fault = f"more than {DEEPEST} parentheses are open"
+                if depth > MAX_DEPTH:
+                    fault = f"more than {MAX_DEPTH} parentheses are open"
                     raise _fault(text, token.position, fault, "fewer of them")
             elif token.kind == "end" and not postfix and not stack:
                 raise _fault(text, token.position, "it is empty", "a label, or no filter at all")
@@ -115,13 +115,13 @@ def parse(text: str, names: Sequence[str]) -> Filter:
     return Filter(postfix)
 
 
-def passing(where: str, samples: Samples) -> NDArray[np.bool_]:
+def filter_mask(where: str, samples: Samples) -> NDArray[np.bool_]:
     """Returns which samples pass a filter, bool [N].
 
     Raises:
-        RetrievalError: it is no filter (see `parse`), or no sample passes it.
+        RetrievalError: it is no filter (see `parse_filter`), or no sample passes it.
     """
-    label_filter = parse(where, samples.names)
+    label_filter = parse_filter(where, samples.names)
     mask = label_filter.mask(samples)
     if not mask.any():
         raise RetrievalError(
@@ -155,11 +155,11 @@ def _column(token: _Token, names: Sequence[str]) -> int:
         )
     by_lowercase = {name.lower(): name for name in reversed(names)}
     closest = difflib.get_close_matches(token.text.lower(), by_lowercase, 1, 0.0)
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
     raise RetrievalError(
         f"no label is called '{token.text}' (character {token.position + 1} of the filter); did "
         f"you mean {quoted(by_lowercase[closest[0]])}? expected one of "
-        f"{', '.join(names[:SHOWN])}{more}"
+        f"{', '.join(names[:MAX_LISTED])}{more}"
     )
 
 

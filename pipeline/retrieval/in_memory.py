@@ -111,7 +111,7 @@ def _samples(
             raise ValueError(fault)
     except ValueError as fault:
         raise RetrievalError(f"labels: {fault}; {expected}") from None
-    labelled = label_info.known(stored)
+    labelled = label_info.is_labelled(stored)
     targets = np.zeros((count, len(names)), np.uint8)
     if values.ndim == 2:
         targets[labelled] = stored[labelled]

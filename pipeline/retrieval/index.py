@@ -17,10 +17,10 @@ from heron.pipeline.config.extras import require
 from heron.pipeline.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.pipeline.retrieval.embeddings import Embeddings, Layer
 from heron.pipeline.retrieval.faiss_files import FAISS_METRICS, read_faiss
-from heron.pipeline.retrieval.filters import passing
+from heron.pipeline.retrieval.filters import filter_mask
 from heron.pipeline.retrieval.in_memory import vectors_in_memory
-from heron.pipeline.retrieval.index_manifest import AGAIN, INDEX, IndexManifest, rotation
-from heron.pipeline.retrieval.kinds import KINDS, Asked, Kind, Metric, Plan
+from heron.pipeline.retrieval.index_manifest import INDEX, REBUILD_INDEX, IndexManifest, rotation
+from heron.pipeline.retrieval.kinds import KINDS, Kind, Metric, Plan, RequestedKind
 from heron.pipeline.retrieval.new_folder import new_folder
 from heron.pipeline.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
@@ -71,7 +71,7 @@ class Index:
         labels: ArrayLike | None = None,
         label_names: Sequence[str] | None = None,
         keys: Sequence[str] | None = None,
-        kind: Asked = "auto",
+        kind: RequestedKind = "auto",
         metric: Metric = "cosine",
         layer: Layer = "hidden",
         memory_bytes: int | None = None,
@@ -164,7 +164,7 @@ class Index:
             ("the metric of FAISS", faiss_index.metric_type, FAISS_METRICS[manifest.compared_by]),
         ]
         if differ := [f"{name}: {a}, expected {b}" for name, a, b in pairs if a != b]:
-            raise RetrievalError(f"{folder}: {'; '.join(differ)}; {AGAIN}")
+            raise RetrievalError(f"{folder}: {'; '.join(differ)}; {REBUILD_INDEX}")
         index = cls(folder, manifest, samples, faiss_index)
         if gpu:
             index.gpu = faiss.index_cpu_to_all_gpus(faiss_index)
@@ -188,7 +188,8 @@ class Index:
         if differ := [f"{name} {b[:19]}, not {a[:19]}" for name, a, b in pairs if a != b]:
             raise RetrievalError(
                 f"{embeddings.folder} is not what {self.folder} was built from: "
-                f"{'; '.join(differ)}; expected the embeddings {expected.embeddings}; {AGAIN}"
+                f"{'; '.join(differ)}; expected the embeddings {expected.embeddings}; "
+                f"{REBUILD_INDEX}"
             )
 
     def search(
@@ -229,7 +230,7 @@ class Index:
                 f"[{len(self)}], a flag for each sample of {self.folder}"
             )
         if where.strip():
-            mask = passing(where, self.samples)
+            mask = filter_mask(where, self.samples)
             allowed = mask if allowed is None else mask & allowed
         if allowed is not None:
             count = int(allowed.sum())
@@ -283,7 +284,7 @@ class Index:
         if not -1 <= numbers.min(initial=-1) <= numbers.max(initial=-1) < len(self):
             raise RetrievalError(
                 f"{self.folder / INDEX} holds a vector of number {numbers.max()}; expected 0 to "
-                f"{len(self) - 1}; {AGAIN}"
+                f"{len(self) - 1}; {REBUILD_INDEX}"
             )
         return scores, numbers
 
@@ -304,7 +305,7 @@ class Index:
                 f"queries are {list(queries.shape)}; expected [queries, {self.manifest.dim}], "
                 f"vectors of layer '{self.manifest.layer}' as in {self.folder}"
             )
-        queries = prepared(queries, self.manifest.normalised, lambda row: f"query {row}")
+        queries = prepare_vectors(queries, self.manifest.normalised, lambda row: f"query {row}")
         return queries if self._rotation is None else queries @ self._rotation
 
     @property
@@ -343,11 +344,13 @@ class Index:
             vectors: Vectors = self.faiss.reconstruct_batch(numbers)
         except RuntimeError as error:  # FAISS refuses numbers beyond N, and missing ones
             text = " ".join(str(error).split())
-            raise RetrievalError(f"{self.folder / INDEX}: {text}; {AGAIN}") from None
+            raise RetrievalError(f"{self.folder / INDEX}: {text}; {REBUILD_INDEX}") from None
         return vectors if self._rotation is None else vectors @ self._rotation.T
 
 
-def prepared(vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]) -> Vectors:
+def prepare_vectors(
+    vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]
+) -> Vectors:
     """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
 
     Raises:

@@ -16,7 +16,7 @@ from heron.pipeline.retrieval.samples import FILES
 from heron.shards.artefact import Artefact, Count, FileSum, Fingerprint, Record, Sha256
 
 INDEX = "index.faiss"
-AGAIN = "build the index again with `heron index`"
+REBUILD_INDEX = "build the index again with `heron index`"
 Setting = Annotated[int, Field(ge=1, le=2**31 - 1)]  # FAISS's nprobe or efSearch
 
 
@@ -64,9 +64,9 @@ class IndexManifest(Artefact):
     "" if the vectors were given in memory.
     """
 
-    what: ClassVar[str] = "the manifest of an index"
+    description: ClassVar[str] = "the manifest of an index"
     error: ClassVar[type[RetrievalError]] = RetrievalError
-    again: ClassVar[str] = AGAIN
+    remedy: ClassVar[str] = REBUILD_INDEX
     versions: ClassVar[tuple[int, ...]] = (2,)
 
     format: Literal[2]

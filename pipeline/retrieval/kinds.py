@@ -13,7 +13,7 @@ from heron.pipeline.training.host_memory import cgroup_free
 from heron.shards.artefact import Count, Record
 
 Kind = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw"]
-Asked = Literal["flat", "ivf", "sq8", "rabitq", "binary", "ivfpq", "hnsw", "auto"]
+RequestedKind = Literal["flat", "ivf", "sq8", "rabitq", "binary", "ivfpq", "hnsw", "auto"]
 MapKind = Literal["pca", "umap", "none"]  # how a map is drawn: see `map`
 Metric = Literal["cosine", "inner_product", "euclidean"]
 Compared = Literal["inner_product", "euclidean"]
@@ -24,18 +24,18 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 # Points per centroid. FAISS warns below 39 and ignores those above 256 (faiss/Clustering.h);
 # k-means costs points x centroids, and beyond 64 takes several times as long as adding does.
-LEAST_POINTS, POINTS = 39, 64
+MIN_POINTS, MAX_POINTS = 39, 64
 SCAN_VALUES = 2**24  # N d up to which `auto` searches exactly: some milliseconds per query
 LINKS = 32  # of HNSW, per vector and level; twice as many on the lowest
 BITS = 8  # of a subvector's code
 # Bits per dimension of RaBitQ. With 7, codes are as long as those of `sq8`; `auto` takes at least
 # 4, as with fewer the codes of `ivfpq` find more in as many bytes.
-MOST_RABITQ, LEAST_RABITQ = 6, 4
+MAX_RABITQ_BITS, MIN_RABITQ_BITS = 6, 4
 BLOCK = 16_384  # vectors handled at a time
 WORKSPACE = 48 * 2**20  # FAISS's tables of distances, 4,096 x 1,024 per thread, and slack
 MAX_TABLE = 2**31  # bytes: FAISS keeps no larger table
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]  # that FAISS can hold
-PQ_SAMPLE = POINTS * 2**BITS  # vectors that codes are trained on
+PQ_SAMPLE = MAX_POINTS * 2**BITS  # vectors that codes are trained on
 
 
 class Plan(Record):
@@ -130,7 +130,9 @@ def compared_by(metric: Metric, kind: Kind) -> Compared:
     return "euclidean" if codes or metric == "euclidean" else "inner_product"
 
 
-def choose(requested: Asked, vectors: VectorSet, memory_bytes: int | None = None) -> Plan:
+def choose_plan(
+    requested: RequestedKind, vectors: VectorSet, memory_bytes: int | None = None
+) -> Plan:
     """Returns the plan for a kind, or for the most exact kind that fits a budget.
 
     `auto` takes `flat` while exact search takes milliseconds (N d <= 2^24), else `ivf`, else
@@ -154,7 +156,7 @@ def choose(requested: Asked, vectors: VectorSet, memory_bytes: int | None = None
     if requested != "auto":
         raise RetrievalError(f"unknown kind '{requested}'; expected {', '.join(PLANNERS)} or auto")
     reason = f"N d = {count * dim:,}"
-    if count * dim <= SCAN_VALUES or most_bits(vectors.trainable) < BITS:
+    if count * dim <= SCAN_VALUES or max_code_bits(vectors.trainable) < BITS:
         return _flat(vectors, budget, f"{reason}: exact search takes milliseconds")
     reason += " is too much to compare with all"
     plan = _inverted_file("ivf", vectors, budget, f"{reason}; the vectors fit")
@@ -162,7 +164,7 @@ def choose(requested: Asked, vectors: VectorSet, memory_bytes: int | None = None
         return plan
     for kind in CODED:  # most exact first
         plan_of_codes = PLANNERS[kind](vectors, budget, f"{reason}, the vectors to hold")
-        if not plan_of_codes.mapped and (kind != "rabitq" or plan_of_codes.bits >= LEAST_RABITQ):
+        if not plan_of_codes.mapped and (kind != "rabitq" or plan_of_codes.bits >= MIN_RABITQ_BITS):
             return plan_of_codes
     return plan.model_copy(update={"why": f"{reason}, and even codes are too much to hold"})
 
@@ -201,7 +203,7 @@ def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
     )
 
 
-def _rabitq(vectors: VectorSet, budget: int, why: str, max_bits: int = MOST_RABITQ) -> Plan:
+def _rabitq(vectors: VectorSet, budget: int, why: str, max_bits: int = MAX_RABITQ_BITS) -> Plan:
     """Plans as many bits per dimension as fit, up to `max_bits`."""
     plans = [
         _inverted_file("rabitq", vectors, budget, f"{why}; {bits} bits a number", bits=bits)
@@ -212,10 +214,10 @@ def _rabitq(vectors: VectorSet, budget: int, why: str, max_bits: int = MOST_RABI
 
 def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
     """Plans as many subvectors as fit, from one for two dimensions to one for eight."""
-    bits, dim = min(BITS, most_bits(vectors.trainable)), vectors.dim
+    bits, dim = min(BITS, max_code_bits(vectors.trainable)), vectors.dim
     if bits < 4:
         raise RetrievalError(
-            f"ivfpq needs {LEAST_POINTS * 2**4} vectors besides {vectors.held_out} queries, to "
+            f"ivfpq needs {MIN_POINTS * 2**4} vectors besides {vectors.held_out} queries, to "
             f"learn 16 codes from; found {vectors.trainable}; take --kind flat"
         )
     # One per dimension would find a little more, and take FAISS twice as long to train. If no plan
@@ -234,15 +236,15 @@ def _inverted_file(
     kind: Kind, vectors: VectorSet, budget: int, why: str, subvectors: int = 0, bits: int = 0
 ) -> Plan:
     """Plans an inverted file of vectors, or of their codes: lists, training sample and bytes."""
-    if vectors.trainable < LEAST_POINTS:
+    if vectors.trainable < MIN_POINTS:
         raise RetrievalError(
-            f"{kind} needs {LEAST_POINTS} vectors besides {vectors.held_out} queries, to train on; "
+            f"{kind} needs {MIN_POINTS} vectors besides {vectors.held_out} queries, to train on; "
             f"found {vectors.trainable}; take --kind flat"
         )
     count, dim, reading_bytes = vectors.count, vectors.dim, vectors.reading_bytes
     # FAISS's advice for up to a million vectors (its wiki, Guidelines to choose an index), with at
     # least 39 training vectors per list.
-    lists = max(1, min(round(4 * math.sqrt(count)), vectors.trainable // LEAST_POINTS))
+    lists = max(1, min(round(4 * math.sqrt(count)), vectors.trainable // MIN_POINTS))
     fixed_bytes = lists * (4 * dim + 128)  # centroids and empty lists
     training_bytes = 3 * lists * 4 * dim  # centroids, and k-means's two copies
     bytes_per_code, least_training = code_bytes(kind, dim, subvectors, bits), 0
@@ -253,10 +255,10 @@ def _inverted_file(
         reading_bytes += 4 * dim * min(count, BLOCK)  # and a rotated block
     if subvectors:
         fixed_bytes += 4 * dim * 2**bits
-        least_training = LEAST_POINTS * 2**bits
+        least_training = MIN_POINTS * 2**bits
     training_bytes += fixed_bytes
     spare = budget - reading_bytes - training_bytes
-    points = min(POINTS, max(LEAST_POINTS, spare // (lists * (4 * dim + 16))))
+    points = min(MAX_POINTS, max(MIN_POINTS, spare // (lists * (4 * dim + 16))))
     training = min(vectors.trainable, max(points * lists, least_training))
     training_bytes += training * (4 * dim + 16)
     size = count * (bytes_per_code + 8) + fixed_bytes
@@ -281,7 +283,7 @@ def _inverted_file(
     )
 
 
-PLANNERS: dict[Asked, Callable[[VectorSet, int, str], Plan]] = {
+PLANNERS: dict[RequestedKind, Callable[[VectorSet, int, str], Plan]] = {
     "flat": _flat,
     "ivf": partial(_inverted_file, "ivf"),
     "sq8": lambda vectors, budget, why: _inverted_file(
@@ -294,9 +296,9 @@ PLANNERS: dict[Asked, Callable[[VectorSet, int, str], Plan]] = {
 }
 
 
-def most_bits(count: int) -> int:
+def max_code_bits(count: int) -> int:
     """Returns the longest code, in bits, that `count` vectors can train: 39 per centroid."""
-    return int(math.log2(max(1, count / LEAST_POINTS)))
+    return int(math.log2(max(1, count / MIN_POINTS)))
 
 
 def free_bytes() -> int:
@@ -313,7 +315,7 @@ def format_bytes(count: float) -> str:
     return f"{count / unit:.3g} {name}"
 
 
-def bytes_of(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """Parses a number of bytes, such as `2GB` or `1.5GiB`; raises a ValueError if it is none."""
     try:
         return int(TypeAdapter(ByteSize).validate_python(text.strip()))

@@ -23,13 +23,13 @@ from heron.pipeline.training.signature import Signature
 from heron.shards.store import is_remote
 
 
-def refuse_options(data: Data, own: bool) -> None:
+def refuse_options(data: Data, trusted: bool) -> None:
     """Refuses a run's storage options for remote data unless the user gave them or the run.
 
     An endpoint among `data.storage_options` would be sent the user's own credentials.
     """
     remote = [path for path in data.paths if is_remote(path)]
-    if data.storage_options and remote and not own:
+    if data.storage_options and remote and not trusted:
         raise RetrievalError(
             f"the run reads {remote[0]} with data.storage_options {', '.join(data.storage_options)}"
             ", which may lead elsewhere; expected data.storage_options on the command line of "
@@ -47,10 +47,10 @@ class LayerModel:
     @property
     def stored(self) -> list[str]:
         """The stored views that the model sees, each once."""
-        return list(dict.fromkeys(self.viewed))
+        return list(dict.fromkeys(self.stored_by_view))
 
     @property
-    def viewed(self) -> list[str]:
+    def stored_by_view(self) -> list[str]:
         """The stored view of each view that the model sees."""
         return [view.stored for view in self.views.views[: self.model.classified]]
 

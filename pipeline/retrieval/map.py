@@ -18,19 +18,19 @@ from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.config.extras import require
 from heron.pipeline.evaluation.knn import Numbers, Vectors
 from heron.pipeline.retrieval.kinds import MapKind
-from heron.pipeline.retrieval.samples import AGAIN, Samples, mapped_array
+from heron.pipeline.retrieval.samples import REMEDY, Samples, map_array
 from heron.shards.artefact import Record
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
 
 MAP = "map.npy"  # float32 [N, 2], in the order of the samples
-FITTED = 2**22  # values (vectors x dimensions) that the projection is fitted on, at most
-FEWEST = 3  # samples that a map needs
-REGIONS = 12  # named regions, at most
-SURE = 4.0  # standard errors by which a label's share in a region must exceed its overall share
+MAX_FITTED_VALUES = 2**22  # vectors x dimensions that the projection is fitted on
+MIN_SAMPLES = 3  # samples that a map needs
+MAX_REGIONS = 12  # named regions, at most
+MIN_STANDARD_ERRORS = 4.0  # by which a label's share in a region must exceed its overall share
 GRID = 2**16 - 1  # the largest coordinate of the integer grid that the page draws
-CORNERS = 100  # of an outline, at most
+MAX_CORNERS = 100  # of an outline, at most
 
 
 class Region(Record):
@@ -64,10 +64,10 @@ def draw_map(
         MissingPackage: UMAP is requested and not installed.
     """
     count = len(samples)
-    if kind == "none" or count < FEWEST:
+    if kind == "none" or count < MIN_SAMPLES:
         return None
     dim = take(np.arange(1)).shape[1]
-    max_fitted = max(1_000, FITTED // dim)
+    max_fitted = max(1_000, MAX_FITTED_VALUES // dim)
     fitted = np.arange(count)
     if count > max_fitted:
         fitted = np.sort(np.random.default_rng(seed).choice(count, max_fitted, replace=False))
@@ -101,18 +101,22 @@ def _projection(kind: MapKind, vectors: Vectors, seed: int) -> tuple[Any, str]:
 def _regions(coordinates: Vectors, samples: Samples, numbers: Numbers, seed: int) -> list[Region]:
     """Returns clusters of the map with their over-represented labels; none without labels."""
     labelled = samples.known[numbers]
-    if not samples.names or labelled.sum() < 10 * REGIONS:
+    if not samples.names or labelled.sum() < 10 * MAX_REGIONS:
         return []
     from sklearn.cluster import KMeans
 
     coordinates, targets = coordinates[labelled], samples.targets[numbers[labelled]]
-    kmeans = KMeans(REGIONS, n_init=3, random_state=seed).fit(coordinates)
+    kmeans = KMeans(MAX_REGIONS, n_init=3, random_state=seed).fit(coordinates)
     shares, regions = targets.mean(0), dict[str, tuple[float, Region]]()
     for number, (x, y) in enumerate(kmeans.cluster_centers_.tolist()):
         members = targets[kmeans.labels_ == number]
         error = np.sqrt(np.maximum(shares * (1 - shares), 1e-6) / max(1, len(members)))
         excess = (members.mean(0) - shares) / error if len(members) else np.zeros(len(shares))
-        names = [samples.names[i] for i in np.argsort(-excess)[:2].tolist() if excess[i] >= SURE]
+        names = [
+            samples.names[i]
+            for i in np.argsort(-excess)[:2].tolist()
+            if excess[i] >= MIN_STANDARD_ERRORS
+        ]
         # Of several regions with the same leading label, only the most distinct is named.
         if names and excess.max() > regions.get(names[0], (0.0,))[0]:
             regions[names[0]] = float(excess.max()), Region(x=x, y=y, names=names)
@@ -137,11 +141,11 @@ class SampleMap:
         record = index.manifest.map
         if record is None:
             return None
-        xy = mapped_array(index.folder / MAP, AGAIN)
+        xy = map_array(index.folder / MAP, REMEDY)
         if xy.dtype.str != "<f4" or xy.shape != (len(index), 2) or not np.isfinite(xy).all():
             raise RetrievalError(
                 f"{index.folder / MAP} is {xy.dtype.str} {xy.shape}; expected finite "
-                f"<f4 ({len(index)}, 2); {AGAIN}"
+                f"<f4 ({len(index)}, 2); {REMEDY}"
             )
         low, high = xy.min(0), xy.max(0)
         scale = GRID / max(float((high - low).max()), 1e-30)
@@ -167,10 +171,10 @@ class SampleMap:
         """
         words = outline.split(",")
         valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)
-        if not valid or len(words) % 2 or not 3 <= len(words) // 2 <= CORNERS:
+        if not valid or len(words) % 2 or not 3 <= len(words) // 2 <= MAX_CORNERS:
             raise RetrievalError(
-                f"an outline of {len(words)} numbers; expected 3 to {CORNERS} corners, x,y,x,y, "
-                f"whole numbers of 0 to {GRID + 1}; draw it on the map"
+                f"an outline of {len(words)} numbers; expected 3 to {MAX_CORNERS} corners, "
+                f"x,y,x,y, whole numbers of 0 to {GRID + 1}; draw it on the map"
             )
         from matplotlib.path import Path as Outline  # here: no other use of an index needs it
 

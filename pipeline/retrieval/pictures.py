@@ -10,14 +10,14 @@ from PIL import Image
 from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.retrieval.given import BOMB
 from heron.pipeline.retrieval.layers import refuse_options
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.retrieval.user_files import BOMB
 from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View
 from heron.shards.picture import PILLOW_ERRORS
-from heron.shards.show import DRAWN
+from heron.shards.show import DRAWABLE_CHANNELS
 from heron.shards.store import is_remote, open_store
 
 
@@ -27,15 +27,19 @@ class SamplePictures:
     def __init__(self, reader: Reader) -> None:
         """Takes the first view of pictures in 1 or 3 channels, if there is one."""
         self.reader = reader
-        views = (v for v in reader.manifest.views if v.kind == "image" and v.shape[2] in DRAWN)
+        views = (
+            v
+            for v in reader.manifest.views
+            if v.kind == "image" and v.shape[2] in DRAWABLE_CHANNELS
+        )
         self.view = next(views, None)
 
     @classmethod
-    def open(cls, data: str, run: str, own: bool = True) -> Self:
+    def open(cls, data: str, run: str, trusted: bool = True) -> Self:
         """Opens shards: a folder, or a URL, which is read as the run's configuration says.
 
-        `own` says that the user gave the run, so that its `data.storage_options`, which may lead
-        to other addresses, can be trusted.
+        `trusted` says that the user gave the run, and so its `data.storage_options`, which may lead
+        to other addresses.
 
         Raises:
             RetrievalError: an address needs options of a run that the user did not give.
@@ -44,7 +48,7 @@ class SamplePictures:
         if is_remote(data):
             try:
                 config = load_run_config(locate(run) / "config.yaml").data
-                refuse_options(config.model_copy(update={"path": data}), own)
+                refuse_options(config.model_copy(update={"path": data}), trusted)
                 cache = ShardCache(config.cache.dir, config.cache.bytes)
                 return cls(Reader(open_store(data, cache, config.storage_options)))
             except (CheckpointError, ConfigError):

@@ -23,11 +23,11 @@ from heron.pipeline.retrieval.answer import (
     Relation,
     allowed_samples,
 )
-from heron.pipeline.retrieval.embeddings import Embeddings, shards_of
-from heron.pipeline.retrieval.given import File
+from heron.pipeline.retrieval.embeddings import Embeddings, choose_data
 from heron.pipeline.retrieval.index import Index
 from heron.pipeline.retrieval.kinds import CODED
 from heron.pipeline.retrieval.samples import Samples
+from heron.pipeline.retrieval.user_files import File
 from heron.shards.artefact import MANIFEST
 from heron.shards.manifest import load_manifest
 
@@ -322,7 +322,7 @@ class Retriever:
                 f"{self.index.folder} was built of vectors in memory, and names no data set; "
                 "expected the shards that the vectors are of; give them: --data"
             )
-        return shards_of(self._user_data, self.index.manifest.data, self.index.folder)
+        return choose_data(self._user_data, self.index.manifest.data, self.index.folder)
 
     def _answer(
         self,
@@ -334,7 +334,7 @@ class Retriever:
         far: float | None = None,
         among: Flags | None = None,
     ) -> Answer:
-        query_numbers = query.own
+        query_numbers = query.sample_numbers
         candidates = len(self.samples) - len(query_numbers)
         if not 1 <= k <= candidates:
             raise RetrievalError(

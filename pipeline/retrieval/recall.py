@@ -11,10 +11,10 @@ from heron.pipeline.evaluation.knn import Numbers, Vectors, exact_nearest, witho
 from heron.shards.artefact import Count, Record
 
 faiss = require("faiss", "an index")
-GAIN = 0.002  # two doublings in a row that gain less have reached what the codes allow
+MIN_GAIN = 0.002  # two doublings in a row that gain less have reached what the codes allow
 NEAR_BEST = 0.005  # accepted loss of recall if the target is out of reach
 STEP = 1.15  # the search stops when two settings are within this factor
-PAIRS = 4096  # pairs of vectors compared at a time
+BLOCK_PAIRS = 4096  # pairs of vectors compared at a time
 
 
 class RecallPoint(Record):
@@ -75,8 +75,8 @@ class ExactSearch:
         neighbours = neighbours[without_own(neighbours, self.query_numbers)].reshape(-1, self.k)
         correct = (neighbours[:, :, None] == self.numbers[:, None, :]).any(2)
         rows, columns = np.nonzero(~correct & (neighbours >= 0))
-        for first in range(0, len(rows), PAIRS):
-            row, column = rows[first : first + PAIRS], columns[first : first + PAIRS]
+        for first in range(0, len(rows), BLOCK_PAIRS):
+            row, column = rows[first : first + BLOCK_PAIRS], columns[first : first + BLOCK_PAIRS]
             a = self.queries[row].astype(np.float64)
             b = self.take(neighbours[row, column]).astype(np.float64)
             tolerance = 1e-6 * ((a * a).sum(1) + (b * b).sum(1))
@@ -113,7 +113,12 @@ class ExactSearch:
         while not reaches(high) and high < highest:
             values = [point.recall for point in curve.values()]
             # Recall rises slowly at first: below a half, a small gain tells nothing.
-            if coded and len(values) > 2 and values[-1] >= 0.5 and values[-1] - values[-3] < GAIN:
+            if (
+                coded
+                and len(values) > 2
+                and values[-1] >= 0.5
+                and values[-1] - values[-3] < MIN_GAIN
+            ):
                 break
             low, high = high, min(2 * high, highest)
         if reached := reaches(high):

@@ -19,7 +19,7 @@ from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
-AGAIN = "make it again"
+REMEDY = "make it again"
 BLOCK = 2**20  # keys checked at a time
 
 
@@ -96,19 +96,19 @@ class Samples:
         return list(matches)
 
     @cached_property
-    def close(self) -> int:
+    def close_difference(self) -> int:
         """The largest label difference of close labels: see `pipeline.negatives.definition`."""
         return close_label_difference(self.targets, self.known, self.exclusive)
 
     @property
-    def largest(self) -> int:
+    def max_difference(self) -> int:
         """The label difference at the label distance 1."""
         return 1 if self.exclusive else max(1, len(self.names))
 
     @property
     def close_distance(self) -> float:
         """The largest label distance of close labels, as `label_distance` has it."""
-        return float(np.float32(self.close / self.largest))
+        return float(np.float32(self.close_difference / self.max_difference))
 
     @cached_property
     def _label_bits(self) -> NDArray[np.uint8]:
@@ -141,7 +141,7 @@ class Samples:
         `first` and `second` are numbers of samples, of shapes that broadcast.
         """
         differ = label_difference(self.targets, first, second, self.exclusive)
-        distance = (differ / self.largest).astype(np.float32)
+        distance = (differ / self.max_difference).astype(np.float32)
         return np.where(self.known[first] & self.known[second], distance, np.float32(np.nan))
 
     def refuse_duplicates(self) -> None:
@@ -171,7 +171,7 @@ class Samples:
         Raises:
             RetrievalError: a file is missing, or not what it should be.
         """
-        keys, rows, targets, known = (mapped_array(folder / name, AGAIN) for name in FILES[:-1])
+        keys, rows, targets, known = (map_array(folder / name, REMEDY) for name in FILES[:-1])
         path = folder / FILES[-1]
         try:
             labels = LabelNames.model_validate_json(path.read_bytes(), strict=True)
@@ -179,10 +179,10 @@ class Samples:
             reason = (
                 describe_errors(error) if isinstance(error, ValidationError) else error.strerror
             )
-            raise RetrievalError(f"{path} cannot be read: {reason}; {AGAIN}") from None
+            raise RetrievalError(f"{path} cannot be read: {reason}; {REMEDY}") from None
         samples = cls(keys, rows, targets, known, labels.names, labels.kind)
         if fault := samples._fault():
-            raise RetrievalError(f"{folder}: {fault}; {AGAIN}")
+            raise RetrievalError(f"{folder}: {fault}; {REMEDY}")
         return samples
 
     def _fault(self) -> str:
@@ -213,7 +213,7 @@ class Samples:
         return ""
 
 
-def mapped_array(path: Path, again: str) -> NDArray[Any]:
+def map_array(path: Path, again: str) -> NDArray[Any]:
     """Maps the array of an npy file; raises a RetrievalError where it is none."""
     try:
         data = np.memmap(path, np.uint8, "r")

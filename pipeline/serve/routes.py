@@ -18,16 +18,16 @@ from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.retrieval.answer import Answer, Flags, Relation
-from heron.pipeline.retrieval.filters import passing
-from heron.pipeline.retrieval.map import CORNERS, GRID, SampleMap
+from heron.pipeline.retrieval.filters import filter_mask
+from heron.pipeline.retrieval.map import GRID, MAX_CORNERS, SampleMap
 from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.retrieval.samples import Samples
 from heron.pipeline.serve.admission import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import HeronError
 
-MOST_HITS = 200
-LONGEST_TEXT = 500  # characters of a key or a filter
-MOST_EXAMPLES = 20  # samples of one query
+MAX_HITS = 200
+MAX_TEXT = 500  # characters of a key or a filter
+MAX_EXAMPLES = 20  # samples of one query
 SUGGESTIONS = 20  # keys that contain what was typed
 THUMBNAIL_PIXELS = 256  # longest side of a picture that is sent
 CACHED_THUMBNAILS = 2_000
@@ -36,10 +36,10 @@ FACETS = 300  # labels that are counted
 COLOURS = 11  # classes that have a colour of their own on the map
 EXPORT_CHUNK = 4096  # keys of an export that are sent at a time
 EXPECTED = (HeronError, OSError)
-Text = Annotated[str, Query(max_length=LONGEST_TEXT)]
-Keys = Annotated[list[Text], Query(min_length=1, max_length=MOST_EXAMPLES)]
-Count = Annotated[int, Query(ge=1, le=MOST_HITS)]
-Outline = Annotated[str, Query(max_length=12 * CORNERS)]
+Text = Annotated[str, Query(max_length=MAX_TEXT)]
+Keys = Annotated[list[Text], Query(min_length=1, max_length=MAX_EXAMPLES)]
+Count = Annotated[int, Query(ge=1, le=MAX_HITS)]
+Outline = Annotated[str, Query(max_length=12 * MAX_CORNERS)]
 
 
 class Bounds:
@@ -61,7 +61,7 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
     routes, samples, selection = APIRouter(), retriever.samples, Selection(retriever)
     description = about(retriever, bounds.limits, selection.map) | {"indexes": indexes}
     samples.keys_with("", 1)  # sorts the keys now: in a first request it would block all others
-    _ = samples.close  # compares pairs of labels, which takes seconds
+    _ = samples.close_difference  # compares pairs of labels, which takes seconds
 
     @routes.get("/about")
     async def describe() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _add_query_routes(
     def to_json(answer: Answer) -> dict[str, Any]:
         """Adds the keys of the query's samples, and whether the query's labels are known."""
         tree, query = answer.plain(), answer.query
-        own = query.own
+        own = query.sample_numbers
         tree["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
         tree["query"]["keys"] = [samples.key(number) for number in query.examples]
         return tree
@@ -245,7 +245,7 @@ class Selection:
 
     def flags(self, where: str, outline: str) -> Flags | None:
         """Returns which samples pass the filter and lie in the outline, [N]; None: all do."""
-        passed = passing(where, self.samples) if where.strip() else None
+        passed = filter_mask(where, self.samples) if where.strip() else None
         inside = self.inside(outline)
         flags = passed if inside is None else inside if passed is None else passed & inside
         if flags is not None and not flags.any():
@@ -324,11 +324,11 @@ def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) ->
         and {
             "how": sample_map.how,
             "grid": GRID,
-            "corners": CORNERS,
+            "corners": MAX_CORNERS,
             "regions": [region.model_dump() for region in sample_map.regions],
         },
         "of": manifest.fingerprint[7:19],
-        "longest": LONGEST_TEXT,
+        "longest": MAX_TEXT,
         "pictures": pictures,
         "texts": texts,
         "upload_bytes": limits.upload_bytes,

@@ -64,9 +64,9 @@ class CheckpointManifest(Artefact):
     `sha256` is of the first edition, whose manifest has neither sizes nor a fingerprint.
     """
 
-    what: ClassVar[str] = "the manifest of a checkpoint"
+    description: ClassVar[str] = "the manifest of a checkpoint"
     error: ClassVar[type[CheckpointError]] = CheckpointError
-    again: ClassVar[str] = f"bring it back, or {ANEW}"
+    remedy: ClassVar[str] = f"bring it back, or {ANEW}"
     versions: ClassVar[tuple[int, ...]] = (FIRST_EDITION, FORMAT)
     unsealed: ClassVar[tuple[int, ...]] = (FIRST_EDITION,)
 

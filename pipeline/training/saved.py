@@ -21,7 +21,7 @@ from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.tracking import scores_of
 from heron.shards.artefact import (
     MANIFEST,
-    MOST_BYTES,
+    MAX_MANIFEST_BYTES,
     Artefact,
     FileName,
     FileSum,
@@ -45,9 +45,9 @@ class SavedModel(Artefact):
         made_with: the versions with which it was trained, or else saved.
     """
 
-    what: ClassVar[str] = "the manifest of a saved model"
+    description: ClassVar[str] = "the manifest of a saved model"
     error: ClassVar[type[CheckpointError]] = CheckpointError
-    again: ClassVar[str] = "fetch it again, or save it again with heron save or save_pretrained"
+    remedy: ClassVar[str] = "fetch it again, or save it again with heron save or save_pretrained"
     versions: ClassVar[tuple[int, ...]] = (1,)
 
     format: Literal[1] = 1
@@ -67,13 +67,13 @@ class SavedModel(Artefact):
         if sorted(manifest.files) != sorted(READ):
             raise CheckpointError(
                 f"{folder / MANIFEST} lists {', '.join(sorted(manifest.files)) or 'no file'}; "
-                f"expected {', '.join(sorted(READ))}; {cls.again}"
+                f"expected {', '.join(sorted(READ))}; {cls.remedy}"
             )
         for name in (CONFIG, SIGNATURE):
-            if (size := manifest.files[name].bytes) > MOST_BYTES:
+            if (size := manifest.files[name].bytes) > MAX_MANIFEST_BYTES:
                 raise CheckpointError(
-                    f"{folder / name} has {size:,} bytes; expected {MOST_BYTES:,} at most; "
-                    f"{cls.again}"
+                    f"{folder / name} has {size:,} bytes; expected {MAX_MANIFEST_BYTES:,} at most; "
+                    f"{cls.remedy}"
                 )
         manifest.check_files(folder, manifest.files)
         return manifest

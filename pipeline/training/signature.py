@@ -14,7 +14,7 @@ from heron.pipeline.data.graphs import GraphDecoder
 from heron.pipeline.data.pictures import PictureDecoder, input_shape
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.texts import TextDecoder
-from heron.shards.artefact import MOST_BYTES, Record, describe_errors, parse_json
+from heron.shards.artefact import MAX_MANIFEST_BYTES, Record, describe_errors, parse_json
 from heron.shards.manifest import View
 
 SIGNATURE = "model.json"
@@ -99,7 +99,7 @@ class Signature(BaseModel):
         path = checkpoint / SIGNATURE
         try:
             with path.open("rb") as stream:
-                return cls.model_validate(parse_json(stream.read(MOST_BYTES + 1)))
+                return cls.model_validate(parse_json(stream.read(MAX_MANIFEST_BYTES + 1)))
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {describe_errors(error)}; expected it as it was written; "

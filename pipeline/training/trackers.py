@@ -20,7 +20,7 @@ from heron.pipeline.config.sections import leaves
 from heron.pipeline.distributed.collectives import broadcast_object, rank
 from heron.pipeline.distributed.watchdog import Watchdog
 from heron.pipeline.training.tracking import read_result
-from heron.shards.artefact import LARGEST
+from heron.shards.artefact import INT64_MAX
 from heron.shards.atomic import save_json
 from heron.shards.dotted import load_class, suggest
 
@@ -42,7 +42,7 @@ LOCAL_MLFLOW = {"MLFLOW_DISABLE_TELEMETRY": "true"}
 OFFLINE_WANDB = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 REQUIRED = "name", "requires_logging_directory", "tracker"  # attributes of a GeneralTracker
 
-StepNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
+StepNumber = Annotated[int, Field(ge=-1, le=INT64_MAX)]
 
 
 class TrackerState(BaseModel):

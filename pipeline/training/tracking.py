@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from heron import __version__
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.config.sections import Plain
-from heron.shards.artefact import MOST_BYTES, Count, describe_errors, parse_json
+from heron.shards.artefact import MAX_MANIFEST_BYTES, Count, describe_errors, parse_json
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.terminal import Bar
 
@@ -213,7 +213,7 @@ def read_result(
     """
     try:
         with path.open("rb") as stream:
-            result = parse_json(stream.read(MOST_BYTES + 1))
+            result = parse_json(stream.read(MAX_MANIFEST_BYTES + 1))
         TypeAdapter(kind).validate_python(result, strict=True)
         values = {name: result.get(name, "nothing") for name in numbers}
         TypeAdapter(dict[str, float | None]).validate_python(values, strict=True)

@@ -46,7 +46,7 @@ from heron.pipeline.training.signature import SIGNATURE, Signature
 from heron.pipeline.training.trackers import Trackers
 from heron.pipeline.training.tracking import RunLog, write_result, write_start
 from heron.pipeline.training.values import PendingStep, StepValues, refuse_nonfinite
-from heron.shards.terminal import print_table, say
+from heron.shards.terminal import print_lines, print_table
 
 COMPILER = "inductor"  # the backend of torch.compile
 
@@ -350,7 +350,7 @@ class Trainer:
             )
             if lines := baselines.summary([result, *others], self.folder.name):
                 print_table(*lines, headed=False)
-            say(f"report: {report}")
+            print_lines(f"report: {report}")
             write_result(self.folder, result)  # last: its presence marks the run as done
         return result
 

@@ -45,9 +45,9 @@ SOURCES: dict[str, type[Source]] = {
 BASE = f"{Source.__module__}.{Source.__qualname__}"  # the base class that messages name
 
 
-def make(name: str, options: Mapping[str, Any]) -> Source:
+def make_source(name: str, options: Mapping[str, Any]) -> Source:
     """Returns a source from its name and its options, as YAML or the command line gives them."""
-    source = find(name)
+    source = find_source(name)
     known_options = list(source.model_fields)
     for option in options:
         if option not in known_options:
@@ -64,7 +64,7 @@ def make(name: str, options: Mapping[str, Any]) -> Source:
         ) from None
 
 
-def find(name: str) -> type[Source]:
+def find_source(name: str) -> type[Source]:
     """Returns the class of a source: one of SOURCES, or your own by its dotted path.
 
     Raises:

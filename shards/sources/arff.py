@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import CONTROL, DOWNLOAD, SourceError, shown, some
+from heron.shards.errors import CONTROL, DOWNLOAD_AGAIN, SourceError, first_few, short_repr
 from heron.shards.sources.text import parse_number, split_lines
 
 ATTRIBUTE = re.compile(r"@attribute\s+('[^']*'|\"[^\"]*\"|\S+)\s+(.+)", re.I | re.A)
 NUMERIC = ("numeric", "real", "integer")
 BINARY = ["0", "1"]  # the values of an attribute that is read as a number, 0 or 1
-MOST_VALUES = 1 << 29  # of a file: a sparse row of two bytes has as many features as any other
+MAX_VALUES = 1 << 29  # of a file: a sparse row of two bytes has as many features as any other
 
 
 class ArffFile(NamedTuple):
@@ -51,10 +51,10 @@ def read_arff(path: Path) -> ArffFile:
             )
         keyword = text.partition(" ")[0].lower()
         if rows is not None:
-            if (len(rows) + 1) * width > MOST_VALUES:
+            if (len(rows) + 1) * width > MAX_VALUES:
                 raise SourceError(
                     f"{where}: {width:,} columns of more than {len(rows):,} rows; expected "
-                    f"{MOST_VALUES:,} values at most; part the file"
+                    f"{MAX_VALUES:,} values at most; part the file"
                 )
             rows[number] = _read_row(where, text, kinds)
         elif keyword == "@data":
@@ -68,7 +68,7 @@ def read_arff(path: Path) -> ArffFile:
             kinds[name] = kind
         elif keyword != "@relation":
             raise SourceError(
-                f"{where}: found {shown(text)}; expected @relation, @attribute, @data or a "
+                f"{where}: found {short_repr(text)}; expected @relation, @attribute, @data or a "
                 "comment; mend the line"
             )
     if not kinds:
@@ -88,12 +88,13 @@ def _read_attribute(where: str, text: str) -> tuple[str, tuple[str, ...]]:
     values = tuple(map(_unquoted, _split(kind[1:-1])))
     if not (kind.startswith("{") and kind.endswith("}")) or not all(values):
         raise SourceError(
-            f"{where}: attribute {name!r} is {shown(kind)}; expected {', '.join(NUMERIC)}, or "
+            f"{where}: attribute {name!r} is {short_repr(kind)}; expected {', '.join(NUMERIC)}, or "
             "{VALUE,...}; take it out of the file"
         )
     if len(set(values)) < len(values):
         raise SourceError(
-            f"{where}: attribute {name!r} is {shown(kind)}; expected each value once; mend the line"
+            f"{where}: attribute {name!r} is {short_repr(kind)}; expected each value once; mend "
+            "the line"
         )
     return name, values
 
@@ -113,11 +114,11 @@ def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArr
             value, expected = parse_number(_unquoted(text) if kind else text), "a finite number"
         else:
             index = {item: number for number, item in enumerate(kind)}.get(_unquoted(text))
-            value, expected = None if index is None else float(index), f"one of {some(kind)}"
+            value, expected = None if index is None else float(index), f"one of {first_few(kind)}"
         if value is None or (kind and not np.isfinite(value)):
             raise SourceError(
-                f"{where}, column {names[column]!r}: found {shown(text)}; expected {expected}; "
-                "fill or drop missing values first"
+                f"{where}, column {names[column]!r}: found {short_repr(text)}; expected "
+                f"{expected}; fill or drop missing values first"
             )
         values[column] = value
     return values
@@ -131,7 +132,7 @@ def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> d
     if not text.endswith("}"):
         raise SourceError(
             f"{where}: found a sparse row that ends with {text[-20:]!r}; expected '}}' at its end; "
-            f"{DOWNLOAD}, or mend the line"
+            f"{DOWNLOAD_AGAIN}, or mend the line"
         )
     names, cells = list(kinds), dict[int, str]()
     for cell in _split(text[1:-1]) if text[1:-1].strip(" ") else ():
@@ -139,20 +140,21 @@ def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> d
         column = int(number) if re.fullmatch("[0-9]{1,9}", number) else len(names)
         if column >= len(names):
             raise SourceError(
-                f"{where}: cell {shown(value.strip(' '))} names no column; expected COLUMN VALUE, "
-                f"columns from 0 to {len(names) - 1}"
+                f"{where}: cell {short_repr(value.strip(' '))} names no column; expected COLUMN "
+                f"VALUE, columns from 0 to {len(names) - 1}"
             )
         if column in cells:
             raise SourceError(
-                f"{where}: column {names[column]!r} is there twice, as {shown(cells[column])} and "
-                f"as {shown(value)}; expected it once; remove one of them"
+                f"{where}: column {names[column]!r} is there twice, as {short_repr(cells[column])} "
+                f"and as {short_repr(value)}; expected it once; remove one of them"
             )
         cells[column] = value
     for column, (name, kind) in enumerate(kinds.items()):
         if column not in cells and "0" in kind[1:]:  # ambiguous: 0, or the first
             raise SourceError(
-                f"{where}: column {name!r} of type {shown(type_of(kind))} is left out, and stands "
-                "for its first value, which is not 0; expected it in every sparse row; write it out"
+                f"{where}: column {name!r} of type {short_repr(type_of(kind))} is left out, and "
+                "stands for its first value, which is not 0; expected it in every sparse row; "
+                "write it out"
             )
     return cells
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, FilePath, model_validator
 
 from heron.shards.errors import ShardError, SourceError
-from heron.shards.index import UNREADABLE, read_npz
+from heron.shards.index import NPY_ERRORS, read_npz
 from heron.shards.sources.named_arrays import NamedArrays
 
 # The arrays of an .npz may have 1 GiB, or 100 times the bytes of the file if that is more.
-MOST_UNPACKED, MAX_UNPACKED_RATIO = 2**30, 100
+MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 2**30, 100
 PICKLES = "arrays of Python objects are pickles, never decoded"
 
 
@@ -94,9 +94,9 @@ class Arrays(NamedArrays):
             return {}
         try:
             with self.npz.open("rb") as stream:
-                limit = max(MOST_UNPACKED, MAX_UNPACKED_RATIO * self.npz.stat().st_size)
+                limit = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self.npz.stat().st_size)
                 return read_npz(stream, limit)
-        except (*UNREADABLE, ShardError) as fault:
+        except (*NPY_ERRORS, ShardError) as fault:
             expected = f"expected what numpy.savez writes ({fault})"
             reason = PICKLES if "pickle" in str(fault) else expected
             raise SourceError(f"{self.npz.name}: cannot be read: {reason}") from None
@@ -119,7 +119,7 @@ def map_npy(path: Path) -> NDArray[Any]:
     """Memory-maps the array of an .npy, read-only: only the rows in use are read."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except UNREADABLE as fault:
+    except NPY_ERRORS as fault:
         pickles = "Python objects" in str(fault)
         reason = PICKLES if pickles else f"{fault}; expected what numpy.save writes"
         raise SourceError(f"{path.name}: cannot be read: {reason}") from None

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.shards.artefact import describe_errors, sha256
-from heron.shards.errors import CONTROL, SourceError, shown
+from heron.shards.errors import CONTROL, SourceError, short_repr
 from heron.shards.manifest import KINDS, InputFile, Labels, View
 
-WHOLE = "all"  # the only split of a data set that is not split
+SINGLE_SPLIT = "all"  # the only split of a data set that is not split
 Kind = Literal["image", "vector", "text", "graph"]  # of a view
 Missing = Literal["allow"] | None  # whether rows may lack a view
 
@@ -284,8 +284,8 @@ class FileSource(Source):
             if CONTROL.search(name):
                 raise SourceError(
                     f"{', '.join(path.name for path in self.files)}: a label has the name "
-                    f"{shown(name)}; expected no control characters and no byte order mark in it; "
-                    "rename it"
+                    f"{short_repr(name)}; expected no control characters and no byte order mark in "
+                    "it; rename it"
                 )
         return loaded
 
@@ -338,10 +338,10 @@ def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:
     for split, count in rows.items():
         splits[split] = range(start, start + count)
         start += count
-    return {WHOLE: range(start)} if merge else splits
+    return {SINGLE_SPLIT: range(start)} if merge else splits
 
 
-class Drawn(Source):
+class SyntheticSource(Source):
     """Base class of synthetic sources: they read no file, and draw as many rows as requested."""
 
     train: int

@@ -8,10 +8,17 @@ from typing import ClassVar
 import numpy as np
 from pydantic import DirectoryPath, Field, FilePath
 
-from heron.shards.errors import SourceError, shown
+from heron.shards.errors import SourceError, short_repr
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import shape_of
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, file_record, read_each
+from heron.shards.sources.base import (
+    SINGLE_SPLIT,
+    Column,
+    FileSource,
+    Loaded,
+    file_record,
+    read_each,
+)
 from heron.shards.sources.folder import KINDS, folder_record, make_keys, read_header, read_picture
 
 CAPTION = ".txt"
@@ -66,7 +73,7 @@ class Captions(FileSource):
             },
             targets=np.full(count, -1),
             labels=Labels(kind="none", names=[]),
-            splits={WHOLE: range(count)},
+            splits={SINGLE_SPLIT: range(count)},
             keys=keys,
         )
 
@@ -122,12 +129,12 @@ class Captions(FileSource):
         for number, row in enumerate(lines, 1):
             if len(row) != 2 or not (picture := (top / row[0]).resolve()).is_file():
                 raise SourceError(
-                    f"{path.name}, row {number}: found {shown(row)}; expected a picture that lies "
-                    f"in {self.dataset}, and its caption"
+                    f"{path.name}, row {number}: found {short_repr(row)}; expected a picture that "
+                    f"lies in {self.dataset}, and its caption"
                 )
             if not picture.is_relative_to(top):
                 raise SourceError(
-                    f"{path.name}, row {number}: {shown(row[0])} leads out of {self.dataset}; "
+                    f"{path.name}, row {number}: {short_repr(row[0])} leads out of {self.dataset}; "
                     "expected a picture in it"
                 )
         if not lines:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import DOWNLOAD, SourceError, shown, times
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape, short_repr
 from heron.shards.manifest import InputFile, Labels
-from heron.shards.picture import read_whole
+from heron.shards.picture import read_complete_header
 from heron.shards.sources.base import (
-    WHOLE,
+    SINGLE_SPLIT,
     Column,
     FileOrFolder,
     FileSource,
@@ -28,12 +28,12 @@ from heron.shards.sources.folder import folder_record
 from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
-IN_WORDS = "0 (train), 1 (val) or 2 (test)"
+SPLITS_IN_WORDS = "0 (train), 1 (val) or 2 (test)"
 ALIGNED = "img_align_celeba"  # the folder of pictures, in the publisher's zip and unpacked
 PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # its stem is the key of a row
 BITS = ("-1", "1")
 NAME_FORM = "NAME.jpg, its name of letters, digits, '-' and '_'"
-MOST_FEATURES = 9  # that a caption mentions
+MAX_FEATURES = 9  # that a caption mentions
 HAIR = {"Black_Hair": "black", "Blond_Hair": "blond", "Brown_Hair": "brown", "Gray_Hair": "grey"}
 CUT = {"Straight_Hair": "straight", "Wavy_Hair": "wavy"}
 WEARS = {
@@ -84,9 +84,9 @@ class _Images(NamedTuple):
     def size(self, name: str, data: bytes) -> tuple[int, int]:
         """Returns the height and width of a picture in pixels, from its header."""
         try:
-            header = read_whole(data, "JPEG")
+            header = read_complete_header(data, "JPEG")
         except ValueError as fault:
-            raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD}") from None
+            raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}") from None
         return header.height, header.width
 
 
@@ -149,7 +149,7 @@ class CelebA(FileSource):
                 f"no picture is in all of {', '.join(path.name for path in self.files)}; expected "
                 "some; give the files of one data set"
             )
-        splits = {WHOLE: np.flatnonzero(shared)}
+        splits = {SINGLE_SPLIT: np.flatnonzero(shared)}
         if partition and not self.merge:
             numbers = dict(zip(partition.rows, partition.values[:, 0].tolist(), strict=True))
             number_of = np.array([numbers.get(file, -1) for file in files])
@@ -162,9 +162,9 @@ class CelebA(FileSource):
             data = self._images.read(files[row])
             if (actual := self._images.size(files[row], data)) != size:
                 raise SourceError(
-                    f"{self._images.path.name}: {files[row]} is {times(actual[::-1])} pixels; "
-                    f"expected {times(size[::-1])}, as {first} is: the aligned pictures are all of "
-                    f"one size; give {ALIGNED}, not the pictures in the wild"
+                    f"{self._images.path.name}: {files[row]} is {format_shape(actual[::-1])} "
+                    f"pixels; expected {format_shape(size[::-1])}, as {first} is: the aligned "
+                    f"pictures are all of one size; give {ALIGNED}, not the pictures in the wild"
                 )
             return data
 
@@ -201,8 +201,8 @@ class CelebA(FileSource):
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
                 raise SourceError(
-                    f"{path.name}: {shown(member)} is no picture; expected {NAME_FORM}; give the "
-                    "file of another release, or move it away"
+                    f"{path.name}: {short_repr(member)} is no picture; expected {NAME_FORM}; give "
+                    "the file of another release, or move it away"
                 )
             if name in members:
                 raise SourceError(
@@ -246,7 +246,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
         first, head = next(lines, (1, []))
         if len(head) != 1 or not re.fullmatch("[0-9]{1,9}", head[0]):
             raise SourceError(
-                f"{where}, line {first}: found {shown(' '.join(head))}; expected the count of "
+                f"{where}, line {first}: found {short_repr(' '.join(head))}; expected the count of "
                 f"pictures alone; give {path.name} as its publisher hands it out"
             )
         count, columns = int(head[0]), next(lines, (2, []))[1]
@@ -256,28 +256,29 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     for number, (file, *cells) in lines:
         position, fault = f"{where}, line {number}", None
         if not PICTURE.fullmatch(file):
-            fault = f"{shown(file)} cannot name a picture; expected {NAME_FORM}"
+            fault = f"{short_repr(file)} cannot name a picture; expected {NAME_FORM}"
         elif file in rows:
             fault = f"{file} is in line {rows[file]} too; expected it once"
         elif not counted and (len(cells) != 1 or cells[0] not in numbers):
-            fault = f"found {shown(' '.join(cells))} for {file}; expected {IN_WORDS}"
+            fault = f"found {short_repr(' '.join(cells))} for {file}; expected {SPLITS_IN_WORDS}"
         elif len(cells) != len(columns):
             fault = f"{len(cells)} values; expected {len(columns)}, one for each attribute"
         elif wrong := [cell for cell in zip(columns, cells, strict=True) if cell[1] not in numbers]:
             position += f", attribute {wrong[0][0]!r}"
-            fault = f"found {shown(wrong[0][1])}; expected {' or '.join(words)}"
+            fault = f"found {short_repr(wrong[0][1])}; expected {' or '.join(words)}"
         if fault:
-            raise SourceError(f"{position}: {fault}; {DOWNLOAD}")
+            raise SourceError(f"{position}: {fault}; {DOWNLOAD_AGAIN}")
         rows[file] = number
         values.extend(numbers[cell] for cell in cells)
     if count is not None and len(rows) != count:
         raise SourceError(
             f"{where}: {len(rows):,} rows; expected {count:,}, the count in line {first}; "
-            f"{DOWNLOAD}"
+            f"{DOWNLOAD_AGAIN}"
         )
     if not rows or not columns:
         raise SourceError(
-            f"{where}: {len(columns)} attributes of {len(rows)} pictures; expected some; {DOWNLOAD}"
+            f"{where}: {len(columns)} attributes of {len(rows)} pictures; expected some; "
+            f"{DOWNLOAD_AGAIN}"
         )
     return _List(columns, rows, np.frombuffer(values, np.uint8).reshape(len(rows), -1))
 
@@ -298,13 +299,13 @@ def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
                 )
             data, where = read_zip(archive, path, lists[0]), f"{where}/{lists[0]}"
     if is_html(data):
-        raise SourceError(f"{where}: {HTML}; expected a list of pictures; {DOWNLOAD}")
+        raise SourceError(f"{where}: {HTML}; expected a list of pictures; {DOWNLOAD_AGAIN}")
     lines = data.decode("utf-8-sig", errors="replace").split("\n")
     return where, ((n, line.split()) for n, line in enumerate(lines, 1) if line.strip())
 
 
 def describe_face(names: Set[str], draw: np.random.Generator) -> str:
-    """Returns a random caption of a face: who it is, and at most `MOST_FEATURES` features.
+    """Returns a random caption of a face: who it is, and at most `MAX_FEATURES` features.
 
     Args:
         names: attributes that the face has.
@@ -322,7 +323,7 @@ def describe_face(names: Set[str], draw: np.random.Generator) -> str:
     features += [_choose(words, draw) for name, words in HAS.items() if name in names]
     features += ["a beard"] if male and "No_Beard" not in names else []
     worn = [_choose(words, draw) for name, words in WEARS.items() if name in names]
-    chosen = set(draw.permutation(len(features) + len(worn))[:MOST_FEATURES].tolist())
+    chosen = set(draw.permutation(len(features) + len(worn))[:MAX_FEATURES].tolist())
     features = [word for i, word in enumerate(features) if i in chosen]
     worn = [word for i, word in enumerate(worn, len(features)) if i in chosen]
     phrases = [f"with {_join(features, draw)}"] if features else []

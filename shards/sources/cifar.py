@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from heron.shards.errors import DOWNLOAD, SourceError, shown
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, short_repr
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import FileOrFolder, FileSource, Loaded, split_ranges
 from heron.shards.sources.pickled import decode_text, read_pickle
@@ -19,9 +19,13 @@ from heron.shards.sources.zips import HTML, is_html
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS  # of a row: the red plane, the green and the blue, row by row
-MOST_BYTES = 1 << 28  # of an archive that is unpacked, or of a file; either archive has 187 MB
+MAX_UNPACKED_BYTES = (
+    1 << 28
+)  # of an archive that is unpacked, or of a file; either archive has 187 MB
 EXPECTED = "cifar-10-python.tar.gz or cifar-100-python.tar.gz, or what is in one"
-TOO_MANY = f"expected less than {MOST_BYTES:,}, which is more than CIFAR has; {DOWNLOAD}"
+TOO_MANY = (
+    f"expected less than {MAX_UNPACKED_BYTES:,}, which is more than CIFAR has; {DOWNLOAD_AGAIN}"
+)
 GROUPS = ["animal", "vehicle"]  # of CIFAR-10, whose files have no second level
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
@@ -159,7 +163,7 @@ class Cifar(FileSource):
                 raise SourceError(
                     f"{self._title}, {file}: row {row} is {fine[classes[row]]!r} in "
                     f"{names[0][coarse[row]]!r}; expected {names[0][parents[classes[row]]]!r}, as "
-                    f"in other rows; {DOWNLOAD}"
+                    f"in other rows; {DOWNLOAD_AGAIN}"
                 )
         if len(missing := np.flatnonzero(parents < 0)):
             raise SourceError(
@@ -181,7 +185,7 @@ class Cifar(FileSource):
         elif missing:
             fault = (
                 f"no {', '.join(missing)}; expected the Python version of {edition.name}, whole; "
-                f"{DOWNLOAD}"
+                f"{DOWNLOAD_AGAIN}"
             )
         else:
             return edition
@@ -193,13 +197,13 @@ class Cifar(FileSource):
         for file, data in self._read_folder() if self.path.is_dir() else _read_archive(self.path):
             where = f"{self._title}, {file}"
             if file in pickles:
-                raise SourceError(f"{where}: comes twice; expected it once; {DOWNLOAD}")
+                raise SourceError(f"{where}: comes twice; expected it once; {DOWNLOAD_AGAIN}")
             pickles[file] = read_pickle(data, where)
         return pickles
 
     def _read_folder(self) -> Iterator[tuple[str, bytes]]:
         for path in self.files:
-            if (size := path.stat().st_size) > MOST_BYTES:
+            if (size := path.stat().st_size) > MAX_UNPACKED_BYTES:
                 raise SourceError(f"{self._title}, {path.name}: {size:,} bytes; {TOO_MANY}")
             yield path.name, path.read_bytes()
 
@@ -208,7 +212,7 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
     """Yields the files of an archive, and reads it to its end, where gzip verifies its checksum."""
     with archive.open("rb") as stream:
         if is_html(stream.read(64)):
-            raise SourceError(f"{archive.name}: {HTML}; expected {EXPECTED}; {DOWNLOAD}")
+            raise SourceError(f"{archive.name}: {HTML}; expected {EXPECTED}; {DOWNLOAD_AGAIN}")
     try:
         with _Bounded(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as tar:
             for member in tar:
@@ -223,7 +227,7 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as fault:
         raise SourceError(
             f"{archive.name}: cut short, damaged or no archive ({fault}); expected {EXPECTED}; "
-            f"{DOWNLOAD}"
+            f"{DOWNLOAD_AGAIN}"
         ) from None
 
 
@@ -232,7 +236,7 @@ class _Bounded(gzip.GzipFile):
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
-        if self.tell() > MOST_BYTES:
+        if self.tell() > MAX_UNPACKED_BYTES:
             raise SourceError(f"{Path(self.name).name}: unpacks to too many bytes; {TOO_MANY}")
         return data
 
@@ -243,7 +247,7 @@ def _texts(where: str, meta: Any, key: str) -> list[str]:
         return [decode_text(name) for name in names]
     except (ValueError, TypeError):
         raise SourceError(
-            f"{where}: {key!r} is no list of texts; expected names; {DOWNLOAD}"
+            f"{where}: {key!r} is no list of texts; expected names; {DOWNLOAD_AGAIN}"
         ) from None
 
 
@@ -253,20 +257,20 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
         actual = getattr(pixels, "shape", type(pixels).__name__)
         raise SourceError(
             f"{where}: 'data' is {actual}; expected bytes [rows, {PIXELS}], of 32 × 32 pixels in "
-            f"three channels; {DOWNLOAD}"
+            f"three channels; {DOWNLOAD_AGAIN}"
         )
     for key, column, level in zip(keys, columns, names, strict=True):
         if not isinstance(column, list) or len(column) != len(pixels):
             actual = len(column) if isinstance(column, list) else type(column).__name__
             raise SourceError(
                 f"{where}: {key!r} is {actual}; expected a list of {len(pixels)}, a label for each "
-                f"row of 'data'; {DOWNLOAD}"
+                f"row of 'data'; {DOWNLOAD_AGAIN}"
             )
         for row, label in enumerate(column):
             if type(label) is not int or not 0 <= label < len(level):
                 raise SourceError(
-                    f"{where}: {key!r} of row {row} is {shown(label)}; expected 0 to "
-                    f"{len(level) - 1}; {DOWNLOAD}"
+                    f"{where}: {key!r} of row {row} is {short_repr(label)}; expected 0 to "
+                    f"{len(level) - 1}; {DOWNLOAD_AGAIN}"
                 )
     return pixels, np.array(columns, np.int64).T
 
@@ -274,5 +278,7 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
 def _entry(where: str, entries: Any, key: str) -> Any:
     if not isinstance(entries, dict) or key not in entries:
         keys = ", ".join(list(entries)[:9]) if isinstance(entries, dict) else "no dict"
-        raise SourceError(f"{where}: no {key!r}; found {keys:.80}; expected it there; {DOWNLOAD}")
+        raise SourceError(
+            f"{where}: no {key!r}; found {keys:.80}; expected it there; {DOWNLOAD_AGAIN}"
+        )
     return entries[key]

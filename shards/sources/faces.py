@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from heron.shards.manifest import Labels, View
-from heron.shards.sources.base import Drawn, Rows
+from heron.shards.sources.base import Rows, SyntheticSource
 from heron.shards.sources.portrait import Camera, draw_face, photograph
 
 QUALITY = 90
@@ -16,7 +16,7 @@ VARIED = Camera(0.06, 0.09, 8, (0.4, 1.3), 0.5, 0.3, 12, (0, 256))
 CAMERAS = {1: {"image": STEADY}, 2: {"left": VARIED, "right": VARIED}}
 
 
-class Faces(Drawn):
+class Faces(SyntheticSource):
     """Synthetic faces with CelebA's forty attributes, every one of them visible.
 
     Attributes are about as frequent as in CelebA (but none below 5 %) and as correlated as there;

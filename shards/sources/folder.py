@@ -15,12 +15,21 @@ from pydantic import DirectoryPath, Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile, Labels, Name
-from heron.shards.picture import Header, Kind, read_header_of, read_whole, shape_of
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, read_each, split_ranges
+from heron.shards.picture import Header, Kind, read_complete_header, read_header_of, shape_of
+from heron.shards.sources.base import (
+    SINGLE_SPLIT,
+    Column,
+    FileSource,
+    Loaded,
+    read_each,
+    split_ranges,
+)
 
 KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
-KEY = 64  # characters of a path in a key; a tar name has 100, the member's suffix included
+MAX_KEY_CHARS = (
+    64  # characters of a path in a key; a tar name has 100, the member's suffix included
+)
 
 
 class Folder(FileSource):
@@ -116,8 +125,8 @@ class Folder(FileSource):
         """Returns the folder of each split: `train/` for train; "" without splits."""
         entries = _visible(self.folder, "")
         folders = [entry.name for entry in entries if entry.is_dir()]
-        if self.split_names == [WHOLE] and WHOLE not in folders:
-            return {WHOLE: ""}
+        if self.split_names == [SINGLE_SPLIT] and SINGLE_SPLIT not in folders:
+            return {SINGLE_SPLIT: ""}
         if self.split_names is not None:
             for name in self.split_names:
                 if name not in folders:
@@ -127,13 +136,13 @@ class Folder(FileSource):
                     )
             return {name: f"{name}/" for name in self.split_names}
         if "train" not in folders:
-            return {WHOLE: ""}
+            return {SINGLE_SPLIT: ""}
         for entry in entries:
             if entry.name not in SPLITS:
                 raise SourceError(
                     f"{self.dataset}: {entry.name} lies beside the split train; expected "
                     f"{', '.join(SPLITS)} alone; name the splits with --split-names, or say "
-                    f"--split-names {WHOLE} where train is a class"
+                    f"--split-names {SINGLE_SPLIT} where train is a class"
                 )
         return {name: f"{name}/" for name in SPLITS if name in folders}
 
@@ -162,8 +171,8 @@ def make_keys(paths: list[str]) -> dict[str, str]:
     counts = Counter(plain.values())
     return {
         path: key
-        if counts[key] == 1 and len(key) <= KEY
-        else f"{key[:KEY]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+        if counts[key] == 1 and len(key) <= MAX_KEY_CHARS
+        else f"{key[:MAX_KEY_CHARS]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
         for path, key in plain.items()
     }
 
@@ -214,7 +223,7 @@ def read_picture(folder: Path, path: str, kind: Kind | None = None) -> bytes:
     """Returns the bytes of a picture; SourceError if it is damaged or not of this kind."""
     data = (folder / path).read_bytes()
     with _picture_errors(folder, path):
-        read_whole(data, kind)
+        read_complete_header(data, kind)
     return data
 
 

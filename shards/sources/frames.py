@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from heron.shards.manifest import Labels, View
-from heron.shards.sources.base import Drawn, Rows
+from heron.shards.sources.base import Rows, SyntheticSource
 
 WINDOW = 7  # frames stacked in a row, as in XRMB
 WIDTHS = {"view1": 39, "view2": 16}  # acoustic, articulatory; of one frame: 273 and 112 in all
@@ -18,7 +18,7 @@ HIDDEN = 24  # of the map from a latent state to a view's frame
 SPREAD = 0.65  # of speakers, in units of the trajectories' own
 
 
-class Frames(Drawn):
+class Frames(SyntheticSource):
     """Synthetic frames in the shape of XRMB: views of 273 and 112, seven frames of each.
 
     A class is a trajectory in a latent space; a row is a section of it, at its speaker's speed and

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field, model_validator
 
-from heron.shards.errors import DOWNLOAD, SourceError, times
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import Column, FileSource, Loaded, split_ranges
 
 STEMS, KINDS = ("train", "t10k"), ("images-idx3", "labels-idx1")  # in the names of files
 CLASSES = 10
-MOST_BYTES = 1 << 30  # of a file unpacked; EMNIST, the largest of the family, has 640 MB
+MAX_UNPACKED_BYTES = 1 << 30  # of a file unpacked; EMNIST, the largest of the family, has 640 MB
 CHUNK = 1 << 20
 UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its number of axes
 
@@ -94,8 +94,9 @@ class Idx(FileSource):
         test_images, test_numbers = _read_pair(test, test_labels)
         if images.shape[1:] != test_images.shape[1:]:
             raise SourceError(
-                f"{test.name}: images of {times(test_images.shape[1:])} pixels; expected "
-                f"{times(images.shape[1:])}, as in {train.name}; give the files of one data set"
+                f"{test.name}: images of {format_shape(test_images.shape[1:])} pixels; expected "
+                f"{format_shape(images.shape[1:])}, as in {train.name}; give the files of one data "
+                "set"
             )
         pixels = np.concatenate([images, test_images])
         pixels = pixels.reshape(len(pixels), -1)
@@ -183,10 +184,10 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
             size = start + math.prod(shape)
             # Read no further than the header says, whatever it unpacks to; gzip checks its sum at
             # the end.
-            while len(data) <= min(size, MOST_BYTES) and (chunk := stream.read(CHUNK)):
+            while len(data) <= min(size, MAX_UNPACKED_BYTES) and (chunk := stream.read(CHUNK)):
                 data += chunk
         except (OSError, EOFError, zlib.error) as fault:
-            raise SourceError(f"{path.name}: damaged gzip ({fault}); {DOWNLOAD}") from None
+            raise SourceError(f"{path.name}: damaged gzip ({fault}); {DOWNLOAD_AGAIN}") from None
     magic, expected = int.from_bytes(data[:4], "big"), UNSIGNED_BYTES + axes
     if len(data) >= 4 and magic != expected:
         problem = (
@@ -195,15 +196,16 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         )
     elif len(data) < start:
         problem = f"{len(data)} bytes; expected a header of {start} at least"
-    elif size > MOST_BYTES:
-        problem = f"dimensions {times(shape)}; expected {MOST_BYTES:,} bytes at most"
+    elif size > MAX_UNPACKED_BYTES:
+        problem = f"dimensions {format_shape(shape)}; expected {MAX_UNPACKED_BYTES:,} bytes at most"
     elif 0 in shape:
-        problem = f"dimensions {times(shape)}; expected none of 0"
+        problem = f"dimensions {format_shape(shape)}; expected none of 0"
     elif len(data) != size:
         end = "it is cut short" if len(data) < size else "something comes after its end"
         problem = (
-            f"{len(data):,} bytes; expected {size:,}, a header of {start} and {times(shape)}: {end}"
+            f"{len(data):,} bytes; expected {size:,}, a header of {start} and "
+            f"{format_shape(shape)}: {end}"
         )
     else:
         return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
-    raise SourceError(f"{path.name}: {problem}; {DOWNLOAD}")
+    raise SourceError(f"{path.name}: {problem}; {DOWNLOAD_AGAIN}")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import SourceError, shown
+from heron.shards.errors import SourceError, short_repr
 from heron.shards.manifest import Labels
 from heron.shards.sources.text import parse_number
 
@@ -111,7 +111,9 @@ def _encode_classes(
         if names is None:
             return classes_of(texts, where)
         if unknown := sorted(set(texts) - set(names)):
-            raise SourceError(f"{where}: {shown(unknown[0])} is none of the names; add it to them")
+            raise SourceError(
+                f"{where}: {short_repr(unknown[0])} is none of the names; add it to them"
+            )
         return names, np.array([names.index(text) for text in texts], np.int64)
     column = column.astype(np.int64)
     labelled = column != -1 if minus_one != "no" else np.ones(len(column), bool)

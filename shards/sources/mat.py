@@ -10,8 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import DOWNLOAD, SourceError, times
-from heron.shards.matlab import MAX_CHUNK_BYTES, MOST_UNPACKED, NUMERIC, MatlabFile, matlab_class
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape
+from heron.shards.matlab import (
+    MAX_CHUNK_BYTES,
+    MAX_UNPACKED_BYTES,
+    NUMERIC,
+    MatlabFile,
+    matlab_class,
+)
 from heron.shards.sources.named_arrays import WHOLE_LABELS, NamedArrays
 
 Value = NDArray[Any] | list[NDArray[Any]]
@@ -104,7 +110,9 @@ class Mat(NamedArrays):
             first = next(iter(chosen.values()))
             return int(first.shape[0 if self.samples == "rows" else -1])
         if len(shared) != 1:
-            shapes = ", ".join(f"{name} {times(array.shape)}" for name, array in chosen.items())
+            shapes = ", ".join(
+                f"{name} {format_shape(array.shape)}" for name, array in chosen.items()
+            )
             count = "two numbers" if shared else "no number"
             raise SourceError(
                 f"{self.mat.name}: {count} of samples that fit all of {shapes or 'no array'}; "
@@ -120,8 +128,8 @@ class Mat(NamedArrays):
             return False
         if array.shape[0] == array.shape[-1] and self.samples is None:
             raise SourceError(
-                f"{self.mat.name}: {name} is {times(array.shape)}; expected to know what its "
-                "samples are; say --samples rows or columns"
+                f"{self.mat.name}: {name} is {format_shape(array.shape)}; expected to know what "
+                "its samples are; say --samples rows or columns"
             )
         if array.shape[0] == array.shape[-1]:
             return self.samples == "columns"
@@ -133,7 +141,9 @@ class Mat(NamedArrays):
     def _describe_conversion(self, name: str) -> str:
         notes = [super()._describe_conversion(name)]
         if self._samples_last(name):
-            notes.append(f"view {name!r} is {times(self._stored[name].shape)}: samples are last")
+            notes.append(
+                f"view {name!r} is {format_shape(self._stored[name].shape)}: samples are last"
+            )
         return "; ".join(filter(None, notes))
 
     def _orient_labels(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -180,7 +190,7 @@ def read_value(file: MatlabFile, name: str) -> Value:
     except SourceError:
         raise
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as fault:
-        raise SourceError(f"{where} is damaged ({fault}); {DOWNLOAD}") from None
+        raise SourceError(f"{where} is damaged ({fault}); {DOWNLOAD_AGAIN}") from None
     if isinstance(value, list):
         if any(isinstance(item, list) for item in value):
             raise SourceError(f"{where} is a cell of cells; expected matrices or texts in it")
@@ -217,10 +227,10 @@ def _check_real(value: Any, where: str) -> NDArray[Any]:
 
 
 def _check_size(shape: tuple[int, ...], item_bytes: int, where: str) -> None:
-    if (size := math.prod(shape) * item_bytes) > MOST_UNPACKED:
+    if (size := math.prod(shape) * item_bytes) > MAX_UNPACKED_BYTES:
         raise SourceError(
-            f"{where} is {times(shape)}, {size:,} bytes in memory; expected {MOST_UNPACKED:,} at "
-            "most; save its matrices as full variables of their own"
+            f"{where} is {format_shape(shape)}, {size:,} bytes in memory; expected "
+            f"{MAX_UNPACKED_BYTES:,} at most; save its matrices as full variables of their own"
         )
 
 
@@ -256,12 +266,14 @@ def _from_hdf5(opened: Any, item: Any, where: str, in_cell: bool = False) -> Any
 def _read_dataset(item: Any, where: str) -> NDArray[Any]:
     """Reads an HDF5 data set that is stored in this file."""
     if item.is_virtual or item.external:
-        raise SourceError(f"{where} lies in another file; expected its numbers here; {DOWNLOAD}")
+        raise SourceError(
+            f"{where} lies in another file; expected its numbers here; {DOWNLOAD_AGAIN}"
+        )
     _check_size(item.shape, item.dtype.itemsize, where)
     if item.chunks and (size := math.prod(item.chunks) * item.dtype.itemsize) > MAX_CHUNK_BYTES:
         raise SourceError(
             f"{where} has chunks of {size:,} bytes; expected {MAX_CHUNK_BYTES:,} at most; "
-            f"{DOWNLOAD}"
+            f"{DOWNLOAD_AGAIN}"
         )
     values: NDArray[Any] = item[()]
     return values

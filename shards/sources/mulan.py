@@ -12,7 +12,7 @@ from pydantic import Field, FilePath, model_validator
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels, Name
 from heron.shards.sources.arff import BINARY, ArffFile, is_numeric, read_arff, type_of
-from heron.shards.sources.base import WHOLE, FileSource, Loaded, split_ranges
+from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded, split_ranges
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
 
@@ -77,7 +77,7 @@ class Mulan(FileSource):
             self._check_attributes(table, names)
         features, labels = zip(*(_split_columns(table, names) for table in tables), strict=True)
         counts = Counter[str]()
-        split_names = self.split_names or [WHOLE] * len(labels)
+        split_names = self.split_names or [SINGLE_SPLIT] * len(labels)
         for name, file_labels in zip(split_names, labels, strict=True):
             counts[name] += len(file_labels)
         return Loaded(

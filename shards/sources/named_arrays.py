@@ -10,7 +10,14 @@ from pydantic import Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, vectors, with_unknown
+from heron.shards.sources.base import (
+    SINGLE_SPLIT,
+    Column,
+    FileSource,
+    Loaded,
+    vectors,
+    with_unknown,
+)
 from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, encode_labels
 
 LABELS = "labels"
@@ -113,7 +120,8 @@ class NamedArrays(FileSource):
             views=views,
             targets=np.full(rows, -1) if targets is None else targets,
             labels=labels,
-            splits={s: np.flatnonzero(split == s) for s in split_names} or {WHOLE: range(rows)},
+            splits={s: np.flatnonzero(split == s) for s in split_names}
+            or {SINGLE_SPLIT: range(rows)},
             warning="; ".join(conversions),
         )
 

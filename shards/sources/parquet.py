@@ -11,17 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from heron.shards.errors import SourceError, shown, some
+from heron.shards.errors import SourceError, first_few, short_repr
 from heron.shards.manifest import Labels
-from heron.shards.picture import read_whole, shape_of
-from heron.shards.sources.base import WHOLE, Column, FileOrFolder, FileSource, Loaded, vectors
+from heron.shards.picture import read_complete_header, shape_of
+from heron.shards.sources.base import (
+    SINGLE_SPLIT,
+    Column,
+    FileOrFolder,
+    FileSource,
+    Loaded,
+    vectors,
+)
 from heron.shards.sources.labels import MINUS_ONE, MinusOne, encode_labels
 from heron.shards.sources.parquet_files import fetch, find_files, group_by_split
 
 if TYPE_CHECKING:
     from heron.shards.arrow import ArrowRows
 
-MOST_LABELS = 1 << 31  # rows times labels, as 0 and 1
+MAX_LABELS = 1 << 31  # rows times labels, as 0 and 1
 BATCH = 1024  # pictures checked together
 FILL = "fill the row, or drop it first"
 
@@ -112,7 +119,7 @@ class Parquet(FileSource):
             labels=labels,
             splits=splits,
             keys=keys if self.block_rows is None else None,
-            warning=f"not read: columns {some(unused)}" if unused else "",
+            warning=f"not read: columns {first_few(unused)}" if unused else "",
         )
 
     @cached_property
@@ -131,10 +138,10 @@ class Parquet(FileSource):
             folder = path / (self.subset or "") if path.is_dir() else path
             for split, files in find_files(folder).items():
                 splits.setdefault(split, []).extend(files)
-        if WHOLE in splits and len(splits) > 1:
-            other = next(paths[0].name for split, paths in splits.items() if split != WHOLE)
+        if SINGLE_SPLIT in splits and len(splits) > 1:
+            other = next(paths[0].name for split, paths in splits.items() if split != SINGLE_SPLIT)
             raise SourceError(
-                f"{splits[WHOLE][0].name} is of no split, and {other} "
+                f"{splits[SINGLE_SPLIT][0].name} is of no split, and {other} "
                 "of one; expected the word train, val or test in the name of each, or of its "
                 "folder; rename it"
             )
@@ -191,8 +198,8 @@ class Parquet(FileSource):
             for name, values in zip(self.label, columns, strict=True):
                 if bad := [v for v in values if not isinstance(v, int) or v not in (-1, 0, 1)]:
                     raise SourceError(
-                        f"{self.dataset}: label {name} is {shown(bad[0])} in a row; expected 0 or "
-                        f"1 in each of several columns: unknown labels are not read; {FILL}"
+                        f"{self.dataset}: label {name} is {short_repr(bad[0])} in a row; expected "
+                        f"0 or 1 in each of several columns: unknown labels are not read; {FILL}"
                     )
             array = np.array(columns, int).T
             return encode_labels(array, where, "multi_label", self.label, self.minus_one)
@@ -210,10 +217,12 @@ class Parquet(FileSource):
             labels, encoded = _encode_sets(present, names, where, self.minus_one)
         else:
             if not isinstance(present[0], int | str):
-                raise SourceError(f"{where} is {shown(present[0])}; expected a class in each row")
+                raise SourceError(
+                    f"{where} is {short_repr(present[0])}; expected a class in each row"
+                )
             array = np.array(present) * 1 if isinstance(present[0], int) else np.array(present)
             labels, encoded = encode_labels(array, where, None, names, self.minus_one)
-        targets = np.full((total, *labels.row_shape), labels.unlabelled, labels.dtype)
+        targets = np.full((total, *labels.row_shape), labels.unlabelled_value, labels.dtype)
         targets[labelled] = encoded
         return labels, targets
 
@@ -233,7 +242,7 @@ def _bytes_column(rows: ArrowRows, column: str, kind: str, where: str) -> Column
             if not isinstance(value, bytes):
                 expected = "a text" if kind == "text" else "the bytes of a picture, not its path"
                 raise SourceError(
-                    f"{where}, row {row}: found {shown(value)}; expected {expected}; {FILL}"
+                    f"{where}, row {row}: found {short_repr(value)}; expected {expected}; {FILL}"
                 )
             payloads.append(value)
         return payloads
@@ -245,7 +254,7 @@ def _bytes_column(rows: ArrowRows, column: str, kind: str, where: str) -> Column
         batch = np.arange(start, min(start + BATCH, total))
         for row, data in zip(batch.tolist(), read(batch), strict=True):
             try:
-                headers.add(read_whole(data))
+                headers.add(read_complete_header(data))
             except ValueError as fault:
                 raise SourceError(f"{where}, row {row} {fault}; {FILL}") from None
     member = "png" if {header.kind for header in headers} == {"PNG"} else None
@@ -300,7 +309,9 @@ def _encode_sets(
     flat = [value for values in rows for value in values]
     types = {type(value) for value in flat}
     if not types or not (types <= {int, bool} or types == {str}):
-        raise SourceError(f"{where}: lists of {shown(rows[0])}; expected class numbers or names")
+        raise SourceError(
+            f"{where}: lists of {short_repr(rows[0])}; expected class numbers or names"
+        )
     lengths = {len(values) for values in rows}
     repeated = any(len(set(values)) < len(values) for values in rows)
     if names is None and repeated and len(lengths) == 1 and set(flat) <= {-1, 0, 1}:
@@ -311,12 +322,12 @@ def _encode_sets(
     positions = {value: position for position, value in enumerate(classes)}
     if unknown := [value for value in flat if value not in positions]:
         raise SourceError(
-            f"{where}: found {shown(unknown[0])}; expected one of the {len(classes)} classes; "
+            f"{where}: found {short_repr(unknown[0])}; expected one of the {len(classes)} classes; "
             f"{FILL}"
         )
-    if len(rows) * len(classes) > MOST_LABELS:
+    if len(rows) * len(classes) > MAX_LABELS:
         raise SourceError(
-            f"{where}: {len(classes):,} labels of {len(rows):,} rows; expected {MOST_LABELS:,} at "
+            f"{where}: {len(classes):,} labels of {len(rows):,} rows; expected {MAX_LABELS:,} at "
             "most in all; these are no labels: give another column"
         )
     array = np.zeros((len(rows), len(classes)), np.uint8)

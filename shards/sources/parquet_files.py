@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from heron.shards.errors import SourceError, shown
+from heron.shards.errors import SourceError, short_repr
 from heron.shards.remote import EXTRA
-from heron.shards.sources.base import WHOLE
+from heron.shards.sources.base import SINGLE_SPLIT
 from heron.shards.sources.text import SPLIT_PATTERNS
 
-MOST_BYTES = 1 << 38  # of a data set on the Hub: 256 GiB
+MAX_DATASET_BYTES = 1 << 38  # of a data set on the Hub: 256 GiB
 
 
 def find_files(path: Path) -> dict[str, list[Path]]:
@@ -21,7 +21,7 @@ def find_files(path: Path) -> dict[str, list[Path]]:
     if splits_file.is_file():
         return {split: _saved_files(path / split) for split in _read_names(splits_file, "splits")}
     if (path / "state.json").is_file():
-        return {WHOLE: _saved_files(path)}
+        return {SINGLE_SPLIT: _saved_files(path)}
     files = sorted(path.rglob("*.parquet"))
     if not files:
         raise SourceError(
@@ -61,7 +61,7 @@ def group_by_split(files: list[tuple[str, Path]]) -> dict[str, list[Path]]:
         matches = (
             s for name in names for s, pattern in SPLIT_PATTERNS if re.fullmatch(pattern, name)
         )
-        splits.setdefault(next(matches, WHOLE), []).append(file)
+        splits.setdefault(next(matches, SINGLE_SPLIT), []).append(file)
     return splits
 
 
@@ -93,19 +93,19 @@ def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
     )
     if not pinned:
         raise SourceError(
-            f"hub: {shown(name)} names no commit; expected one, so that the rows stay the same; "
-            f"this one is --hub {data_set}@{info.sha}"
+            f"hub: {short_repr(name)} names no commit; expected one, so that the rows stay the "
+            f"same; this one is --hub {data_set}@{info.sha}"
         )
     top = f"{subset.strip('/')}/" if subset else ""
     files = [file for file in info.siblings if file.rfilename.endswith(".parquet")]
     sizes = {file.rfilename: file.size or 0 for file in files if file.rfilename.startswith(top)}
-    if not sizes or sum(sizes.values()) > MOST_BYTES:
+    if not sizes or sum(sizes.values()) > MAX_DATASET_BYTES:
         folders = sorted({file.rfilename.rpartition("/")[0] for file in files})
         raise SourceError(
             f"hub: {name} has {len(sizes)} Parquet files of {sum(sizes.values()):,} bytes in "
-            f"{top or 'all'}; expected some, of {MOST_BYTES:,} bytes at most; its folders with some"
-            f" are {', '.join(folders) or 'none'}: give a --subset, or a commit of the branch "
-            "refs/convert/parquet"
+            f"{top or 'all'}; expected some, of {MAX_DATASET_BYTES:,} bytes at most; its folders "
+            f"with some are {', '.join(folders) or 'none'}: give a --subset, or a commit of the "
+            "branch refs/convert/parquet"
         )
     options = {"repo_type": "dataset", "revision": commit}
     return [

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError
 from heron.shards.sources.zips import HTML, is_html
 
-MOST_OPCODES = 1 << 19  # CIFAR-100's train batch has some 210,000; each may cost 100 bytes
-MOST_TUPLES = 1000  # an array has four; Python's hash of tuples within tuples overflows the stack
+MAX_OPCODES = 1 << 19  # CIFAR-100's train batch has some 210,000; each may cost 100 bytes
+MAX_TUPLES = 1000  # an array has four; Python's hash of tuples within tuples overflows the stack
 # Opcodes that make or look up instances; lists, numbers and arrays need none of them.
 INSTANCES = ("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
 EXPECTED = "expected lists, texts, numbers and arrays of bytes alone"
@@ -93,25 +93,25 @@ def read_pickle(data: bytes, where: str) -> Any:
         return value
     except _Refused as fault:
         raise SourceError(
-            f"{where}: a pickle with {fault}; {EXPECTED}; it was not executed; {DOWNLOAD} from "
-            "its publisher"
+            f"{where}: a pickle with {fault}; {EXPECTED}; it was not executed; {DOWNLOAD_AGAIN} "
+            "from its publisher"
         ) from None
     except Exception as fault:  # a damaged pickle makes Python's reader raise anything
         found = HTML if is_html(data) else f"a pickle cut short or damaged ({fault})"
-        raise SourceError(f"{where}: {found}; expected a whole pickle; {DOWNLOAD}") from None
+        raise SourceError(f"{where}: {found}; expected a whole pickle; {DOWNLOAD_AGAIN}") from None
 
 
 def _check_opcodes(data: bytes) -> None:
     """Refuses pickles that would take far more memory than their size, before loading them."""
     tuples = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-        if count == MOST_OPCODES:
-            raise _Refused(f"more than {MOST_OPCODES:,} opcodes")
+        if count == MAX_OPCODES:
+            raise _Refused(f"more than {MAX_OPCODES:,} opcodes")
         tuples += "TUPLE" in opcode.name
-        if tuples > MOST_TUPLES:
-            raise _Refused(f"more than {MOST_TUPLES:,} tuples")
+        if tuples > MAX_TUPLES:
+            raise _Refused(f"more than {MAX_TUPLES:,} tuples")
         # Python's reader allocates 16 bytes for each number up to that of a memo.
-        if "PUT" in opcode.name and argument is not None and argument > MOST_OPCODES:
+        if "PUT" in opcode.name and argument is not None and argument > MAX_OPCODES:
             raise _Refused(f"memo number {argument:,}")
         if opcode.name in INSTANCES:
             raise _Refused(f"the opcode {opcode.name}")

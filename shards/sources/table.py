@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from heron.shards.errors import SourceError, some
+from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import WHOLE, FileSource, Loaded
+from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded
 from heron.shards.sources.labels import MinusOne, classes_of, encode_labels
 from heron.shards.sources.text import (
     SEPARATORS,
@@ -22,8 +22,8 @@ from heron.shards.sources.text import (
     whole_number,
 )
 
-LARGEST = float(np.finfo(np.float32).max)
-MOST_CATEGORIES = 1000  # of a column
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+MAX_CATEGORIES = 1000  # of a column
 NONE = "none"  # no column: the rows have no labels
 
 
@@ -143,7 +143,9 @@ class Table(FileSource):
         rows = len(self._sheets[0].rows)
         unlabelled = Labels(kind="none", names=[]), np.full(rows, -1)
         labels, targets = self._labels(label_columns) if label_columns else unlabelled
-        return Loaded(views=views, targets=targets, labels=labels, splits={WHOLE: range(rows)})
+        return Loaded(
+            views=views, targets=targets, labels=labels, splits={SINGLE_SPLIT: range(rows)}
+        )
 
     @cached_property
     def _sheets(self) -> list[Sheet]:
@@ -234,7 +236,9 @@ class Table(FileSource):
         names = f"names {', '.join(sheet.names)}" if sheet.names else "there are no names"
         expected = f"or a number from {-sheet.width} to {sheet.width - 1}"
         if others:
-            names = "names " + "; ".join(f"{s.view}: {some(s.names or [])}" for s in self._sheets)
+            names = "names " + "; ".join(
+                f"{s.view}: {first_few(s.names or [])}" for s in self._sheets
+            )
             expected = f"such as VIEW:{name}"
         raise SourceError(
             f"{', '.join(s.file for s in self._sheets)}: {len(columns) or 'no'} "
@@ -273,7 +277,7 @@ class Table(FileSource):
         titles = [self._sheets[number].title(column) for number, column in columns]
         where = f"{files}: labels"
         if self.label_kind == "hierarchical":
-            return encode_labels(np.array(texts).T, f"{where} {some(titles)}", "hierarchical")
+            return encode_labels(np.array(texts).T, f"{where} {first_few(titles)}", "hierarchical")
         values = [[parse_number(cell) for cell in cells] for cells in texts]
         for title, cells, numbers in zip(titles, texts, values, strict=True):
             if bad := [c for c, n in zip(cells, numbers, strict=True) if n not in (-1, 0, 1)]:
@@ -318,10 +322,10 @@ class Table(FileSource):
         where = f"column {sheet.shown(column)}"
         present = [cell for cell in cells if category and not is_missing(cell)]
         names = classes_of(present, f"{sheet.file}, {where}")[0]
-        if len(names) > MOST_CATEGORIES:
+        if len(names) > MAX_CATEGORIES:
             raise SourceError(
                 f"{sheet.file}, {where}: {len(names):,} categories; expected at most "
-                f"{MOST_CATEGORIES:,}; leave the column out with --ignore"
+                f"{MAX_CATEGORIES:,}; leave the column out with --ignore"
             )
         values = np.zeros((len(cells), len(names) if category else 1))
         positions = {name: position for position, name in enumerate(names)}
@@ -333,7 +337,7 @@ class Table(FileSource):
                     "the cell is missing; expected a value; fill it first, or take the column's "
                     "mean with --missing mean"
                 )
-            elif not missing and not category and (value is None or abs(value) > LARGEST):
+            elif not missing and not category and (value is None or abs(value) > FLOAT32_MAX):
                 fault = (
                     "expected a finite float32; correct it, leave the column out with --ignore, or "
                     "name it in --categories"

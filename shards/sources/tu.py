@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import DirectoryPath, Field
 
-from heron.shards.errors import DOWNLOAD, SourceError, shown
-from heron.shards.graph import pack, tidy
-from heron.shards.manifest import GRAPHS, Labels
-from heron.shards.sources.base import WHOLE, Column, FileSource, Loaded, read_each
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, short_repr
+from heron.shards.graph import normalize_edges, pack_graph
+from heron.shards.manifest import GRAPH_LIMITS, Labels
+from heron.shards.sources.base import SINGLE_SPLIT, Column, FileSource, Loaded, read_each
 from heron.shards.sources.text import split_lines
 
 Part = Literal["node_labels", "edge_labels", "node_attributes", "edge_attributes"]
@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 REQUIRED = ("A", "graph_indicator", "graph_labels")
 OPTIONAL = ("node_labels", "edge_labels", "node_attributes", "edge_attributes", "graph_attributes")
 INTEGER = re.compile("-?[0-9]{1,9}")
-MOST_BYTES = 2**30  # of a file
+MAX_FILE_BYTES = 2**30  # of a file
 
 
 class Tu(FileSource):
@@ -80,13 +80,13 @@ class Tu(FileSource):
         def graph(row: int) -> bytes:
             nodes = labels[slice(*node_starts[row : row + 2])]
             pairs = edges[slice(*edge_starts[row : row + 2])] - node_starts[row]
-            return pack(nodes.astype(np.int32), pairs.astype(np.int32))
+            return pack_graph(nodes.astype(np.int32), pairs.astype(np.int32))
 
         return Loaded(
             views={"graph": Column(shape, read_each(graph), kind="graph")},
             targets=targets.reshape(-1).astype(np.int64),
             labels=Labels(kind="multi_class", names=[str(name) for name in names]),
-            splits={WHOLE: range(len(classes))},
+            splits={SINGLE_SPLIT: range(len(classes))},
             keys=[f"graph{number:07d}" for number in range(1, len(classes) + 1)],
         )
 
@@ -94,7 +94,7 @@ class Tu(FileSource):
         """Refuses folders that lack a required file, or have one that this source cannot read."""
         for suffix in REQUIRED:
             if not self._file(suffix).exists():
-                raise SourceError(f"{self._file(suffix)} is missing; expected it; {DOWNLOAD}")
+                raise SourceError(f"{self._file(suffix)} is missing; expected it; {DOWNLOAD_AGAIN}")
         for suffix in OPTIONAL[1:]:
             if self._file(suffix).exists() and suffix not in self.ignore:
                 raise SourceError(
@@ -115,12 +115,12 @@ class Tu(FileSource):
         if len(bad := np.flatnonzero((steps < 0) | (steps > 1))):
             raise SourceError(
                 f"{where}, line {bad[0] + 1}: graph {graph_of[bad[0]]}; expected the graphs from 1 "
-                f"on, the nodes of each together; {DOWNLOAD}"
+                f"on, the nodes of each together; {DOWNLOAD_AGAIN}"
             )
         if graph_of[0] != 1 or graph_of[-1] != graphs:
             raise SourceError(
                 f"{where} has graphs {graph_of[0]} to {graph_of[-1]}; expected 1 to {graphs}, as "
-                f"{self._file('graph_labels').name} has as many lines; {DOWNLOAD}"
+                f"{self._file('graph_labels').name} has as many lines; {DOWNLOAD_AGAIN}"
             )
         return np.searchsorted(graph_of, np.arange(1, graphs + 2))
 
@@ -135,10 +135,10 @@ class Tu(FileSource):
             raise SourceError(
                 f"{path.name}, line {bad[0] + 1}: an edge from {pairs[bad[0], 0] + 1} to "
                 f"{pairs[bad[0], 1] + 1}; expected two nodes of one graph, of 1 to {len(graph)}; "
-                f"{DOWNLOAD}"
+                f"{DOWNLOAD_AGAIN}"
             )
         try:
-            edges = tidy(pairs).astype(np.int64)
+            edges = normalize_edges(pairs).astype(np.int64)
         except ValueError as fault:
             raise SourceError(f"{path.name}: {fault} (from 0); expected two nodes") from None
         if 2 * len(edges) != len(pairs):
@@ -157,29 +157,30 @@ class Tu(FileSource):
             labels, where = self._column("node_labels"), path.name
         if len(labels) != nodes:
             raise SourceError(f"{where} has {len(labels)} lines; expected {nodes}, one a node")
-        if len(bad := np.flatnonzero((labels < 0) | (labels >= GRAPHS[2][-1]))):
+        if len(bad := np.flatnonzero((labels < 0) | (labels >= GRAPH_LIMITS[2][-1]))):
             raise SourceError(
-                f"{where}, line {bad[0] + 1}: {labels[bad[0]]}; expected 0 to {GRAPHS[2][-1] - 1}; "
-                "renumber them, or leave them out with --ignore node_labels"
+                f"{where}, line {bad[0] + 1}: {labels[bad[0]]}; expected 0 to "
+                f"{GRAPH_LIMITS[2][-1] - 1}; renumber them, or leave them out with --ignore "
+                "node_labels"
             )
         return labels
 
 
 def _integers(path: Path, columns: int) -> Integers:
     """Reads lines of whole numbers separated by commas, [lines, columns]."""
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise SourceError(f"{path.name} has {size:,} bytes; expected {MOST_BYTES:,} at most")
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise SourceError(f"{path.name} has {size:,} bytes; expected {MAX_FILE_BYTES:,} at most")
     lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
     if not lines:
-        raise SourceError(f"{path.name} is empty; expected a number on each line; {DOWNLOAD}")
+        raise SourceError(f"{path.name} is empty; expected a number on each line; {DOWNLOAD_AGAIN}")
     table = np.empty((len(lines), columns), np.int64)
     for number, line in enumerate(lines):
         cells = [cell.strip(" \t") for cell in line.split(",")]
         if len(cells) != columns or not all(map(INTEGER.fullmatch, cells)):
             expected = "a whole number" if columns == 1 else f"{columns} whole numbers"
             raise SourceError(
-                f"{path.name}, line {number + 1}: found {shown(line)}; expected {expected} of at "
-                f"most 9 digits; {DOWNLOAD}"
+                f"{path.name}, line {number + 1}: found {short_repr(line)}; expected {expected} of "
+                f"at most 9 digits; {DOWNLOAD_AGAIN}"
             )
         table[number] = [int(cell) for cell in cells]
     return table

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import DOWNLOAD, SourceError, times
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape
 from heron.shards.manifest import Labels
 from heron.shards.matlab import MatlabFile
 from heron.shards.sources.base import Column, FileSource, Loaded, vectors
 
 VIEWS = ("view1", "view2")  # acoustic, articulatory
-LARGEST_LABEL = 255  # of a phone; published are 0 to 39
+MAX_LABEL = 255  # of a phone; published are 0 to 39
 
 
 class _Names(NamedTuple):
@@ -158,7 +158,7 @@ class Xrmb(FileSource):
 def _column(file: MatlabFile, name: str) -> Column:
     """Returns a view of a split; its matrix is opened when rows are read."""
     where = f"{file.path.name}: {name}"
-    return vectors(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD)
+    return vectors(file.shape(name), lambda rows: file.matrix(name)[rows], where, DOWNLOAD_AGAIN)
 
 
 def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:
@@ -166,16 +166,14 @@ def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:
     values = file.matrix(name)
     if 1 not in values.shape:
         raise SourceError(
-            f"{file.path.name}: {name} is {times(values.shape)}; expected a "
-            f"column, a class number for each row; {DOWNLOAD}"
+            f"{file.path.name}: {name} is {format_shape(values.shape)}; expected a "
+            f"column, a class number for each row; {DOWNLOAD_AGAIN}"
         )
     values = values.reshape(-1)
-    bad = np.flatnonzero(
-        ~((values >= 0) & (values <= LARGEST_LABEL) & (values == np.floor(values)))
-    )
+    bad = np.flatnonzero(~((values >= 0) & (values <= MAX_LABEL) & (values == np.floor(values))))
     if len(bad):
         raise SourceError(
             f"{file.path.name}: {name}, row {bad[0]:,} is {values[bad[0]]}; expected a whole "
-            f"number from 0 to {LARGEST_LABEL}; {DOWNLOAD}"
+            f"number from 0 to {MAX_LABEL}; {DOWNLOAD_AGAIN}"
         )
     return values.astype(np.int64)

@@ -4,10 +4,10 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from heron.shards.errors import DOWNLOAD, SourceError
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError
 
 ZIP = b"PK\x03\x04"  # how a zip begins
-MOST_BYTES = 1 << 27  # of a member; CelebA's longest has 26 MB
+MAX_MEMBER_BYTES = 1 << 27  # of a member; CelebA's longest has 26 MB
 HTML = "an HTML page (a download quota page?)"
 
 
@@ -24,7 +24,7 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
             actual = f"a zip cut short or damaged ({fault})"
         else:
             actual = f"no zip (it begins with {head[:8]!r})"
-        raise SourceError(f"{path.name}: {actual}; expected {expected}; {DOWNLOAD}") from None
+        raise SourceError(f"{path.name}: {actual}; expected {expected}; {DOWNLOAD_AGAIN}") from None
 
 
 def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
@@ -35,7 +35,7 @@ def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
         if ".." in parts or not parts[0] or "\\" in info.filename:
             raise SourceError(
                 f"{path.name}: the path {info.filename!r} may leave its folder; expected "
-                f"FOLDER/NAME without '..' or a backslash; {DOWNLOAD} from its publisher"
+                f"FOLDER/NAME without '..' or a backslash; {DOWNLOAD_AGAIN} from its publisher"
             )
         if info.is_dir() or parts[0] == "__MACOSX" or parts[-1].startswith("."):
             continue
@@ -49,17 +49,18 @@ def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
 
 
 def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
-    """Reads a file of at most MOST_BYTES in a zip, and verifies its checksum."""
-    if (size := archive.getinfo(member).file_size) > MOST_BYTES:
+    """Reads a file of at most MAX_MEMBER_BYTES in a zip, and verifies its checksum."""
+    if (size := archive.getinfo(member).file_size) > MAX_MEMBER_BYTES:
         raise SourceError(
-            f"{path.name}: {member} has {size:,} bytes unpacked; expected {MOST_BYTES:,} at most; "
-            f"{DOWNLOAD} from its publisher"
+            f"{path.name}: {member} has {size:,} bytes unpacked; expected {MAX_MEMBER_BYTES:,} at "
+            f"most; {DOWNLOAD_AGAIN} from its publisher"
         )
     try:
         return archive.read(member)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as fault:
         raise SourceError(
-            f"{path.name}: {member} cannot be read ({fault}); expected a whole zip; {DOWNLOAD}"
+            f"{path.name}: {member} cannot be read ({fault}); expected a whole zip; "
+            f"{DOWNLOAD_AGAIN}"
         ) from None
 
 

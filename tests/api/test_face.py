@@ -13,7 +13,7 @@ import heron
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.training.tracking import FACTS
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.experiments import frames
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def like_scene(folder: Path) -> dict[str, Any]:
     )
     np.savez(folder / "made.npz", view1=x1, view2=x2, labels=y)
     options = {"npz": str(folder / "made.npz"), "label_names": LABELS}
-    build(make("arrays", options), folder / "data" / "scene", progress=False)
+    build(make_source("arrays", options), folder / "data" / "scene", progress=False)
     return {"x1": x1, "x2": x2, "y": y}
 
 

@@ -19,7 +19,7 @@ from heron.pipeline.retrieval.embeddings import Layer
 from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
 from heron.shards.artefact import FileSum
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.retrieval import made
 
 SCENE = Path(__file__).resolve().parents[3] / "shared" / "data" / "scene"
@@ -48,7 +48,7 @@ def trained(case: str, folder: Path) -> heron.Run:
             pytest.skip(f"needs Mulan's Scene in {SCENE}")
         files = [str(SCENE / f"scene-{part}.arff") for part in ("train", "test")]
         options = {"arff": files, "xml": str(SCENE / "scene.xml")}
-        build(make("mulan", options), folder / "data", progress=False)
+        build(make_source("mulan", options), folder / "data", progress=False)
     return heron.pretrain(config)
 
 
@@ -229,7 +229,7 @@ def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_inputs_asks_its_data_set(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    build(make("frames", {"train": 40, "test": 10, "classes": 4}), data, progress=False)
+    build(make_source("frames", {"train": 40, "test": 10, "classes": 4}), data, progress=False)
     old = made.run(tmp_path / "run", data, {})
     model = heron.from_pretrained(old)
     assert model.views == ["view1", "view2"] and len(model.labels) == 4
@@ -262,7 +262,7 @@ def test_other_data_does_not_lend_its_statistics(
     state.model_copy(update={"files": files}).write(old / STATE)
     assert (heron.from_pretrained(old).encode(rows) == run.model().encode(rows)).all()
     other = tmp_path / "other"
-    build(make("frames", {"train": 40, "test": 10, "classes": 4}), other, progress=False)
+    build(make_source("frames", {"train": 40, "test": 10, "classes": 4}), other, progress=False)
     with pytest.raises(CheckpointError, match="cannot be taken for it: its fingerprint is sha256:"):
         heron.from_pretrained(old, other)
 

@@ -9,7 +9,7 @@ from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import METHODS, Config, dump_config, load_config, parse_config
 from heron.pipeline.config.sections import as_typed, dump_yaml, parse_override, read_tree
 from heron.pipeline.config.terms import Terms, named_terms
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 
 CONFIGS = sorted(set(METHODS.parent.glob("*.yaml")) - {METHODS})
 SMALL = """
@@ -35,7 +35,7 @@ def test_every_shipped_configuration_fits_and_survives_a_round_trip(
     assert load_config(tmp_path / "again.yaml") == config
     if config.data.build is not None:
         options = dict(config.data.build)
-        make(options.pop("source"), options)
+        make_source(options.pop("source"), options)
 
 
 def test_overrides_replace_make_and_take_out(small: Path) -> None:

@@ -21,7 +21,7 @@ from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.build import build
 from heron.shards.errors import ShardError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests import ranks
 
 FACES = {"train": 60, "test": 20, "size": 32}
@@ -31,7 +31,7 @@ FACES = {"train": 60, "test": 20, "size": 32}
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 pictures in six shards, and 20 of another split in two."""
     folder = tmp_path_factory.mktemp("whole") / "faces"
-    build(make("faces", FACES), folder, shard_rows=10, progress=False)
+    build(make_source("faces", FACES), folder, shard_rows=10, progress=False)
     return folder
 
 
@@ -212,7 +212,7 @@ def test_skipped_counts_a_row_once() -> None:
 
 def test_a_damaged_block_costs_its_rows_alone(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
-    build(make("frames", {"train": 1024, "test": 0}), folder, progress=False)
+    build(make_source("frames", {"train": 1024, "test": 0}), folder, progress=False)
     reader = Reader(folder)
     data = bytearray((folder / reader.shards[0].file).read_bytes())
     data[int(reader.indexes[0].offsets[1, 0])] = 0  # the magic of an npy file
@@ -223,7 +223,9 @@ def test_a_damaged_block_costs_its_rows_alone(tmp_path: Path) -> None:
     assert set(skipping.lost) == set(range(256, 512))
     assert all("sample train-000001: view 'view1'" in fault for fault in skipping.lost.values())
     sound = (rows < 256) | (rows >= 512)
-    expected = make("frames", {"train": 1024, "test": 0}).read("train", 0, 1024).views["view1"]
+    expected = (
+        make_source("frames", {"train": 1024, "test": 0}).read("train", 0, 1024).views["view1"]
+    )
     assert np.array_equal(found[sound], np.asarray(expected)[rows[sound]])
     with pytest.raises(ShardError, match="sample train-000001: view 'view1'"):
         Reader(folder).read("view1", rows)

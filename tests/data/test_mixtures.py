@@ -17,7 +17,7 @@ from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.build import build
 from heron.shards.errors import ShardError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 
 ROWS = {"large": 300, "small": 20}
 
@@ -30,7 +30,7 @@ def made(folder: Path, **changes: Any) -> None:
         labels = (np.arange(rows) % 10 == 0) + 2 * (np.arange(rows) % 4 == 0)
         arrays = {"x": x, "labels": np.minimum(labels, 2)}
         np.savez(folder / f"{name}.npz", **(arrays | changes.get(name, {})))
-        build(make("arrays", {"npz": folder / f"{name}.npz"}), folder / name, progress=False)
+        build(make_source("arrays", {"npz": folder / f"{name}.npz"}), folder / name, progress=False)
 
 
 def config(folder: Path, **data: Any) -> Config:

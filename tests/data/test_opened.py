@@ -18,7 +18,7 @@ from heron.shards.build import build
 from heron.shards.cache import LocalFile
 from heron.shards.foreign import index
 from heron.shards.layout import Layout
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.shards.others import npy, write_tar
 
 RANDOM = np.random.default_rng(0)
@@ -26,7 +26,7 @@ RANDOM = np.random.default_rng(0)
 
 def built(folder: Path, shard_rows: int | None = None, **arrays: np.ndarray) -> Reader:
     np.savez(folder / "mine.npz", **arrays)  # type: ignore[arg-type]
-    source = make("arrays", {"npz": folder / "mine.npz"})
+    source = make_source("arrays", {"npz": folder / "mine.npz"})
     build(source, folder / "mine", shard_rows=shard_rows, progress=False)
     return Reader(folder / "mine")
 

@@ -18,7 +18,7 @@ from heron.pipeline.evaluation.scikit import raw_inputs
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.saved import portable
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.data import test_mixtures as mixtures
 from tests.data.test_partial_rows import config
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels[5::9, 1] = 0
     views: dict[str, Any] = {n: draw.normal(5, 1, (200, 6)).astype("f4") for n in ("v1", "v2")}
     np.savez(path / "mine.npz", labels=labels, **views)
-    source = make("arrays", {"npz": path / "mine.npz", "unknown": "allow"})
+    source = make_source("arrays", {"npz": path / "mine.npz", "unknown": "allow"})
     build(source, path / "mine", progress=False)
     return path
 

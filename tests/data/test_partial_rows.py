@@ -22,7 +22,7 @@ from heron.pipeline.evaluation.metrics import multi_label_scores
 from heron.pipeline.evaluation.probe import fit_logistic
 from heron.pipeline.pretrain import pretrain
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.experiments import frames, merge
 
 RANDOM = np.random.default_rng(0)
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name: (hidden + RANDOM.normal(size=(200, 6))).astype("f4") for name in ("v1", "v2")
     }
     np.savez(path / "mine.npz", labels=labels, **views)
-    build(make("arrays", {"npz": path / "mine.npz"}), path / "mine", progress=False)
+    build(make_source("arrays", {"npz": path / "mine.npz"}), path / "mine", progress=False)
     return path
 
 
@@ -205,7 +205,7 @@ def test_measures_of_the_views_that_there_are() -> None:
 def test_no_labelled_row_is_left(folder: Path) -> None:
     rows: dict[str, Any] = {n: RANDOM.normal(size=(40, 6)).astype("f4") for n in ("v1", "v2")}
     np.savez(folder / "bare.npz", **rows)
-    build(make("arrays", {"npz": folder / "bare.npz"}), folder / "bare", progress=False)
+    build(make_source("arrays", {"npz": folder / "bare.npz"}), folder / "bare", progress=False)
     protocol = {"labelled": "all", "partial_rows": "drop", "hide_labels": 0.0}
     data = {
         "path": str(folder / "bare"),

@@ -18,7 +18,7 @@ from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
 from heron.shards.build import build
 from heron.shards.errors import ShardError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.experiments import frames
 
 
@@ -27,20 +27,20 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """700 training rows in three shards, the last block of each shorter than the rest."""
     folder = tmp_path_factory.mktemp("vectors") / "frames"
     options = {"train": 700, "test": 90, "classes": 4, "seed": 2}
-    build(make("frames", options), folder, shard_rows=256, progress=False)
+    build(make_source("frames", options), folder, shard_rows=256, progress=False)
     return folder
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images") / "faces"
-    build(make("faces", {"train": 24, "test": 6, "size": 32}), folder, progress=False)
+    build(make_source("faces", {"train": 24, "test": 6, "size": 32}), folder, progress=False)
     return folder
 
 
 def test_vectors_are_those_of_the_source(vectors: Path) -> None:
     reader = Reader(vectors)
-    stored = make("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2})
+    stored = make_source("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2})
     whole = stored.read("train", 0, 700)
     rows = np.random.default_rng(0).permutation(700)[:333]
     assert np.array_equal(reader.read("view1", rows), np.asarray(whole.views["view1"])[rows])
@@ -50,7 +50,9 @@ def test_vectors_are_those_of_the_source(vectors: Path) -> None:
     assert (targets.sum(1) == 1).all()
     test = reader.split_rows("test")
     assert test.tolist() == list(range(700, 790))
-    only = make("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2}).read("test", 0, 90)
+    only = make_source("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2}).read(
+        "test", 0, 90
+    )
     assert np.array_equal(reader.read("view2", test), np.asarray(only.views["view2"]))
 
 
@@ -99,7 +101,9 @@ def test_a_damaged_picture_is_named(images: Path, tmp_path: Path) -> None:
 
 def test_a_fault_in_a_worker_keeps_its_message(tmp_path: Path) -> None:
     config = frames(tmp_path, data={"views": [{"stored": "view1"}] * 2})
-    build(make("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path)
+    build(
+        make_source("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path
+    )
     streams = open_streams(config)
     index, tar = streams.reader.indexes[0], Path(config.data.path, streams.reader.shards[0].file)
     for offset in index.offsets[:, 0].tolist():  # of blocks that are longer than they were:
@@ -136,7 +140,7 @@ def test_folds_are_scikit_learn_s_of_whole_label_vectors(tmp_path: Path) -> None
     y = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0]], np.uint8)[np.arange(40) % 3]
     y[7] = 1
     np.savez(tmp_path / "mine.npz", view1=np.ones((40, 2), np.float32), labels=y)
-    build(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
+    build(make_source("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
     reader = Reader(tmp_path / "mine")
     numbers = [int("".join(map(str, row)), 2) for row in y]
     with warnings.catch_warnings():
@@ -161,7 +165,9 @@ def test_protocols_that_cannot_be_are_refused(vectors: Path) -> None:
 def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Path) -> None:
     config = frames(tmp_path)
     assert config.data.build is not None
-    build(make("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path)
+    build(
+        make_source("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path
+    )
     streams = open_streams(config)
 
     def global_batch(world: int, workers: int) -> list[torch.Tensor]:
@@ -186,7 +192,9 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
 def test_random_keys_are_those_of_each_stream_s_epoch(tmp_path: Path) -> None:
     """Over a labelled epoch of six steps and an unlabelled one of eleven, and into the next."""
     config = frames(tmp_path)
-    build(make("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path)
+    build(
+        make_source("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path
+    )
     streams = open_streams(config)
     assert streams.labelled is not None and streams.unlabelled is not None
     assert (streams.labelled.steps_per_epoch, streams.unlabelled.steps_per_epoch) == (6, 11)

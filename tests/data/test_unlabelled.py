@@ -13,7 +13,7 @@ from heron.pipeline.data.protocol import assign
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.pretrain import pretrain
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 
 
 def folder(tmp_path: Path, labels: np.ndarray | None) -> Path:
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, labels: np.ndarray | None) -> Path:
     if labels is not None:
         arrays["labels"] = labels
     np.savez(tmp_path / "mine.npz", **arrays)
-    build(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
+    build(make_source("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
     return tmp_path / "mine"
 
 

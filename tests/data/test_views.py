@@ -16,13 +16,13 @@ from heron.pipeline.data.random_keys import rng_keys
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.views import SALTS, Views
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 
 
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("views") / "faces"
-    build(make("faces", {"train": 12, "test": 0, "size": 96}), folder, progress=False)
+    build(make_source("faces", {"train": 12, "test": 0, "size": 96}), folder, progress=False)
     return folder
 
 
@@ -107,7 +107,7 @@ def test_augmentation_is_a_function_of_epoch_and_row(faces: Path) -> None:
 
 def test_a_reader_keeps_few_shards_open(tmp_path: Path) -> None:
     build(
-        make("faces", {"train": 12, "test": 0, "size": 32}),
+        make_source("faces", {"train": 12, "test": 0, "size": 32}),
         tmp_path / "faces",
         shard_rows=3,
         progress=False,

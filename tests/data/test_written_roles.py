@@ -17,7 +17,7 @@ from heron.pipeline.data.roles import ROLES, read_roles, write_roles
 from heron.pipeline.data.streams import open_streams
 from heron.shards.build import build
 from heron.shards.cache import LocalFile
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.store import LocalStore
 from tests.experiments import frames
 
@@ -25,7 +25,7 @@ from tests.experiments import frames
 def built(folder: Path, **protocol: Any) -> Config:
     protocol = {"labelled": 50, "test": "unlabelled", "validation": 0.2} | protocol
     config = frames(folder, data={"protocol": protocol})
-    source = make("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2})
+    source = make_source("frames", {"train": 700, "test": 90, "classes": 4, "seed": 2})
     build(source, Path(config.data.path), shard_rows=256, progress=False)
     return config
 
@@ -109,13 +109,13 @@ def test_labels_that_are_too_many_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = built(tmp_path)
-    monkeypatch.setattr(opened, "MOST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     with pytest.raises(ConfigError, match=r"the labels of 700 rows, of 8 bytes .*data.roles"):
         open_streams(config)
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
     write_protocol(str(path), tmp_path / "roles")
     assert "790 rows of " in capsys.readouterr().out
-    monkeypatch.setattr(opened, "MOST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     update = {"roles": str(tmp_path / "roles")}
     open_streams(config.model_copy(update={"data": config.data.model_copy(update=update)}))

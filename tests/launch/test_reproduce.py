@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from heron.launch.cli import main
-from heron.launch.repeats import describe, paired
+from heron.launch.repeats import mean_std_count, paired_test
 from heron.launch.reproduce import reproduce
 from heron.launch.tables import GROUPS, TABLES
 from heron.launch.tables.measured import compare
@@ -176,13 +176,13 @@ def test_a_paired_test_by_hand() -> None:
     """
     ours = pd.Series({10: 0.51, 11: 0.62, 12: 0.73, 13: 0.9, 14: np.nan})
     theirs = pd.Series({9: 0.1, 12: 0.70, 11: 0.60, 10: 0.50, 14: 0.5})
-    found = paired(ours, theirs)
+    found = paired_test(ours, theirs)
     assert found is not None and found.n == 3
     t = 0.02 / (0.01 / 3**0.5)
     assert (found.difference, found.std) == pytest.approx((0.02, 0.01))
     assert (found.t, found.p) == pytest.approx((t, 1 - t / (2 + t**2) ** 0.5))
     assert found.cells() == ["+0.0200", "3.46", "0.074"]
-    reverse = paired(theirs, ours)
+    reverse = paired_test(theirs, ours)
     assert reverse is not None and (reverse.t, reverse.p) == pytest.approx((-t, found.p))
 
 
@@ -226,17 +226,17 @@ def test_how_many_runs_were_published() -> None:
 
 def test_a_paired_deviation_has_one_less_than_its_folds() -> None:
     """Differences 1 and 3: of n - 1 the square root of 2, of n it would be 1."""
-    found = paired(pd.Series({0: 2.0, 1: 5.0}), pd.Series({0: 1.0, 1: 2.0}))
+    found = paired_test(pd.Series({0: 2.0, 1: 5.0}), pd.Series({0: 1.0, 1: 2.0}))
     assert found is not None and found.std == pytest.approx(2**0.5)
-    (mean, std, count) = describe(pd.Series([1.0, 3.0, np.nan]))
+    (mean, std, count) = mean_std_count(pd.Series([1.0, 3.0, np.nan]))
     assert (mean, count) == (2.0, 2) and std == pytest.approx(2**0.5)
 
 
 def test_what_no_paired_test_can_be_made_of() -> None:
     """One fold in common has no spread; differences that are all the same have no t."""
     ours = pd.Series({0: 0.5, 1: 0.6, 2: 0.7})
-    assert paired(ours, pd.Series({2: 0.1, 3: 0.2})) is None
-    same = paired(ours, ours - 0.1)
+    assert paired_test(ours, pd.Series({2: 0.1, 3: 0.2})) is None
+    same = paired_test(ours, ours - 0.1)
     assert same is not None and same.cells() == ["+0.1000", "–", "–"]
 
 

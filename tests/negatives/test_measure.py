@@ -31,7 +31,7 @@ def test_rates_and_relations_by_loops(
     embeddings: Embeddings, found: NearPairs, numbers: dict[str, Any]
 ) -> None:
     _, near = by_hand(embeddings)
-    anchors, largest = found.pairs.anchors.tolist(), found.pairs.largest
+    anchors, largest = found.pairs.anchors.tolist(), found.pairs.max_difference
     apart = [distance(embeddings, i, k) for i in anchors for k in others(embeddings, i)]
     steps = sorted(set(apart) | {0.0})
     close = max([d for d in steps if np.mean([a <= d for a in apart]) <= 0.01], default=0.0)
@@ -69,9 +69,9 @@ def test_similarities_are_of_all_pairs(
         for k in others(embeddings, i):
             apart = distance(embeddings, i, k)
             groups["same"] += [cosine[i, k]] * (apart == 0)
-            groups["close"] += [cosine[i, k]] * (apart <= found.close / found.pairs.largest)
-            groups["others"] += [cosine[i, k]] * (apart > found.close / found.pairs.largest)
-        least = hard / found.pairs.largest - 1e-9
+            groups["close"] += [cosine[i, k]] * (apart <= found.close / found.pairs.max_difference)
+            groups["others"] += [cosine[i, k]] * (apart > found.close / found.pairs.max_difference)
+        least = hard / found.pairs.max_difference - 1e-9
         groups["hard"] += [cosine[i, k] for k in near(i, 3) if distance(embeddings, i, k) >= least]
     for name, values in groups.items():
         similarity = numbers["similarity"][name]
@@ -119,7 +119,7 @@ def test_confused_labels_by_loops(
     for swap in confusion["worst"]:
         at = NAMES.index(swap["anchor"]), NAMES.index(swap["neighbour"])
         assert swap["pairs"] == confusion["swapped"][at]
-        assert swap["expected"] == confusion["expected"][at] >= statistics.EXPECTED
+        assert swap["expected"] == confusion["expected"][at] >= statistics.MIN_EXPECTED
         assert at[0] != at[1] or not exclusive
 
 
@@ -127,8 +127,8 @@ def test_blocks_make_no_difference(
     found: NearPairs, numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (definition, statistics, repulsion):
-        monkeypatch.setattr(module, "CELLS", 100)
-    monkeypatch.setattr(definition, "LABELS", 10)
+        monkeypatch.setattr(module, "BLOCK_PAIRS", 100)
+    monkeypatch.setattr(definition, "BLOCK_LABELS", 10)
     again = find_neighbours(found.embeddings, Question(k=3, anchors=15))
     in_blocks = measure_labels(again) | measure_repulsion(again, TEMPERATURES)[0]
     near = near_weights(found, TEMPERATURES)
@@ -165,7 +165,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "random pairs and sums over negatives are of 30 samples, drawn from 39",
         "rates are of k up to 20: 39 samples have labels",
     ]
-    monkeypatch.setattr(definition, "CELLS", 30)  # some anchors alone, which are not their others
+    monkeypatch.setattr(definition, "BLOCK_PAIRS", 30)  # some anchors alone: not their others
     weight = measure_repulsion(found, TEMPERATURES)[0]["weight"]
     assert weight["pairs"].sum() == weight["counts"].sum() == found.counts.sum()
     partners = repulsion._draw_others(found.pairs, 0)

@@ -20,7 +20,7 @@ from heron.pipeline.data.mined import MinedStream, table_name
 from heron.pipeline.data.plan import Listed, Stream
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.negatives import mine as miner_of
-from heron.pipeline.negatives.mine import SEEN, mine
+from heron.pipeline.negatives.mine import SEARCHED_PER_HARD, mine
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
 from heron.shards.errors import ShardError
@@ -45,7 +45,9 @@ def by_loop(hidden: Any, y: Any, rows: Any, nearest: int, exclusive: bool) -> li
         distances = [int((y[i] != y[j]).sum()) for j in range(len(rows))]
         least = 1 if exclusive else max(1, np.median(distances[:i] + distances[i + 1 :]))
         near = sorted((j for j in range(len(rows)) if j != i), key=lambda j: -unit[i] @ unit[j])
-        far = [int(rows[j]) for j in near[: SEEN * nearest] if distances[j] >= least][:nearest]
+        far = [int(rows[j]) for j in near[: SEARCHED_PER_HARD * nearest] if distances[j] >= least][
+            :nearest
+        ]
         out.append(far + [-1] * (nearest - len(far)))
     return out
 

@@ -23,7 +23,7 @@ def test_neighbours_are_the_nearest_others_with_labels(
         assert found.numbers[row].tolist() == near(i, 20)
         for column, k in enumerate(found.numbers[row].tolist()):
             assert found.cosine[row, column] == pytest.approx(cosine[i, k], abs=1e-5)
-            assert found.difference[row, column] / found.pairs.largest == pytest.approx(
+            assert found.difference[row, column] / found.pairs.max_difference == pytest.approx(
                 distance(embeddings, i, k)
             )
 

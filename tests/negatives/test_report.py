@@ -19,7 +19,7 @@ from heron.launch.studies.text import table
 from heron.pipeline.config.errors import RetrievalError
 from heron.pipeline.negatives.definition import RELATIONS
 from heron.pipeline.negatives.links import PageLinks
-from heron.pipeline.negatives.measure import EXPECTED
+from heron.pipeline.negatives.measure import MIN_EXPECTED
 from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.pipeline.negatives.report import percent, report, to_json
 from heron.pipeline.negatives.repulsion import Temperatures, near_weights
@@ -29,7 +29,7 @@ from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embeddings import Embeddings
 from heron.shards.build import build
 from heron.shards.errors import ShardError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.negatives.loops import drawn
 from tests.negatives.test_planted import clusters, labelled_signs
 from tests.retrieval import made
@@ -131,9 +131,9 @@ def test_pairs_and_confused_labels_open_the_page(written: Written, tmp_path: Pat
     confusion = charts(out / "report.html")[2]
     (heat,), names = confusion["traces"], samples.names
     counts, chance = (np.asarray(numbers["confusion"][n], float) for n in ("swapped", "expected"))
-    assert heat["x"] == heat["y"] == names and (chance >= EXPECTED).sum() > 2
+    assert heat["x"] == heat["y"] == names and (chance >= MIN_EXPECTED).sum() > 2
     for i, j in np.ndindex(*chance.shape):
-        if chance[i, j] >= EXPECTED:
+        if chance[i, j] >= MIN_EXPECTED:
             assert heat["z"][i][j] == pytest.approx(counts[i, j] / chance[i, j], abs=1e-4)
             assert confusion["links"][i][j] == PageLinks().confused(names[i], names[j])
         else:
@@ -253,7 +253,9 @@ def test_collapsed_embeddings_are_told(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faces")
-    build(make("faces", {"train": 24, "test": 6, "size": 32}), folder / "data", progress=False)
+    build(
+        make_source("faces", {"train": 24, "test": 6, "size": 32}), folder / "data", progress=False
+    )
     return folder
 
 

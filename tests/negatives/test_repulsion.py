@@ -91,7 +91,7 @@ def test_repulsion_shares_by_loops(
     embeddings: Embeddings, found: NearPairs, options: dict[str, Any]
 ) -> None:
     shares = measure_repulsion(found, Temperatures(TAU, GAMMA, **options))[0]["repulsion"]
-    for name, limit in (("same", 0.0), ("close", found.close / found.pairs.largest)):
+    for name, limit in (("same", 0.0), ("close", found.close / found.pairs.max_difference)):
         plain, weighted, counted = [], [], []
         for i in found.pairs.anchors.tolist():
             by_view = []
@@ -118,7 +118,7 @@ def test_repulsion_shares_by_loops(
 def test_assumption_1_by_loops(
     embeddings: Embeddings, found: NearPairs, numbers: dict[str, Any]
 ) -> None:
-    for name, limit in (("same", 0.0), ("close", found.close / found.pairs.largest)):
+    for name, limit in (("same", 0.0), ("close", found.close / found.pairs.max_difference)):
         for kind, (how, value) in HARDENINGS.items():
             holds, undefined = [], 0
             for i in found.pairs.anchors.tolist():

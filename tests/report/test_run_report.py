@@ -18,7 +18,7 @@ from heron.pipeline.evaluation.metrics import label_f1
 from heron.pipeline.negatives.links import PageLinks
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.report import charts, run_report
-from heron.pipeline.report.charts import MOST_POINTS, confusion, curves, label_map
+from heron.pipeline.report.charts import MAX_POINTS, confusion, curves, label_map
 from heron.pipeline.report.examples import nearest_rows
 from heron.pipeline.report.run_report import LONG, confused_classes, wants_map
 from tests import ranks
@@ -64,13 +64,13 @@ def test_a_short_run_has_no_map(tmp_path: Path) -> None:
 
 
 def test_curves_are_means_of_so_many_steps_that_few_points_are_left() -> None:
-    rows = [{"step": t, "loss": float(t), "lr": 0.1} for t in range(4 * MOST_POINTS)]
+    rows = [{"step": t, "loss": float(t), "lr": 0.1} for t in range(4 * MAX_POINTS)]
     rows += [{"step": 3, "test/f1_weighted": 0.5}]
     found, stride = curves(rows)
     assert stride == 4
     by_title = {chart.title: chart.traces for chart in found}
     assert by_title["Objective"][0]["y"][:2] == [1.5, 5.5]
-    assert len(by_title["Objective"][0]["x"]) == MOST_POINTS
+    assert len(by_title["Objective"][0]["x"]) == MAX_POINTS
     assert by_title["F1, weighted (test rows)"][0]["y"] == [0.5]
 
 
@@ -122,7 +122,7 @@ def test_confused_classes_open_the_page_of_an_index(
     assert links[1][0] == "" and links[1][1] != ""
     text = (tmp_path / "run" / "report.html").read_text()
     assert "predicted as" in text and 'href="http://127.0.0.1:8000/?among=' in text
-    monkeypatch.setattr(charts, "MOST_CLASSES", len(names) - 1)
+    monkeypatch.setattr(charts, "MAX_CLASSES", len(names) - 1)
     of_many = confused_classes(predictions, reader, PageLinks())
     assert of_many == {"chart": None, "worst": found["worst"]}
 

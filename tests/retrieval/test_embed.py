@@ -27,7 +27,7 @@ from heron.pipeline.training.pretrained import from_pretrained, locate
 from heron.shards.artefact import sha256
 from heron.shards.build import build
 from heron.shards.manifest import Labels
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests import ranks
 from tests.data.test_partial_rows import config as partial_rows_config
 from tests.experiments import frames
@@ -338,7 +338,7 @@ def test_partial_rows_are_dropped_as_in_training(tmp_path: Path) -> None:
     labels = np.random.default_rng(0).integers(0, 2, (80, 4))
     views: dict[str, Any] = {name: np.ones((80, 6), np.float32) for name in ("v1", "v2")}
     np.savez(tmp_path / "mine.npz", labels=labels, **views)
-    build(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
+    build(make_source("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "mine", progress=False)
     protocol = {"labelled": 60, "partial_rows": "drop", "hide_labels": 0.2}
     data = {"protocol": protocol, "batch": {"labelled": 2, "unlabelled": 2}}
     config = partial_rows_config(tmp_path, data=data, train={"epochs": None, "steps": 1})

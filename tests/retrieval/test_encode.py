@@ -13,13 +13,13 @@ from PIL import Image
 
 from heron.pipeline.config.errors import CheckpointError, RetrievalError
 from heron.pipeline.data.reader import Reader
-from heron.pipeline.retrieval import given
+from heron.pipeline.retrieval import user_files
 from heron.pipeline.retrieval.build import build_index
 from heron.pipeline.retrieval.embed import embed
 from heron.pipeline.retrieval.query import Retriever
 from heron.shards.build import build
 from heron.shards.errors import ShardError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.retrieval import made
 from tests.retrieval.test_query import ask
 
@@ -41,7 +41,7 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
     """JPEGs of one size in tars."""
     folder = tmp_path_factory.mktemp("faces")
     options = {"train": 24, "test": 6, "size": 32}
-    build(make("faces", options), folder / "data", progress=False)
+    build(make_source("faces", options), folder / "data", progress=False)
     return retriever(folder, IMAGES)
 
 
@@ -49,7 +49,11 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
     """Two views of vectors, standardised, each with an encoder of its own."""
     folder = tmp_path_factory.mktemp("frames")
-    build(make("frames", {"train": 300, "test": 70, "classes": 4}), folder / "data", progress=False)
+    build(
+        make_source("frames", {"train": 300, "test": 70, "classes": 4}),
+        folder / "data",
+        progress=False,
+    )
     return retriever(folder, {}, "projection")
 
 
@@ -92,7 +96,7 @@ def test_pictures_of_several_sizes(tmp_path: Path, suffix: str) -> None:
         (tmp_path / "in" / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
         picture = rough.resize((width, height), Image.Resampling.BICUBIC)
         picture.save(tmp_path / "in" / f"class{number % 2}" / f"{number:02d}.{suffix}")
-    build(make("folder", {"folder": tmp_path / "in"}), tmp_path / "data", progress=False)
+    build(make_source("folder", {"folder": tmp_path / "in"}), tmp_path / "data", progress=False)
     views = [{"stored": "image", "size": 24}, {"stored": "image", "size": 16}]
     found = retriever(tmp_path, IMAGES | {"data": VIEWS | {"views": views}})
     for number in range(12):
@@ -107,7 +111,7 @@ def test_pictures_of_several_sizes(tmp_path: Path, suffix: str) -> None:
 def test_raw_pictures_in_blocks(tmp_path: Path, channels: int) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 10, channels), np.uint8)
     np.savez(tmp_path / "a.npz", image=pixels, labels=np.arange(20) % 2)
-    build(make("arrays", {"npz": tmp_path / "a.npz"}), tmp_path / "data", progress=False)
+    build(make_source("arrays", {"npz": tmp_path / "a.npz"}), tmp_path / "data", progress=False)
     found = retriever(tmp_path, IMAGES)
     for number in (0, 7, 19):
         row = pixels[int(found.samples.rows[number])]
@@ -139,7 +143,7 @@ def test_a_picture_is_turned_as_exif_says(faces: Retriever, orientation: int) ->
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = as_bytes(lying, exif=exif)
-    assert np.array_equal(np.asarray(given.upright(data, "x")), np.asarray(upright))
+    assert np.array_equal(np.asarray(user_files.upright_picture(data, "x")), np.asarray(upright))
     near(faces, 5, faces.encode(data))
 
 
@@ -214,9 +218,9 @@ def test_a_file_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
     endless = Path("/proc/self/status")  # says that it has no bytes, as one that grows may
     if not endless.is_file():
         pytest.skip("needs /proc")
-    monkeypatch.setattr(given, "MOST_BYTES", 40)
+    monkeypatch.setattr(user_files, "MAX_FILE_BYTES", 40)
     with pytest.raises(RetrievalError, match="status has .* bytes; expected at most 40; make it"):
-        given.read(endless)
+        user_files.read_file(endless)
 
 
 def png(width: int, height: int, twice: bool = False) -> bytes:
@@ -319,7 +323,9 @@ def test_the_model_and_the_data_are_those_of_the_index(faces: Retriever, tmp_pat
         Retriever.open(index, run=tmp_path / "none").by_file(PICTURE)
     with pytest.raises(ShardError, match="none/manifest.json"):
         Retriever.open(index, data=tmp_path / "none").by_file(PICTURE)
-    build(make("faces", {"train": 9, "test": 0, "size": 32}), tmp_path / "data", progress=False)
+    build(
+        make_source("faces", {"train": 9, "test": 0, "size": 32}), tmp_path / "data", progress=False
+    )
     fresh = Retriever.open(index, data=tmp_path / "data")
     with pytest.raises(RetrievalError, match="has the fingerprint sha256:.*; expected sha.* embed"):
         fresh.by_file(PICTURE)

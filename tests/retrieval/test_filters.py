@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.filters import DEEPEST, parse, quoted
+from heron.pipeline.retrieval.filters import MAX_DEPTH, parse_filter, quoted
 from tests.retrieval import made
 
 NAMES = ["Smiling", "Male", "5_o_Clock", "t-shirt/top", "tench, Tinca", "and", "it's", 'a "b"']
@@ -49,7 +49,7 @@ def test_random_filters_pass_what_python_says() -> None:
             bool(known[i]) and said({NAMES[a] for a in range(len(NAMES)) if targets[i, a]})
             for i in range(len(targets))
         ]
-        assert parse(text, NAMES).mask(samples).tolist() == expected, text
+        assert parse_filter(text, NAMES).mask(samples).tolist() == expected, text
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_random_filters_pass_what_python_says() -> None:
 def test_not_binds_closest_and_or_least(text: str, expected: Any) -> None:
     rows = np.array([[a, b, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)])
     samples = made.samples(rows, ["a", "b", "c"])
-    assert parse(text, samples.names).mask(samples).tolist() == [bool(expected(*r)) for r in rows]
+    assert parse_filter(text, samples.names).mask(samples).tolist() == [
+        bool(expected(*r)) for r in rows
+    ]
 
 
 def test_quoted_names_are_any_text() -> None:
@@ -77,7 +79,7 @@ def test_quoted_names_are_any_text() -> None:
     samples = made.samples(targets, NAMES, kind="multi_class")
     texts = ["Smiling", "'Male'", "5_o_Clock", "t-shirt/top", "'tench, Tinca'", '"and"', "'it''s'"]
     for number, text in enumerate([*texts, "'a \"b\"'"]):
-        assert np.flatnonzero(parse(text, NAMES).mask(samples)).tolist() == [number]
+        assert np.flatnonzero(parse_filter(text, NAMES).mask(samples)).tolist() == [number]
     assert [quoted(name) for name in ("Male", "Not", "a b", "it's", "", "x!")] == [
         *("Male", "'Not'", "'a b'", "'it''s'", "''", "'x!'")
     ]
@@ -85,14 +87,14 @@ def test_quoted_names_are_any_text() -> None:
 
 def test_samples_without_labels_pass_no_filter() -> None:
     samples = made.samples(np.array([[1], [0], [0]]), ["a"], known=np.array([True, True, False]))
-    assert parse("a", ["a"]).mask(samples).tolist() == [True, False, False]
-    assert parse("not a", ["a"]).mask(samples).tolist() == [False, True, False]
-    assert parse("a or not a", ["a"]).mask(samples).tolist() == [True, True, False]
+    assert parse_filter("a", ["a"]).mask(samples).tolist() == [True, False, False]
+    assert parse_filter("not a", ["a"]).mask(samples).tolist() == [False, True, False]
+    assert parse_filter("a or not a", ["a"]).mask(samples).tolist() == [True, True, False]
 
 
 def test_counts_are_of_the_labels_that_are_named() -> None:
     samples = made.samples(np.array([[1, 1, 0], [0, 1, 0], [1, 1, 0]]), ["a", "b", "c"])
-    assert parse("c and not a and c", samples.names).counts(samples) == "c 0, a 2"
+    assert parse_filter("c and not a and c", samples.names).counts(samples) == "c 0, a 2"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_counts_are_of_the_labels_that_are_named() -> None:
         ("a and 'b", "at character 7: this quote is not closed; expected another ' after it"),
         ("a & & b", "at character 5: found '&'; expected a label"),
         ("not", "at character 4: found the end; expected a label"),
-        ("(" * 60 + "a" + ")" * 60, f"character 51: more than {DEEPEST} parentheses are open"),
+        ("(" * 60 + "a" + ")" * 60, f"character 51: more than {MAX_DEPTH} parentheses are open"),
         ("a or " * 500 + "a", "a filter of 2,501 characters; expected at most 2,000"),
         ("A", "no label is called 'A' (character 1 of the filter); did you mean a? expected one"),
         ("a or smilin", "'smilin' (character 6 of the filter); did you mean 'Smiling man'?"),
@@ -121,13 +123,13 @@ def test_counts_are_of_the_labels_that_are_named() -> None:
 )
 def test_a_fault_is_pointed_at(text: str, message: str) -> None:
     with pytest.raises(RetrievalError) as fault:
-        parse(text, ["a", "b", "Smiling man", "not"])
+        parse_filter(text, ["a", "b", "Smiling man", "not"])
     assert message in str(fault.value)
 
 
 def test_the_fault_is_marked_in_the_text() -> None:
     with pytest.raises(RetrievalError) as fault:
-        parse("a and\tor b", ["a", "b"])
+        parse_filter("a and\tor b", ["a", "b"])
     said = str(fault.value)
     assert said.startswith("the filter cannot be read at character 7: found 'or'")
     assert said.endswith("; in: a and ⟨here⟩or b")
@@ -136,6 +138,6 @@ def test_the_fault_is_marked_in_the_text() -> None:
 def test_many_names_are_not_all_listed_and_none_is_no_filter() -> None:
     names = [f"class {number}" for number in range(1000)]
     with pytest.raises(RetrievalError, match=r"did you mean 'class 7'\?.* class 11 and 988 more$"):
-        parse("class7", names)
+        parse_filter("class7", names)
     with pytest.raises(RetrievalError, match="'x': these samples have no labels; leave it out"):
-        parse("x", [])
+        parse_filter("x", [])

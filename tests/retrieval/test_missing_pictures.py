@@ -19,7 +19,7 @@ from heron.pipeline.retrieval.sheet import draw_answer
 from heron.pipeline.serve.admission import Limits
 from heron.pipeline.serve.routes import about
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.retrieval import made
 
 ROWS = 84
@@ -29,7 +29,7 @@ LACK = np.arange(ROWS) % 60 % 6 == 1  # of 60 rows to train on and 24 to test on
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Embeddings:
     folder = tmp_path_factory.mktemp("mixed")
-    build(make("tests.mixed.Mixed", {"missing": True}), folder / "data", progress=False)
+    build(make_source("tests.mixed.Mixed", {"missing": True}), folder / "data", progress=False)
     s = read_samples(Reader(folder / "data"), np.arange(ROWS))
     hidden: dict[Layer, NDArray[np.float32]] = {"hidden": made.clustered(ROWS, 8)}
     keys = [s.key(number) for number in range(ROWS)]

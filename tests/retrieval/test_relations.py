@@ -59,7 +59,7 @@ def test_false_negatives_have_close_labels_as_the_report_has_them(tmp_path: Path
     near = find_neighbours(embeddings, Question(k=5, anchors=0))
     apart = (y[:, None] != y).sum(2)[~np.eye(150, dtype=bool)]
     assert (
-        found.samples.close
+        found.samples.close_difference
         == near.close
         == max(n for n in range(41) if (apart <= n).mean() <= 0.01)
     )

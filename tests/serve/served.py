@@ -27,7 +27,7 @@ from heron.pipeline.retrieval.query import Retriever
 from heron.pipeline.serve.admission import BINARY, Limits
 from heron.pipeline.serve.server import address, listen, make_server
 from heron.shards.build import build
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.experiments import frames
 from tests.retrieval import made
 
@@ -50,7 +50,7 @@ def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
     """An index of every row of a source, `faces` or `frames`, by `Halves`."""
     options: dict[str, Any] = {"train": rows, "test": 0}
     options |= {"size": 32} if source == "faces" else {"classes": 4}
-    build(make(source, options), folder / source, progress=False)
+    build(make_source(source, options), folder / source, progress=False)
     view = "image" if source == "faces" else "view1"
     config = frames(folder, data={"path": str(folder / source), "views": [{"stored": view}]}).data
     reader = open_reader(config)

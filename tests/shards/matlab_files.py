@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.xrmb import PARTS, VIEWS
 
 FILES = ["XRMBf2KALDI_window7_single1.mat", "XRMBf2KALDI_window7_single2.mat"]
@@ -129,7 +129,7 @@ def draw(folder: Path, rows: int) -> tuple[dict[str, Array], dict[str, Array]]:
     """The variables of both files, rows of `frames`, as arrays mapped from files in a folder."""
     counts = {part: -(-rows * share // SHARES["train"]) for part, share in SHARES.items()}
     more = {"test": counts["tune"] + counts["test"], "classes": 40}
-    source = make("frames", {"train": counts["train"], **more})
+    source = make_source("frames", {"train": counts["train"], **more})
     files: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
     for part, count in counts.items():
         split = "train" if part == "train" else "test"

@@ -12,7 +12,7 @@ from heron.pipeline.data.reader import Reader
 from heron.shards.build import build, npy
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.show import contact_sheet, show
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.arrays import map_npy
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
@@ -36,9 +36,9 @@ def files(folder: Path, arrays: dict[str, Any]) -> list[str]:
 def stored(folder: Path, kind: str, arrays: dict[str, Any], **options: object) -> Source:
     """The same arrays in an .npz or in .npy files."""
     if kind == "npy":
-        return make("arrays", {"npy": files(folder / "mine", arrays), **options})
+        return make_source("arrays", {"npy": files(folder / "mine", arrays), **options})
     np.savez(folder / "mine.npz", **arrays)
-    return make("arrays", {"npz": folder / "mine.npz", **options})
+    return make_source("arrays", {"npz": folder / "mine.npz", **options})
 
 
 def fault(source: Source, out: Path) -> str:
@@ -107,7 +107,7 @@ def test_an_npy_stays_where_it_lies(tmp_path: Path) -> None:
         stream.truncate(start + 4 * shape[0] * shape[1])
         stream.seek(start + 4 * 1024 * (shape[0] - 2))
         stream.write(np.array([1, np.nan], "f4").tobytes())
-    source = make("arrays", {"npy": [f"big={path}"]})
+    source = make_source("arrays", {"npy": [f"big={path}"]})
     assert source.splits == {"all": 1 << 24} and source.views[0].shape == (1024,)
     rows = source.read("all", 12_345_678, 12_345_934)
     assert np.asarray(rows.views["big"]).shape == (256, 1024) and not rows.views["big"][0].any()
@@ -265,10 +265,10 @@ def test_errors(
 
 def test_labels_that_may_be_misspelt(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", audio=AUDIO, label=LABELS)
-    found = fault(make("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "out")
+    found = fault(make_source("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "out")
     assert found.startswith("mine.npz: no array 'labels', but 'label', which may be the la")
     words = files(tmp_path / "mine", {"audio": AUDIO, "label": LABELS})
-    found = fault(make("arrays", {"npy": words}), tmp_path / "out")
+    found = fault(make_source("arrays", {"npy": words}), tmp_path / "out")
     assert found.startswith("audio.npy, label.npy: no array 'labels', but 'label', which may be")
 
 
@@ -286,7 +286,7 @@ def test_options(tmp_path: Path) -> None:
     ]
     for options, message in cases:
         with pytest.raises(SourceError) as raised:
-            make("arrays", options)
+            make_source("arrays", options)
         assert message in str(raised.value)
 
 
@@ -307,7 +307,7 @@ def test_files_that_are_no_npy(tmp_path: Path, data: bytes | None, message: str)
     words = files(tmp_path / "mine", {"audio": AUDIO, "video": np.array([{}])})
     if data is not None:
         (tmp_path / "mine" / "video.npy").write_bytes(data)
-    found = fault(make("arrays", {"npy": words}), tmp_path / "out")
+    found = fault(make_source("arrays", {"npy": words}), tmp_path / "out")
     assert message in found
 
 
@@ -332,7 +332,7 @@ def test_built_and_shown_from_the_command_line(tmp_path: Path) -> None:
         assert image.mode == "RGB" and image.getpixel((96, 0)) == (1, 1, 1)
     (spectral,) = files(tmp_path / "mine", {"spectral": colours[:, :2, :2].repeat(4, 3)})
     build(
-        make("arrays", {"npy": [spectral], "channels": "last"}),
+        make_source("arrays", {"npy": [spectral], "channels": "last"}),
         tmp_path / "spectral",
         progress=False,
     )

@@ -127,7 +127,7 @@ def test_json_that_is_refused(data: bytes, message: str) -> None:
 
 
 def test_an_endless_manifest_is_not_read(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artefact, "MOST_BYTES", 100)
+    monkeypatch.setattr(artefact, "MAX_MANIFEST_BYTES", 100)
     with pytest.raises(ShardError, match="more than 100 bytes"):
         load_manifest(vectors)
 

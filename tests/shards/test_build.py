@@ -15,7 +15,7 @@ from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import Labels, View, load_manifest
 from heron.shards.moments import Moments
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Rows, Source
 from heron.shards.sources.frames import Frames
 from heron.shards.verify import verify
@@ -27,13 +27,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_one_worker_and_two_write_the_same_bytes(tmp_path: Path) -> None:
-    source = make("frames", {"train": 600, "test": 100, "seed": 3})
+    source = make_source("frames", {"train": 600, "test": 100, "seed": 3})
     for workers in (1, 2):
         build(source, tmp_path / str(workers), shard_rows=256, workers=workers, progress=False)
     one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
     assert list(one) == list(two) and one == two
     assert len(one) == 2 * 4 + 1  # tars, indexes, manifest; no journal, no leftovers
-    other = make("frames", {"train": 600, "test": 100, "seed": 4})
+    other = make_source("frames", {"train": 600, "test": 100, "seed": 4})
     build(other, tmp_path / "4", shard_rows=256, progress=False)
     assert contents(tmp_path / "4")["train-000000.tar"] != one["train-000000.tar"]
 
@@ -57,9 +57,9 @@ def test_an_interrupted_build_goes_on(tmp_path: Path) -> None:
         verify(tmp_path / "a")
     (tmp_path / "a" / ".train-000001.tar.part").write_bytes(b"of a build that was killed")
     before = (tmp_path / "a" / "train-000000.tar").stat().st_mtime_ns
-    build(make("frames", options), tmp_path / "a", shard_rows=256, progress=False)
+    build(make_source("frames", options), tmp_path / "a", shard_rows=256, progress=False)
     assert (tmp_path / "a" / "train-000000.tar").stat().st_mtime_ns == before
-    build(make("frames", options), tmp_path / "b", shard_rows=256, progress=False)
+    build(make_source("frames", options), tmp_path / "b", shard_rows=256, progress=False)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert verify(tmp_path / "a").ok
 
@@ -77,26 +77,26 @@ def test_a_finished_build_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_an_option_that_came_later_has_its_default_in_an_older_folder(tmp_path: Path) -> None:
-    first = build(make("frames", {"train": 300}), tmp_path / "out", progress=False)
+    first = build(make_source("frames", {"train": 300}), tmp_path / "out", progress=False)
     options = {k: v for k, v in first.built_from.options.items() if k != "test"}
     older = first.built_from.model_copy(update={"options": options})
     first.model_copy(update={"built_from": older}).write(tmp_path / "out" / "manifest.json")
-    build(make("frames", {"train": 300}), tmp_path / "out", progress=False)
+    build(make_source("frames", {"train": 300}), tmp_path / "out", progress=False)
     with pytest.raises(ShardError, match="another build: its test is 5000, this one's 7"):
-        build(make("frames", {"train": 300, "test": 7}), tmp_path / "out", progress=False)
+        build(make_source("frames", {"train": 300, "test": 7}), tmp_path / "out", progress=False)
 
 
 def test_another_build_in_the_folder_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    source = make("frames", {"train": 300, "test": 0})
+    source = make_source("frames", {"train": 300, "test": 0})
     build(source, out, progress=False)
-    other = make("frames", {"train": 300, "test": 0, "seed": 1})
+    other = make_source("frames", {"train": 300, "test": 0, "seed": 1})
     with pytest.raises(ShardError, match="another build: its seed is 0, this one's 1.*--overwrite"):
         build(other, out, progress=False)
     with pytest.raises(ShardError, match="its shard_rows is 8192, this one's 256"):
         build(source, out, shard_rows=256, progress=False)
     with pytest.raises(ShardError, match="its source is 'frames', this one's 'faces'"):
-        build(make("faces", {"train": 2}), out, progress=False)
+        build(make_source("faces", {"train": 2}), out, progress=False)
     build(other, out, shard_rows=256, progress=False, overwrite=True)
     assert verify(out).ok and (out / "train-000001.tar").exists()
 
@@ -130,7 +130,7 @@ def test_journal_keeps_the_options_of_an_unfinished_build(tmp_path: Path) -> Non
 
 
 def test_folders_and_lengths_that_cannot_be(tmp_path: Path) -> None:
-    source = make("frames", {"train": 300})
+    source = make_source("frames", {"train": 300})
     with pytest.raises(ShardError, match="shard_rows is 300; .*block_rows = 256; try 256"):
         build(source, tmp_path / "a", shard_rows=300, progress=False)
     (tmp_path / "b").mkdir()
@@ -152,7 +152,7 @@ def test_names_that_would_be_paths_are_refused_before_anything_is_written(tmp_pa
     for change, options, message in cases:
         np.savez(path, **({"x": np.zeros((2, 2)), "labels": np.array([0, 1])} | change))
         with pytest.raises(SourceError) as fault:
-            build(make("arrays", {"npz": path, **options}), out, progress=False)
+            build(make_source("arrays", {"npz": path, **options}), out, progress=False)
         assert str(fault.value).startswith("bad.npz: ") and message in str(fault.value)
         assert list(tmp_path.iterdir()) == [path]
 
@@ -171,7 +171,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    source = make("frames", {"train": 300})
+    source = make_source("frames", {"train": 300})
     (tmp_path / "out").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
@@ -206,7 +206,9 @@ def test_a_killed_worker_is_named_and_nothing_is_left_half_written(tmp_path: Pat
 
 
 def test_to_start_again_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, other = (make("frames", {"train": 300, "test": 0, "seed": seed}) for seed in (0, 1))
+    source, other = (
+        make_source("frames", {"train": 300, "test": 0, "seed": seed}) for seed in (0, 1)
+    )
     build(source, tmp_path, progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", interrupt)
@@ -221,7 +223,9 @@ def test_to_start_again_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("manifest", ["readable", "damaged", "unfinished"])
 @pytest.mark.parametrize("name", ["trip-2020.tar", "trip-000000.tar"])
 def test_to_start_again_spares_the_tars_of_others(manifest: str, name: str, tmp_path: Path) -> None:
-    source, other = (make("frames", {"train": 600, "test": 0, "seed": seed}) for seed in (0, 1))
+    source, other = (
+        make_source("frames", {"train": 600, "test": 0, "seed": seed}) for seed in (0, 1)
+    )
     build(source, tmp_path, shard_rows=256, progress=False)
     if manifest == "damaged":
         (tmp_path / "manifest.json").write_text("{")
@@ -248,7 +252,7 @@ def interrupt(*_: object, **__: object) -> None:
 
 def test_numbers_whose_mean_float32_cannot_compute_with(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a,b,kind\n1,1e35,x\n2,2e35,y\n")
-    source = make("table", {"csv": str(tmp_path / "mine.csv")})
+    source = make_source("table", {"csv": str(tmp_path / "mine.csv")})
     with pytest.raises(ShardError) as fault:
         build(source, tmp_path / "out", progress=False)
     assert str(fault.value) == (

@@ -6,7 +6,7 @@ import pytest
 
 from heron.shards.build import build
 from heron.shards.errors import SourceError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.verify import verify
 from tests.shards.test_parquet import picture
 from tests.shards.tiny import whole
@@ -25,7 +25,7 @@ def folder(path: Path, count: int = 4) -> Path:
 def test_a_text_beside_each_picture(tmp_path: Path) -> None:
     made = folder(tmp_path)
     (made / ".hidden").write_bytes(b"")
-    source = make("captions", {"folder": made})
+    source = make_source("captions", {"folder": made})
     assert [(v.name, v.kind, v.shape) for v in source.views] == [
         ("image", "image", (8, 9, 3)),
         ("caption", "text", (-1,)),
@@ -41,7 +41,7 @@ def test_a_text_beside_each_picture(tmp_path: Path) -> None:
 def test_a_csv_names_pictures_and_several_captions(tmp_path: Path) -> None:
     made, listed = folder(tmp_path), tmp_path / "captions.csv"
     listed.write_text('file,caption\nbird 0.png,"red, small"\nbird 0.png,a bird\nbird 2.png,two\n')
-    source = make("captions", {"folder": made, "csv": listed})
+    source = make_source("captions", {"folder": made, "csv": listed})
     rows = whole(source, "all")
     assert rows.views["caption"] == [b"red, small", b"a bird", b"two"]
     assert rows.keys == ["bird_0-0", "bird_0-1", "bird_2-2"]
@@ -56,7 +56,7 @@ def test_a_csv_names_pictures_and_several_captions(tmp_path: Path) -> None:
         (tmp_path / "a.png").write_bytes(picture(1))
         listed.write_text(text)
         with pytest.raises(SourceError, match=message):
-            _ = make("captions", {"folder": made, "csv": listed}).splits
+            _ = make_source("captions", {"folder": made, "csv": listed}).splits
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_faults(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     made = folder(tmp_path)
     (made / name).write_bytes(data)
     with pytest.raises(SourceError, match=message):
-        _ = make("captions", {"folder": made}).splits
+        _ = make_source("captions", {"folder": made}).splits
 
 
 @pytest.mark.parametrize("picture_suffix", [".png", ".PNG"])
@@ -81,11 +81,11 @@ def test_suffixes_in_capitals(tmp_path: Path, picture_suffix: str) -> None:
     for n, stem in enumerate("Ab"):
         (tmp_path / f"{stem}{picture_suffix}").write_bytes(picture(n))
         (tmp_path / f"{stem}.TXT").write_text(f"bird {n}")
-    source = make("captions", {"folder": tmp_path})
+    source = make_source("captions", {"folder": tmp_path})
     assert whole(source, "all").views["caption"] == [b"bird 0", b"bird 1"]
     before = source.input_files()
     (tmp_path / "b.TXT").write_text("bird 2")
-    assert make("captions", {"folder": tmp_path}).input_files() != before
+    assert make_source("captions", {"folder": tmp_path}).input_files() != before
 
 
 def test_a_first_line_that_names_another_kind_of_file_is_no_header(tmp_path: Path) -> None:
@@ -93,4 +93,4 @@ def test_a_first_line_that_names_another_kind_of_file_is_no_header(tmp_path: Pat
     (made / "a.gif").write_bytes(b"GIF89a")
     listed.write_text("a.gif,one\nbird 0.png,two\n")
     with pytest.raises(SourceError, match=r"a.gif begins with b'GIF89a'; expected a JPEG or a PNG"):
-        _ = make("captions", {"folder": made, "csv": listed}).splits
+        _ = make_source("captions", {"folder": made, "csv": listed}).splits

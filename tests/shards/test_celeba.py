@@ -14,7 +14,7 @@ from heron.launch.cli import main
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.tiny import whole
@@ -58,7 +58,7 @@ def celeba(folder: Path, changes: dict[str, bytes] | None = None, /, **options: 
     for name, data in (files | (changes or {})).items():
         (folder / name).write_bytes(data)
     paths = {"images": folder / ZIPPED, "attributes": folder / LISTED, "partition": folder / PARTED}
-    return make("celeba", {k: v for k, v in (paths | options).items() if v is not None})
+    return make_source("celeba", {k: v for k, v in (paths | options).items() if v is not None})
 
 
 def fault_of(folder: Path, changes: dict[str, bytes], **options: object) -> str:
@@ -380,7 +380,7 @@ def test_published_files() -> None:
     if not DATA.exists():
         pytest.skip("no celeba in the data folder")
     options: dict[str, object] = {"images": DATA / ZIPPED, "attributes": DATA / LISTED}
-    source = make("celeba", options | {"partition": DATA / PARTED})
+    source = make_source("celeba", options | {"partition": DATA / PARTED})
     assert source.splits == {"train": 8000, "val": 1000, "test": 1000}
     assert source.views[0].shape == (218, 178, 3) and len(source.labels.names) == 40
     rows = source.read("train", 0, 100)
@@ -389,8 +389,8 @@ def test_published_files() -> None:
     assert rows.labels[0, smiling] == 1 and rows.labels.shape == (100, 40)
     full = options | {"attributes": DATA / "full" / "list_attr_celeba.zip"}
     with pytest.raises(SourceError, match="lacks 192,599 of the 202,599 pictures of list_attr_cel"):
-        _ = make("celeba", full).splits
-    part = make("celeba", full | {"missing": "leave_out"})
+        _ = make_source("celeba", full).splits
+    part = make_source("celeba", full | {"missing": "leave_out"})
     assert part.splits == {"all": 10_000}
-    same = make("celeba", options).read("all", 9_990, 10_000)
+    same = make_source("celeba", options).read("all", 9_990, 10_000)
     np.testing.assert_array_equal(part.read("all", 9_990, 10_000).labels, same.labels)

@@ -18,7 +18,7 @@ from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest
 from heron.shards.show import contact_sheet
-from heron.shards.sources import cifar, make
+from heron.shards.sources import cifar, make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.pickles import Call, dumps2
@@ -86,7 +86,7 @@ def pack(path: Path, files: Files, folder: str = "cifar-python") -> Path:
 
 
 def source(folder: Path, files: Files, **options: object) -> Source:
-    return make("cifar", {"path": pack(folder / "cifar.tar.gz", files), **options})
+    return make_source("cifar", {"path": pack(folder / "cifar.tar.gz", files), **options})
 
 
 def fault(source: Source, out: Path) -> str:
@@ -142,13 +142,13 @@ def test_an_unpacked_folder_gives_the_same_shards(tmp_path: Path) -> None:
     (folder := tmp_path / "cifar-10-batches-py").mkdir()
     for name, data in ten().items():
         (folder / name).write_bytes(data)
-    unpacked = make("cifar", {"path": folder})
+    unpacked = make_source("cifar", {"path": folder})
     assert [path.name for path in unpacked.files][-2:] == ["test_batch", "batches.meta"]
     one = build(unpacked, tmp_path / "one", progress=False)
     two = build(source(tmp_path, ten()), tmp_path / "two", workers=2, progress=False)
     assert one.splits == two.splits and one.views == two.views
     (folder / "data_batch_3").unlink()
-    message = fault(make("cifar", {"path": folder}), tmp_path / "three")
+    message = fault(make_source("cifar", {"path": folder}), tmp_path / "three")
     assert message == (
         "cifar-10-batches-py: no data_batch_3; expected the Python version of cifar-10, whole; "
         "download it again"
@@ -245,7 +245,7 @@ def test_classes_that_make_no_tree(tmp_path: Path) -> None:
 
 def archive_fault(folder: Path, data: bytes) -> str:
     (folder / "cifar.tar.gz").write_bytes(data)
-    return fault(make("cifar", {"path": folder / "cifar.tar.gz"}), folder / "out")
+    return fault(make_source("cifar", {"path": folder / "cifar.tar.gz"}), folder / "out")
 
 
 def test_bad_archives(tmp_path: Path) -> None:
@@ -281,17 +281,17 @@ def test_archives_of_something_else(tmp_path: Path) -> None:
     assert message in fault(source(tmp_path, {"hello": b""}), tmp_path / "out")
     (empty := tmp_path / "empty").mkdir()
     message = "empty: no file of CIFAR; expected cifar-10-python.tar.gz or"
-    assert message in fault(make("cifar", {"path": empty}), tmp_path / "out")
+    assert message in fault(make_source("cifar", {"path": empty}), tmp_path / "out")
     with pytest.raises(SourceError, match="path: neither a file nor a folder lies there .found"):
-        make("cifar", {"path": tmp_path / "nothing"})
+        make_source("cifar", {"path": tmp_path / "nothing"})
 
 
 def test_paths_in_an_archive_lead_nowhere(tmp_path: Path) -> None:
     (inside := tmp_path / "a" / "b").mkdir(parents=True)
     path = pack(inside / "cifar.tar.gz", ten(), folder="../../../..")
-    assert make("cifar", {"path": path}).splits == {"train": 20, "test": 10}
+    assert make_source("cifar", {"path": path}).splits == {"train": 20, "test": 10}
     path = pack(inside / "cifar.tar.gz", ten(), folder="/etc")
-    assert make("cifar", {"path": path}).splits == {"train": 20, "test": 10}
+    assert make_source("cifar", {"path": path}).splits == {"train": 20, "test": 10}
     assert [p.name for p in tmp_path.rglob("*")] == ["a", "b", "cifar.tar.gz"]
     twice = ten() | {"other/test_batch": ten()["test_batch"]}
     message = "cifar.tar.gz, test_batch: comes twice; expected it once; download it again"
@@ -316,7 +316,7 @@ def test_a_link_is_no_file(tmp_path: Path, kind: bytes) -> None:
 def test_a_bomb_is_not_set_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: str
 ) -> None:
-    monkeypatch.setattr(cifar, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(cifar, "MAX_UNPACKED_BYTES", 1 << 20)
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
         info = tarfile.TarInfo("x" * (4 << 20) if member == "name" else member)
@@ -329,7 +329,7 @@ def test_a_bomb_is_not_set_off(
     for name, data in (ten() | {"test_batch": bytes(2 << 20)}).items():
         (folder / name).write_bytes(data)
     message = "folder, test_batch: 2,097,152 bytes; expected less than 268,435,456, which is more t"
-    assert fault(make("cifar", {"path": folder}), tmp_path / "out").startswith(message)
+    assert fault(make_source("cifar", {"path": folder}), tmp_path / "out").startswith(message)
 
 
 def test_a_sparse_file_is_not_filled_with_zeros(tmp_path: Path) -> None:

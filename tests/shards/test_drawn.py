@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.faces import ATTRIBUTES, draw_attributes
 from heron.shards.sources.portrait import Camera, draw_face, photograph
 from tests.shards.tiny import whole
 
 
 def test_two_cameras_see_one_face_each_in_its_own_way() -> None:
-    two = make("faces", {"train": 20, "test": 5, "size": 32, "cameras": 2})
+    two = make_source("faces", {"train": 20, "test": 5, "size": 32, "cameras": 2})
     rows = two.read("train", 0, 20)
-    one = make("faces", {"train": 20, "test": 5, "size": 32}).read("train", 0, 20)
+    one = make_source("faces", {"train": 20, "test": 5, "size": 32}).read("train", 0, 20)
     assert list(rows.views) == ["left", "right"]
     assert all(a != b for a, b in zip(rows.views["left"], rows.views["right"], strict=True))
     np.testing.assert_array_equal(rows.labels, one.labels)
@@ -40,14 +40,14 @@ def test_every_attribute_of_a_face_can_be_seen(male: bool) -> None:
 
 
 def test_faces_are_the_same_however_they_are_read(tmp_path: Path) -> None:
-    source = make("faces", {"train": 20, "test": 5, "size": 32})
+    source = make_source("faces", {"train": 20, "test": 5, "size": 32})
     rows = whole(source, "train")
     part = source.read("train", 7, 9)
     assert part.keys == ["000008", "000009"]
     assert part.views["image"] == rows.views["image"][7:9]
     np.testing.assert_array_equal(part.labels, rows.labels[7:9])
     assert source.read("test", 0, 1).keys == ["000021"]
-    other = make("faces", {"train": 20, "test": 5, "size": 32, "seed": 1})
+    other = make_source("faces", {"train": 20, "test": 5, "size": 32, "seed": 1})
     assert whole(other, "train").views["image"] != rows.views["image"]
 
 
@@ -71,7 +71,7 @@ def test_face_attributes_are_plausible() -> None:
 
 
 def test_frames_are_the_same_however_they_are_read() -> None:
-    source = make("frames", {"train": 700, "classes": 5})
+    source = make_source("frames", {"train": 700, "classes": 5})
     rows = whole(source, "train")
     part = source.read("train", 200, 300)
     assert [rows.views[view.name].shape for view in source.views] == [(700, 273), (700, 112)]  # type: ignore[union-attr]

@@ -15,9 +15,9 @@ from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest
 from heron.shards.show import contact_sheet
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
-from heron.shards.sources.folder import KEY, make_keys
+from heron.shards.sources.folder import MAX_KEY_CHARS, make_keys
 from heron.shards.verify import verify
 from tests.shards.tiny import bomb, whole
 
@@ -45,7 +45,7 @@ def put(root: Path, path: str, data: bytes) -> None:
 def folder(root: Path, paths: list[str], **options: object) -> Source:
     for seed, path in enumerate(paths):
         put(root / "pets", path, jpeg(seed))
-    return make("folder", {"folder": root / "pets", **options})
+    return make_source("folder", {"folder": root / "pets", **options})
 
 
 def test_classes_in_splits(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_sizes_that_vary_and_grey_pictures(tmp_path: Path) -> None:
     put(tmp_path / "pets", "train/dog/wide.jpg", jpeg(9, (8, 4), "L"))
     assert source.views[0].shape == (4, -1, 3)
     put(tmp_path / "pets", "test/dog/high.jpg", jpeg(9, (8, 5), "CMYK"))
-    source = make("folder", {"folder": tmp_path / "pets"})
+    source = make_source("folder", {"folder": tmp_path / "pets"})
     assert source.views[0].shape == (-1, -1, 3)
     build(source, out := tmp_path / "out", progress=False)
     assert verify(out).ok
@@ -105,7 +105,11 @@ def test_sizes_that_vary_and_grey_pictures(tmp_path: Path) -> None:
 def test_a_grey_picture_is_read_with_three_channels(tmp_path: Path) -> None:
     put(tmp_path / "pets", "a/grey.jpg", jpeg(0, mode="L"))
     put(tmp_path / "pets", "a/red.jpg", jpeg(0))
-    build(make("folder", {"folder": tmp_path / "pets"}), out := tmp_path / "out", progress=False)
+    build(
+        make_source("folder", {"folder": tmp_path / "pets"}),
+        out := tmp_path / "out",
+        progress=False,
+    )
     assert verify(out).ok
     assert Reader(out).read("image", np.arange(2)).shape == (2, 4, 6, 3)
 
@@ -114,7 +118,7 @@ def test_png_files_lose_nothing(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 6, 3)).astype(np.uint8)
     for place, path in enumerate(["test/dog/1.PNG", "train/cat/1.png", "train/dog/1.png"]):
         put(tmp_path / "pets", path, png(pixels[place]))
-    source = make("folder", {"folder": tmp_path / "pets"})
+    source = make_source("folder", {"folder": tmp_path / "pets"})
     assert source.views[0].shape == (4, 6, 3) and source.views[0].member == "png"
     build(source, out := tmp_path / "out", progress=False)
     assert load_manifest(out).members == ["png", "labels.npy"]
@@ -132,7 +136,11 @@ def test_png_files_of_other_modes_are_read_as_rgb(tmp_path: Path) -> None:
     stream = BytesIO()
     Image.fromarray(seen[..., :3]).quantize(4).save(stream, "PNG")
     put(tmp_path / "pets", "a/3.png", stream.getvalue())
-    build(make("folder", {"folder": tmp_path / "pets"}), out := tmp_path / "out", progress=False)
+    build(
+        make_source("folder", {"folder": tmp_path / "pets"}),
+        out := tmp_path / "out",
+        progress=False,
+    )
     assert verify(out).ok
     found = Reader(out).read("image", np.arange(3))
     assert found[:, 3, 5].tolist() == [[9, 9, 9], [1, 2, 3], [1, 2, 3]]
@@ -159,7 +167,9 @@ def test_pictures_that_are_no_png(tmp_path: Path, data: bytes, found: str) -> No
     put(tmp_path / "pets", "cat/1.png", png(np.zeros((4, 6, 3), np.uint8)))
     put(tmp_path / "pets", "cat/2.png", data)
     with pytest.raises(SourceError) as fault:
-        build(make("folder", {"folder": tmp_path / "pets"}), tmp_path / "out", progress=False)
+        build(
+            make_source("folder", {"folder": tmp_path / "pets"}), tmp_path / "out", progress=False
+        )
     assert str(fault.value) == f"pets: cat/2.png {found}; move it away, or convert it"
 
 
@@ -175,7 +185,7 @@ def test_the_manifest_knows_the_bytes_of_the_folder(tmp_path: Path) -> None:
     (record,) = load_manifest(out).built_from.files
     assert (record.name, record.bytes) == ("pets", sum(len(jpeg(seed)) for seed in range(4)))
     put(tmp_path / "pets", "test/cat/1.jpg", jpeg(7))
-    (other,) = make("folder", {"folder": tmp_path / "pets"}).input_files()
+    (other,) = make_source("folder", {"folder": tmp_path / "pets"}).input_files()
     assert other.sha256 != record.sha256
 
 
@@ -195,7 +205,7 @@ def test_keys_are_safe_and_unique() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,81}", key) for key in keys.values())
     assert keys["a/ü x.jpg"] == "a-__x"
     assert re.fullmatch("a-b-[0-9a-f]{16}", keys["a/b.jpg"])
-    assert len(keys[paths[4]]) == KEY + 17
+    assert len(keys[paths[4]]) == MAX_KEY_CHARS + 17
 
 
 @pytest.mark.parametrize(
@@ -261,4 +271,4 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
         folder(tmp_path, FLAT, split_names=["../x"])
     (empty := tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="empty: the folder . is empty; expected pictures"):
-        _ = make("folder", {"folder": empty}).splits
+        _ = make_source("folder", {"folder": empty}).splits

@@ -16,7 +16,7 @@ from heron.shards.index import ShardIndex
 from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
 from heron.shards.show import show
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.verify import verify
 from tests.experiments import FRAMES, merge
 from tests.shards.others import cats, jpeg, labels, npy, png, run, write_tar, write_wds
@@ -278,12 +278,14 @@ def test_again_with_other_options_and_beside_builds_of_ours(folder: Path) -> Non
     assert run(folder, image=["jpg"], overwrite=True).manifest.rows("train") == 5
     assert not (folder / "cats-train-0001.index.npz").exists()
     with pytest.raises(SourceError, match="holds tars of others.*a build would remove them"):
-        build(make("faces", {"train": 2}), folder, progress=False, overwrite=True)
+        build(make_source("faces", {"train": 2}), folder, progress=False, overwrite=True)
     (folder / "manifest.json").unlink()
     with pytest.raises(ShardError, match="but neither manifest.json nor build.json"):
-        build(make("faces", {"train": 2}), folder, progress=False, overwrite=True)
+        build(make_source("faces", {"train": 2}), folder, progress=False, overwrite=True)
     assert (folder / "cats-train-0000.tar").exists()
-    build(make("faces", {"train": 2, "test": 0, "size": 32}), folder / "ours", progress=False)
+    build(
+        make_source("faces", {"train": 2, "test": 0, "size": 32}), folder / "ours", progress=False
+    )
     with pytest.raises(ShardError, match="holds a build of ours, from faces; expected tars of oth"):
         run(folder / "ours", image=["jpg"], overwrite=True)
     (folder / "ours" / "manifest.json").rename(folder / "ours" / "build.json")
@@ -297,7 +299,7 @@ def test_a_build_spares_indexed_tars_whose_manifest_cannot_be_read(tmp_path: Pat
     run(tmp_path, vector=["x.npy", "labels.npy"])
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ShardError, match="no build .* written train-000000.tar; .*another --out"):
-        build(make("faces", {"train": 2}), tmp_path, progress=False, overwrite=True)
+        build(make_source("faces", {"train": 2}), tmp_path, progress=False, overwrite=True)
     assert tar.exists() and tar.with_name("train-000000.index.npz").exists()
 
 

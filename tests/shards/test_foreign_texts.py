@@ -14,7 +14,7 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.texts import TextDecoder
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import View, load_manifest
-from heron.shards.texts import LONGEST, read_text
+from heron.shards.texts import MAX_TEXT_BYTES, read_text
 from heron.shards.verify import verify
 from tests.data import endless
 from tests.shards.others import jpeg, run, write_tar
@@ -101,10 +101,10 @@ def test_the_case_of_a_member_that_holds_a_field(folder: Path) -> None:
 
 
 def test_long_texts_are_cut_between_characters() -> None:
-    assert read_text("é".encode() * LONGEST) == "é" * (LONGEST // 2)
-    assert read_text(b"a" + "é".encode() * LONGEST) == "a" + "é" * (LONGEST // 2 - 1)
+    assert read_text("é".encode() * MAX_TEXT_BYTES) == "é" * (MAX_TEXT_BYTES // 2)
+    assert read_text(b"a" + "é".encode() * MAX_TEXT_BYTES) == "a" + "é" * (MAX_TEXT_BYTES // 2 - 1)
     with pytest.raises(ValueError, match="expected UTF-8"):
-        read_text("é".encode("latin-1") * (LONGEST + 1))
+        read_text("é".encode("latin-1") * (MAX_TEXT_BYTES + 1))
 
 
 def test_half_a_character_is_no_text(folder: Path) -> None:

@@ -14,7 +14,7 @@ from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at, map_arrays
 from heron.shards.manifest import Labels, load_manifest
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.tarball import walk
 from tests.sealed import seal
 from tests.shards.tiny import arrays_of, arrays_source, whole
@@ -73,7 +73,7 @@ def test_plain_webdataset_reads_the_same_bytes(vectors: Path, tmp_path: Path) ->
         stored = np.load(BytesIO(sample[f"{name}.npy"]))
         np.testing.assert_array_equal(stored, rows.views[name][:256])
 
-    faces = make("faces", {"train": 5, "test": 0, "size": 32})
+    faces = make_source("faces", {"train": 5, "test": 0, "size": 32})
     build(faces, tmp_path / "faces", progress=False)
     samples = plain_samples(tmp_path / "faces" / "train-000000.tar")
     rows = whole(faces, "train")

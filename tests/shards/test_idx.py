@@ -12,7 +12,7 @@ from heron.launch.cli import main
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.tiny import whole
@@ -39,7 +39,7 @@ def family(folder: Path, changes: dict[str, bytes] | None = None, /, **options: 
     }
     for name, data in (files | (changes or {})).items():
         (folder / name).write_bytes(data)
-    return make("idx", {"folder": folder, **options})
+    return make_source("idx", {"folder": folder, **options})
 
 
 def noisy(folder: Path, **options: object) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -235,7 +235,7 @@ def test_built_from_the_command_line(tmp_path: Path) -> None:
 def test_published_files(name: str) -> None:
     if not (DATA / name).exists():
         pytest.skip(f"no {name} in the data folder")
-    source = make("idx", {"folder": DATA / name, "merge": True, "view_kind": "noise"})
+    source = make_source("idx", {"folder": DATA / name, "merge": True, "view_kind": "noise"})
     assert source.splits == {"all": 70_000}
     assert [view.shape for view in source.views] == [(784,), (784,)]
     rows = source.read("all", 59_990, 60_010)

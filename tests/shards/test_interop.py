@@ -18,7 +18,7 @@ from heron.shards.foreign import index
 from heron.shards.index import ShardIndex
 from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.others import cats, jpeg, write_tar, write_wds
@@ -37,8 +37,8 @@ FRAMES = {"train": 300, "test": 20}
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set of pictures and one of vectors in blocks, of several shards each."""
     folder = tmp_path_factory.mktemp("ours")
-    build(make("faces", FACES), folder / "faces", shard_rows=4, progress=False)
-    build(make("frames", FRAMES), folder / "frames", shard_rows=256, progress=False)
+    build(make_source("faces", FACES), folder / "faces", shard_rows=4, progress=False)
+    build(make_source("frames", FRAMES), folder / "frames", shard_rows=256, progress=False)
     return folder
 
 
@@ -48,7 +48,7 @@ def tars(folder: Path, split: str = "train") -> list[str]:
 
 def faces_are_all_there(samples: list[dict[str, Any]]) -> None:
     """Every face once, in its order, with its pixels and its labels."""
-    rows = whole(make("faces", FACES), "train")
+    rows = whole(make_source("faces", FACES), "train")
     assert [sample["__key__"] for sample in samples] == rows.keys
     for sample, stored, labels in zip(samples, rows.views["image"], rows.labels, strict=True):
         with Image.open(BytesIO(stored)) as picture:
@@ -58,7 +58,7 @@ def faces_are_all_there(samples: list[dict[str, Any]]) -> None:
 
 def frames_are_all_there(samples: list[dict[str, Any]]) -> None:
     """Every block once, in its order."""
-    source: Source = make("frames", FRAMES)
+    source: Source = make_source("frames", FRAMES)
     rows = whole(source, "train")
     assert [sample["__key__"] for sample in samples] == ["train-000000", "train-000001"]
     assert [len(sample["labels.npy"]) for sample in samples] == [256, 44]
@@ -217,7 +217,7 @@ def test_our_own_tars_are_indexed_as_those_of_others(ours: Path, tmp_path: Path)
     for tar in tars(ours / "faces"):
         shutil.copy(tar, tmp_path)
     manifest = index(tmp_path, Layout(image=["jpg"], label="labels.npy"), progress=False).manifest
-    rows = whole(make("faces", FACES), "train")
+    rows = whole(make_source("faces", FACES), "train")
     indexes = [ShardIndex.read(tmp_path / s.index_file) for s in manifest.splits["train"]]
     np.testing.assert_array_equal(np.concatenate([i.labels for i in indexes]), rows.labels)
     assert [key for i in indexes for key in i.keys.tolist()] == rows.keys

@@ -13,7 +13,7 @@ from scipy.sparse import csc_array, issparse
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.matlab import MatlabFile
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.sources.mat import read_value
 from heron.shards.verify import verify
@@ -67,7 +67,7 @@ def _write_item(file: Any, name: str, value: Any) -> Any:
 
 def mat(folder: Path, version: str, variables: Mapping[str, Any], **options: object) -> Source:
     write(folder / "views.mat", version, variables)
-    return make("mat", {"mat": folder / "views.mat", **options})
+    return make_source("mat", {"mat": folder / "views.mat", **options})
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -192,7 +192,7 @@ def test_a_sparse_matrix_whose_indices_lead_out_of_it(tmp_path: Path) -> None:
     write(tmp_path / "views.mat", "v7.3", {"X": csc_array(TWO), "Y": CLASSES})
     with h5py.File(tmp_path / "views.mat", "r+") as file:
         file["X"]["ir"][0] = 1 << 30
-    source = make("mat", {"mat": tmp_path / "views.mat"})
+    source = make_source("mat", {"mat": tmp_path / "views.mat"})
     with pytest.raises(SourceError, match="views.mat: X is damaged .*ind.*; download it again"):
         _ = source.splits
 
@@ -201,9 +201,9 @@ def test_an_element_that_unpacks_to_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "views.mat", "v5-compressed", {"X": cell(np.zeros((999, 99))), "Y": CLASSES})
-    monkeypatch.setattr("heron.shards.matlab.MOST_UNPACKED", 10**5)
+    monkeypatch.setattr("heron.shards.matlab.MAX_UNPACKED_BYTES", 10**5)
     with pytest.raises(SourceError, match="X has more than 100,000 bytes unpacked; expected so ma"):
-        _ = make("mat", {"mat": tmp_path / "views.mat"}).splits
+        _ = make_source("mat", {"mat": tmp_path / "views.mat"}).splits
 
 
 def test_empty_variables_and_classes_as_texts_of_hdf5(tmp_path: Path) -> None:

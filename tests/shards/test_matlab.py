@@ -302,7 +302,7 @@ def test_what_would_fill_the_disk(
     else:
         with h5py.File(path, "w") as file:
             file.create_dataset("X1", data=zeros.T, compression="gzip", chunks=(10, 1000))
-    monkeypatch.setattr("heron.shards.matlab.MOST_UNPACKED", 100_000)
+    monkeypatch.setattr("heron.shards.matlab.MAX_UNPACKED_BYTES", 100_000)
     monkeypatch.setattr("heron.shards.matlab.MAX_UNPACKED_RATIO", 2)
     with pytest.raises(SourceError, match=r"X1 has 800,000 bytes unpacked; expected 100,000 at mo"):
         MatlabFile(path).matrix("X1")

@@ -14,7 +14,7 @@ from heron.pipeline.data.dataset import build_data
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.verify import verify
 
 DATA = Path(__file__).parents[2] / "docs" / "data.md"
@@ -61,9 +61,9 @@ def test_its_options_are_checked_as_ours_are(lab: Path, capsys: pytest.CaptureFi
         main(["shards", "build", "my_lab.sources.Blobs", "--help"])
     assert "number of points (default: 1000)" in capsys.readouterr().out
     with pytest.raises(SourceError, match="Blobs has no option 'row'; did you mean 'rows'"):
-        make("my_lab.sources.Blobs", {"row": 3})
+        make_source("my_lab.sources.Blobs", {"row": 3})
     with pytest.raises(SourceError, match="Blobs: rows: Input should be greater than 0 .found 0"):
-        make("my_lab.sources.Blobs", {"rows": 0})
+        make_source("my_lab.sources.Blobs", {"rows": 0})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_no_source(
     elif code is not None:
         (lab / "sources.py").write_text(code)
     with pytest.raises(SourceError) as fault:
-        make(path, {})
+        make_source(path, {})
     assert str(fault.value).startswith(f"{path}: ") and message in str(fault.value)
     with pytest.raises(SystemExit):
         main(["shards", "build", path, "--out", str(tmp_path / "out")])
@@ -120,7 +120,7 @@ def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
         main(["shards", "build", "face", "--out", "out"])
     assert "unknown source 'face'; did you mean 'faces'" in capsys.readouterr().err
     with pytest.raises(SourceError, match="unknown source 'face'; did you mean 'faces'"):
-        make("face", {})
+        make_source("face", {})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_rows_that_are_not_what_their_source_says(
     code = documented().replace("labels[:, None]", "0 * labels[:1, None]")
     assert change[0] in code
     (lab / "sources.py").write_text(code.replace(*change))
-    source = make("my_lab.sources.Blobs", {})
+    source = make_source("my_lab.sources.Blobs", {})
     with pytest.raises(ShardError) as fault:
         build(source, tmp_path / "out", shard_rows=256, progress=False)
     assert str(fault.value).startswith("blobs, train-000000: ") and message in str(fault.value)

@@ -16,7 +16,7 @@ from PIL import Image
 from heron.pipeline.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import SourceError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.tiny import whole
@@ -49,7 +49,7 @@ VIEWS: dict[str, object] = {
 
 def parquet(folder: Path, columns: dict[str, Any], **options: object) -> Source:
     pq.write_table(pa.table(columns), folder / "mine.parquet", row_group_size=4)
-    return make("parquet", {"data": [folder / "mine.parquet"], **options})
+    return make_source("parquet", {"data": [folder / "mine.parquet"], **options})
 
 
 @pytest.mark.parametrize("label", ["kind", "tags"])
@@ -84,7 +84,7 @@ def test_vectors_alone_are_blocks_and_splits_go_by_names(tmp_path: Path) -> None
         (tmp_path / "data").mkdir(exist_ok=True)
         pq.write_table(pa.table(table(rows)), tmp_path / "data" / f"{name}.parquet")
     options = {"vector": ["sensors"], "label": ["calm", "kind"]}
-    source = make("parquet", {"data": [tmp_path / "data"], **options})
+    source = make_source("parquet", {"data": [tmp_path / "data"], **options})
     assert source.splits == {"test": 3, "train": 11} and source.block_rows == 256
     assert source.labels.names == ["calm", "kind"]
     sensors = np.asarray(whole(source, "train").views["sensors"])
@@ -93,7 +93,7 @@ def test_vectors_alone_are_blocks_and_splits_go_by_names(tmp_path: Path) -> None
     with pytest.raises(
         SourceError, match="other.parquet is of no split, and test-00000.parquet of"
     ):
-        _ = make("parquet", {"data": [tmp_path / "data"], **options}).splits
+        _ = make_source("parquet", {"data": [tmp_path / "data"], **options}).splits
 
 
 def test_a_saved_folder_of_pictures_and_captions(
@@ -117,7 +117,7 @@ def test_a_saved_folder_of_pictures_and_captions(
     for data in (tmp_path / "a", tmp_path / "a" / "train", tmp_path / "train.parquet"):
         options: dict[str, object] = {"image": ["image"], "text": ["caption"], "vector": ["matrix"]}
         options |= {"data": [data], "missing_label": "unlabelled"}
-        source = make("parquet", options | {"label": ["kind"]})
+        source = make_source("parquet", options | {"label": ["kind"]})
         split = next(iter(source.splits))
         assert source.labels.names == ["cat", "dog"]
         rows = whole(source, split)
@@ -125,12 +125,19 @@ def test_a_saved_folder_of_pictures_and_captions(
         np.testing.assert_array_equal(
             rows.views["matrix"], np.repeat(np.arange(6), 4).reshape(6, 4)
         )
-        tags = make("parquet", options | {"label": ["tags"]})
+        tags = make_source("parquet", options | {"label": ["tags"]})
         assert tags.labels.names == ["cat", "dog"]
         found = [[1, 0], [1, 1], [0, 0], [0, 1], [1, 0], [0, 0]]
         assert whole(tags, split).labels.tolist() == found
-    assert make("parquet", options | {"data": [tmp_path / "a"]}).splits == {"train": 6, "dev": 2}
-    build(make("parquet", options | {"data": [tmp_path / "a"]}), tmp_path / "out", progress=False)
+    assert make_source("parquet", options | {"data": [tmp_path / "a"]}).splits == {
+        "train": 6,
+        "dev": 2,
+    }
+    build(
+        make_source("parquet", options | {"data": [tmp_path / "a"]}),
+        tmp_path / "out",
+        progress=False,
+    )
     assert verify(tmp_path / "out").ok
 
 
@@ -170,19 +177,21 @@ def test_files_that_are_none_or_of_two_sets(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"<html>")
     options: dict[str, object] = {"data": [tmp_path / "a.parquet"], "vector": ["age"]}
     with pytest.raises(SourceError, match="a.parquet: cannot be read .*; expected a Parquet or an"):
-        _ = make("parquet", options).splits
+        _ = make_source("parquet", options).splits
     for name in ("a", "b"):
         pq.write_table(pa.table({"age": [1], name: [2]}), tmp_path / f"{name}.parquet")
     with pytest.raises(SourceError, match="its columns are age int64, b int64; expected those of"):
-        _ = make("parquet", options | {"data": [tmp_path / f"{n}.parquet" for n in "ab"]}).splits
+        _ = make_source(
+            "parquet", options | {"data": [tmp_path / f"{n}.parquet" for n in "ab"]}
+        ).splits
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no Parquet files, and no state.json of Dataset.save_to"):
-        _ = make("parquet", options | {"data": [tmp_path / "empty"]}).splits
+        _ = make_source("parquet", options | {"data": [tmp_path / "empty"]}).splits
     (tmp_path / "empty" / "state.json").write_text('{"_data_files": [{"filename": "../a"}]}')
     with pytest.raises(SourceError, match="no list of names under '_data_files'; expected a file"):
-        _ = make("parquet", options | {"data": [tmp_path / "empty"]}).splits
+        _ = make_source("parquet", options | {"data": [tmp_path / "empty"]}).splits
     with pytest.raises(SourceError, match="expected either data or hub; give one of them"):
-        make("parquet", {"vector": ["age"]})
+        make_source("parquet", {"vector": ["age"]})
 
 
 def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +215,7 @@ def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     hub = SimpleNamespace(HfApi=HfApi, hf_hub_download=hf_hub_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     options: dict[str, object] = {"hub": f"me/birds@{commit}", "vector": ["age"], "subset": "one"}
-    source = make("parquet", options)
+    source = make_source("parquet", options)
     assert source.splits == {"test": 10, "train": 10} and source.dataset == "birds"
     for change, message in (
         ({"hub": "me/birds"}, f"names no commit; .* this one is --hub me/birds@{commit}"),
@@ -214,7 +223,7 @@ def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"hub": f"gone@{commit}"}, "ConnectionError: no network; expected a data set and a netw"),
     ):
         with pytest.raises(SourceError, match=message):
-            _ = make("parquet", options | change).splits
+            _ = make_source("parquet", options | change).splits
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import Labels, load_manifest
 from heron.shards.show import show
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source, with_unknown
 from heron.shards.verify import verify
 
@@ -33,7 +33,7 @@ def source(folder: Path, arrays: dict[str, Any] | None = None, **options: Any) -
     given = {"sound": lacking(SOUND, DEAF), "sight": lacking(SIGHT, BLIND), "labels": LABELS}
     np.savez(folder / "mine.npz", **(given | (arrays or {})))
     names = {"view_names": ["sound", "sight"], "label_kind": "multi_label"}
-    return make("arrays", {"npz": folder / "mine.npz", **names, **options})
+    return make_source("arrays", {"npz": folder / "mine.npz", **names, **options})
 
 
 ALLOWED: dict[str, Any] = {"missing": "allow", "unknown": "allow"}
@@ -69,9 +69,9 @@ def test_a_view_that_no_row_of_train_has(tmp_path: Path) -> None:
 
 
 def test_samples_without_a_member(tmp_path: Path) -> None:
-    manifest = build(make("tests.mixed.Mixed", {"missing": True}), tmp_path, progress=False)
+    manifest = build(make_source("tests.mixed.Mixed", {"missing": True}), tmp_path, progress=False)
     assert verify(tmp_path, decode=True).ok
-    whole = build(make("tests.mixed.Mixed", {}), tmp_path / "whole", progress=False)
+    whole = build(make_source("tests.mixed.Mixed", {}), tmp_path / "whole", progress=False)
     assert (
         not whole.partial
         and '"missing": null' not in (tmp_path / "whole/manifest.json").read_text()
@@ -88,7 +88,7 @@ def test_samples_without_a_member(tmp_path: Path) -> None:
 
 
 def test_an_index_that_says_otherwise_is_refused(tmp_path: Path) -> None:
-    manifest = build(make("tests.mixed.Mixed", {"missing": True}), tmp_path, progress=False)
+    manifest = build(make_source("tests.mixed.Mixed", {"missing": True}), tmp_path, progress=False)
     (shard, *_), (index_of, *_) = manifest.splits["train"], sorted(tmp_path.glob("train*.npz"))
     index = ShardIndex.read(index_of)
     assert index.present is not None and manifest.index_fault(shard, index) is None

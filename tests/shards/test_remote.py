@@ -168,12 +168,12 @@ def test_a_file_that_shrinks_between_two_attempts(
 
 
 def test_what_does_not_end(site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heron.shards.store.MOST_BYTES", 3 * SIZE)
-    monkeypatch.setattr("heron.shards.remote.MOST_BYTES", 4 * SIZE)
+    monkeypatch.setattr("heron.shards.store.MAX_MANIFEST_BYTES", 3 * SIZE)
+    monkeypatch.setattr("heron.shards.remote.MAX_UNSIZED_BYTES", 4 * SIZE)
     remote = store(f"{site.url}/set", tmp_path)
 
     def copy(sizes: dict[str, int | None]) -> None:
-        with remote.copies(sizes):
+        with remote.local_copies(sizes):
             pass
 
     calls: dict[str, Callable[[str], object]] = {

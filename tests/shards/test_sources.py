@@ -8,14 +8,14 @@ import pytest
 
 from heron.shards.build import build
 from heron.shards.errors import SourceError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from tests.shards.tiny import ARFF, XML, arrays_source, mulan_options, whole
 
 SCENE = Path(__file__).parents[3] / "shared" / "data" / "scene"
 
 
 def test_mulan_reads_dense_and_sparse_rows(tmp_path: Path) -> None:
-    source = make("mulan", mulan_options(tmp_path) | {"view_kind": "single"})
+    source = make_source("mulan", mulan_options(tmp_path) | {"view_kind": "single"})
     rows = whole(source, "all")
     assert source.labels.names == ["calm", "keen"] and source.dataset == "tiny"
     np.testing.assert_array_equal(rows.views["view1"], [[1.5, 2], [-1, 0.25], [4, 0]])
@@ -23,22 +23,22 @@ def test_mulan_reads_dense_and_sparse_rows(tmp_path: Path) -> None:
 
 
 def test_mulan_rows_may_begin_with_blanks(tmp_path: Path) -> None:
-    plain = whole(make("mulan", mulan_options(tmp_path)), "all")
+    plain = whole(make_source("mulan", mulan_options(tmp_path)), "all")
     blanks = ARFF.replace("1.5,2", " 1.5,2").replace("{0 4", " \t{0 4").replace("1,1\n", "1,1  \n")
-    rows = whole(make("mulan", mulan_options(tmp_path, blanks)), "all")
+    rows = whole(make_source("mulan", mulan_options(tmp_path, blanks)), "all")
     np.testing.assert_array_equal(rows.views["view1"], plain.views["view1"])
     np.testing.assert_array_equal(rows.labels, plain.labels)
 
 
 def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_path: Path) -> None:
     options = mulan_options(tmp_path)
-    plain = whole(make("mulan", options | {"view_kind": "single"}), "all").views["view1"]
-    source = make("mulan", options | {"seed": 5})
+    plain = whole(make_source("mulan", options | {"view_kind": "single"}), "all").views["view1"]
+    source = make_source("mulan", options | {"seed": 5})
     noisy = whole(source, "all").views
     same1, same2 = ((np.asarray(noisy[v]) == plain).all(1).tolist() for v in ("view1", "view2"))
     assert same1 == [False, True, False] and same2 == [True, False, True]
     assert np.abs(np.asarray(noisy["view1"]) - plain).max() < 0.2
-    again = make("mulan", options | {"seed": 5}).read("all", 0, 3).views["view1"]
+    again = make_source("mulan", options | {"seed": 5}).read("all", 0, 3).views["view1"]
     np.testing.assert_array_equal(again, noisy["view1"])
 
 
@@ -64,7 +64,7 @@ def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool)
     both = [*options["arff"], *other["arff"]]  # type: ignore[misc]
     split = {} if merged else {"split_names": ["train", "test"]}
     words = {"arff": both, "binary_features": True, "view_kind": "single"}
-    source = make("mulan", options | words | split)
+    source = make_source("mulan", options | words | split)
     assert source.splits == ({"all": 5} if merged else {"train": 4, "test": 1})
     rows = whole(source, "all" if merged else "train")
     warm, red, green, its, three, one, two = np.asarray(rows.views["view1"])[:4].T.tolist()
@@ -74,7 +74,7 @@ def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool)
     assert rows.labels[:4].tolist() == [[0, 1], [1, 1], [1, 0], [0, 1]]
     build(source, tmp_path / "out", progress=False)
     with pytest.raises(SourceError, match="3 split_names of 2 files; expected a name for each"):
-        make("mulan", options | words | {"split_names": ["a", "b", "c"]})
+        make_source("mulan", options | words | {"split_names": ["a", "b", "c"]})
 
 
 @pytest.mark.parametrize(
@@ -164,18 +164,20 @@ def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool)
     ],
 )
 def test_mulan_errors(tmp_path: Path, arff: str, xml: str, message: str) -> None:
-    source = make("mulan", mulan_options(tmp_path, arff, xml))
+    source = make_source("mulan", mulan_options(tmp_path, arff, xml))
     with pytest.raises(SourceError) as fault:
         build(source, tmp_path / "out", progress=False)
     assert message in str(fault.value)
 
 
 def test_mulan_begins_with_a_byte_order_mark_and_ends_lines_as_windows_does(tmp_path: Path) -> None:
-    plain = whole(make("mulan", mulan_options(tmp_path)), "all")
+    plain = whole(make_source("mulan", mulan_options(tmp_path)), "all")
     marked = "\ufeff" + ARFF.replace("@relation", "@attribute depth numeric\n@relation")
     text = marked.replace("\n1.5", "\n7,1.5").replace("\n-1", "\n7,-1")
     text = text.replace("{0 4, 2 1}", "{0 7, 1 4, 3 1}").replace("\n", "\r\n")
-    rows = whole(make("mulan", mulan_options(tmp_path, text) | {"view_kind": "single"}), "all")
+    rows = whole(
+        make_source("mulan", mulan_options(tmp_path, text) | {"view_kind": "single"}), "all"
+    )
     np.testing.assert_array_equal(rows.views["view1"], [[7, 1.5, 2], [7, -1, 0.25], [7, 4, 0]])
     np.testing.assert_array_equal(rows.labels, plain.labels)
 
@@ -183,8 +185,8 @@ def test_mulan_begins_with_a_byte_order_mark_and_ends_lines_as_windows_does(tmp_
 def test_mulan_holds_no_more_values_than_memory_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heron.shards.sources.arff.MOST_VALUES", 99)
-    source = make("mulan", mulan_options(tmp_path, ARFF + "{}\n" * 100))
+    monkeypatch.setattr("heron.shards.sources.arff.MAX_VALUES", 99)
+    source = make_source("mulan", mulan_options(tmp_path, ARFF + "{}\n" * 100))
     with pytest.raises(SourceError, match="line 34: 4 columns of more than 24 rows; expected 99 v"):
         _ = source.splits
 
@@ -212,7 +214,7 @@ def test_no_control_character_in_a_label(tmp_path: Path, mark: str) -> None:
 )
 def test_a_path_with_a_zero_byte(name: str, option: str, value: object) -> None:
     with pytest.raises(SourceError) as fault:
-        make(name, {option: value})
+        make_source(name, {option: value})
     assert "\n" not in str(fault.value) and "\0" not in str(fault.value)
     assert rf"{name}: " in str(fault.value) and r"a\x00b\nc" in str(fault.value)
 
@@ -222,7 +224,7 @@ def test_mulan_files_of_different_sets(tmp_path: Path) -> None:
     other = mulan_options(tmp_path, ARFF.replace("height", "depth"), name="other")
     both = [*options["arff"], *other["arff"]]  # type: ignore[misc]
     with pytest.raises(SourceError, match="other.arff: attribute 'depth' where tiny.arff has 'hei"):
-        _ = make("mulan", options | {"arff": both}).splits
+        _ = make_source("mulan", options | {"arff": both}).splits
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_mulan_files_whose_attributes_have_other_values(
         (tmp_path / f"{name}.arff").write_text(text)
     (tmp_path / "x.xml").write_text(ONE_LABEL)
     files = {"arff": [tmp_path / "a.arff", tmp_path / "b.arff"], "xml": tmp_path / "x.xml"}
-    source = make("mulan", {**files, "binary_features": True})
+    source = make_source("mulan", {**files, "binary_features": True})
     if message is None:
         assert source.splits == {"all": 2}
         return
@@ -255,7 +257,7 @@ def test_mulan_files_whose_attributes_have_other_values(
 def test_mulan_without_a_feature(tmp_path: Path) -> None:
     (tmp_path / "a.arff").write_text("@relation x\n@attribute y {0,1}\n@data\n1\n0\n")
     (tmp_path / "x.xml").write_text(ONE_LABEL)
-    source = make("mulan", {"arff": [tmp_path / "a.arff"], "xml": tmp_path / "x.xml"})
+    source = make_source("mulan", {"arff": [tmp_path / "a.arff"], "xml": tmp_path / "x.xml"})
     with pytest.raises(SourceError, match=r"a.arff: every attribute is a label; expected a feat"):
         _ = source.splits
 
@@ -263,7 +265,7 @@ def test_mulan_without_a_feature(tmp_path: Path) -> None:
 @pytest.mark.skipif(not SCENE.exists(), reason=f"no Scene files under {SCENE.name}/ of the data")
 def test_mulan_scene() -> None:
     arff = [SCENE / "scene-train.arff", SCENE / "scene-test.arff"]
-    source = make("mulan", {"arff": arff, "xml": SCENE / "scene.xml"})
+    source = make_source("mulan", {"arff": arff, "xml": SCENE / "scene.xml"})
     assert source.splits == {"all": 2407}
     assert [(view.name, view.shape) for view in source.views] == [
         ("view1", (294,)),
@@ -286,9 +288,9 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
     assert [view.name for view in one.views] == ["view2"] and one.labels.names == list("abcdef")
     path = tmp_path / "m.npz"
     np.savez(path, x=np.zeros((3, 2)), labels=np.array([[0, 1], [1, 1], [0, 0]], bool))
-    assert make("arrays", {"npz": path}).labels.kind == "multi_label"
+    assert make_source("arrays", {"npz": path}).labels.kind == "multi_label"
     np.savez(path, x=np.zeros((3, 2)), labels=np.array([[0, 1], [1, 2], [0, 0]]))
-    tree = make("arrays", {"npz": path, "label_kind": "hierarchical"}).labels
+    tree = make_source("arrays", {"npz": path, "label_kind": "hierarchical"}).labels
     assert tree.levels == [["0", "1"], ["0", "1", "2"]] and tree.names == ["0", "1", "2"]
 
 
@@ -327,7 +329,7 @@ def test_arrays_errors(
     path = tmp_path / "bad.npz"
     np.savez(path, **({"a": np.zeros((4, 2)), "labels": np.zeros(4, int)} | change))  # type: ignore[arg-type]
     with pytest.raises(SourceError) as fault:
-        build(make("arrays", {"npz": path, **options}), tmp_path / "out", progress=False)
+        build(make_source("arrays", {"npz": path, **options}), tmp_path / "out", progress=False)
     assert message in str(fault.value) and "bad.npz" in str(fault.value)
 
 
@@ -338,29 +340,29 @@ def test_arrays_that_are_no_npz(tmp_path: Path) -> None:
     for data in (b"<html>", packed[:40] + b"\xff" * 20 + packed[60:]):
         path.write_bytes(data)
         with pytest.raises(SourceError, match="bad.npz: cannot be read: expected what numpy.savez"):
-            _ = make("arrays", {"npz": path}).views
+            _ = make_source("arrays", {"npz": path}).views
 
 
 def test_an_npz_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bad.npz"
     np.savez_compressed(path, view=np.zeros((50_000, 3)))
-    monkeypatch.setattr("heron.shards.sources.arrays.MOST_UNPACKED", 10**5)
+    monkeypatch.setattr("heron.shards.sources.arrays.MAX_UNPACKED_BYTES", 10**5)
     with pytest.raises(
         SourceError, match=r"bad.npz: cannot be read: .*1,200,128 bytes unpacked; ex"
     ):
-        _ = make("arrays", {"npz": path}).views
+        _ = make_source("arrays", {"npz": path}).views
 
 
 def test_make_names_the_nearest_right_name(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="unknown source 'face'; did you mean 'faces'?"):
-        make("face", {})
+        make_source("face", {})
     with pytest.raises(SourceError, match="unknown source 'xyz'; expected one of mulan, arrays"):
-        make("xyz", {})
+        make_source("xyz", {})
     with pytest.raises(SourceError, match="faces has no option 'trian'; did you mean 'train'?"):
-        make("faces", {"trian": 3})
+        make_source("faces", {"trian": 3})
     with pytest.raises(SourceError, match=r"faces: train: .*greater than 0 \(found 0\); see"):
-        make("faces", {"train": 0})
+        make_source("faces", {"train": 0})
     with pytest.raises(SourceError, match="mulan: arff: Field required"):
-        make("mulan", {})
+        make_source("mulan", {})
     with pytest.raises(SourceError, match="npz: Path does not point to a file.*none.npz"):
-        make("arrays", {"npz": tmp_path / "none.npz"})
+        make_source("arrays", {"npz": tmp_path / "none.npz"})

@@ -17,7 +17,7 @@ from heron.shards.index import ShardIndex
 from heron.shards.manifest import load_manifest
 from heron.shards.remote import Missing, Retry
 from heron.shards.show import contact_sheet, show
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.store import LocalStore, RemoteStore, open_store
 from heron.shards.verify import verify
 from tests.shards.servers import web
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six faces for training in two shards, two for a test."""
     out = tmp_path_factory.mktemp("built") / "faces"
     options = {"train": 6, "test": 2, "size": 32}
-    build(make("faces", options), out, shard_rows=3, progress=False)
+    build(make_source("faces", options), out, shard_rows=3, progress=False)
     return out
 
 
@@ -72,7 +72,7 @@ def test_a_local_folder_is_used_in_place(folder: Path, own_cache: Path) -> None:
         shard = load_manifest(store).splits["train"][0]
         with store.local(shard.file, shard.bytes, shard.sha256) as held:
             assert held.path == folder / shard.file == Path(store.where(shard.file))
-        with store.copies({shard.file: None}) as there:
+        with store.local_copies({shard.file: None}) as there:
             assert there == folder
         assert store.exists("manifest.json") and not store.exists("build.json")
         assert store.names() == {path.name for path in folder.iterdir()}

@@ -7,7 +7,7 @@ import pytest
 
 from heron.shards.build import build
 from heron.shards.errors import SourceError
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.tiny import whole
@@ -20,7 +20,7 @@ BARE = "1.5,2,10\n-1,0.25,9\n\n4, 0 ,10\n"
 def table(folder: Path, text: str, **options: object) -> Source:
     path = folder / "tiny.csv"
     path.write_text(text, encoding="utf-8")
-    return make("table", {"csv": path, **options})
+    return make_source("table", {"csv": path, **options})
 
 
 @pytest.mark.parametrize("text", [BARE, HEADER + BARE, "\ufeff" + HEADER + BARE])
@@ -151,7 +151,7 @@ def test_errors(tmp_path: Path, text: str, options: dict[str, object], message: 
 def test_a_file_in_another_encoding(tmp_path: Path) -> None:
     (tmp_path / "tiny.csv").write_bytes(b"\xff\xfe1,2\n")
     with pytest.raises(SourceError, match="tiny.csv: cannot be read .*; expected a table in UTF-8"):
-        _ = make("table", {"csv": tmp_path / "tiny.csv"}).splits
+        _ = make_source("table", {"csv": tmp_path / "tiny.csv"}).splits
 
 
 def test_a_built_table_is_whole(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_built_table_is_whole(tmp_path: Path) -> None:
     ],
 )
 def test_uci(file: str, options: dict[str, str], rows: int, width: int, classes: int) -> None:
-    source = make("table", {"csv": UCI / file, **options})
+    source = make_source("table", {"csv": UCI / file, **options})
     assert source.splits == {"all": rows} and source.views[0].shape == (width,)
     assert len(source.labels.names) == classes
     assert source.labels.names == sorted(source.labels.names, key=int)
@@ -180,7 +180,7 @@ def test_uci(file: str, options: dict[str, str], rows: int, width: int, classes:
 def test_uci_ages_that_are_missing() -> None:
     message = r"dermatology.csv, line 35, column 'Age': found '\?'; the cell is missing; expected a"
     with pytest.raises(SourceError, match=message):
-        _ = make("table", {"csv": UCI / "dermatology.csv"}).splits
+        _ = make_source("table", {"csv": UCI / "dermatology.csv"}).splits
 
 
 AUDIO = "id\tpitch\ttone\n" + "".join(f"r{n}\t{n}.5\t{'hi' if n % 2 else 'lo'}\n" for n in range(6))
@@ -203,7 +203,7 @@ def test_six_files_side_by_side(tmp_path: Path) -> None:
         "categories": "tone",
         "ignore": ["id", "kind"],
     }
-    source = make("table", words | {"label": ["calm", "keen"]})
+    source = make_source("table", words | {"label": ["calm", "keen"]})
     assert [(view.name, view.shape) for view in source.views] == [
         *[("view0", (2,)), ("view1", (2,)), ("view2", (2,)), ("wide", (3,)), ("sound", (3,))]
     ]
@@ -216,11 +216,11 @@ def test_six_files_side_by_side(tmp_path: Path) -> None:
     assert verify(tmp_path / "out").ok
 
     words |= {"ignore": ["calm", "keen"], "key": None}
-    one = make("table", words | {"label": "kind", "ignore": ["calm", "keen", "id"]})
+    one = make_source("table", words | {"label": "kind", "ignore": ["calm", "keen", "id"]})
     assert one.labels.names == ["k0", "k1", "k2"]
     tree = {"label": ["calm", "kind"], "label_kind": "hierarchical", "ignore": ["id", "keen"]}
-    assert make("table", words | tree).labels.levels == [["0", "1"], ["k0", "k1", "k2"]]
-    none = make("table", {"csv": words["csv"][:3], "label": "none"})  # type: ignore[index]
+    assert make_source("table", words | tree).labels.levels == [["0", "1"], ["k0", "k1", "k2"]]
+    none = make_source("table", {"csv": words["csv"][:3], "label": "none"})  # type: ignore[index]
     assert none.labels.kind == "none" and len(none.views) == 3
 
 
@@ -240,7 +240,7 @@ def test_faults_of_several_files(
     tmp_path: Path, texts: dict[str, str], options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(SourceError) as fault:
-        build(make("table", {"csv": six(tmp_path, **texts)} | options), tmp_path / "o")
+        build(make_source("table", {"csv": six(tmp_path, **texts)} | options), tmp_path / "o")
     assert message in str(fault.value)
 
 
@@ -249,9 +249,9 @@ def test_rows_of_two_files_are_told_by_their_key(tmp_path: Path) -> None:
     *_, audio, kinds = six(tmp_path, kinds=swapped)
     words = {"csv": [audio, kinds], "label": "kinds:kind", "key": "id", "categories": "all"}
     with pytest.raises(SourceError, match="kinds.csv, line 5: id is 'r9', and 'r3' in that row of"):
-        _ = make("table", words).splits
+        _ = make_source("table", words).splits
     (tmp_path / "kinds.csv").write_text(KINDS)
-    source = make("table", words)
+    source = make_source("table", words)
     assert [(view.name, view.shape) for view in source.views] == [("sound", (3,)), ("kinds", (2,))]
 
 

@@ -14,8 +14,8 @@ from heron.shards import terminal
 ROOT = Path(__file__).parent.parent.parent
 FAULT = "data/faces holds another build: its train is 300, this one's 400; expected the same"
 ALL = f"""
-from heron.shards.terminal import Bar, say, print_error, print_markdown, print_table
-say("next: heron report studies/a")
+from heron.shards.terminal import Bar, print_error, print_lines, print_markdown, print_table
+print_lines("next: heron report studies/a")
 print_error("error", {FAULT!r})
 print_markdown("Of two:\\n\\n| method | F1 |\\n|---|---|\\n| a [b] | 0.5 |\\n")
 print_table(["run", "F1"], [["a\\x1b[2J", "0.5"], ["[red]b", "0.25"]])

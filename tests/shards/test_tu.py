@@ -9,10 +9,10 @@ import pytest
 from heron.pipeline.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
-from heron.shards.graph import pack, unpack
+from heron.shards.graph import pack_graph, unpack_graph
 from heron.shards.manifest import View
 from heron.shards.show import show
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.verify import verify
 from tests.graphs import drawn, row, write_tu
 
@@ -20,7 +20,7 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "graphs"
 
 
 def test_a_folder_is_built_as_its_files_say(tmp_path: Path) -> None:
-    source = make("tu", {"folder": write_tu(tmp_path / "rings")})
+    source = make_source("tu", {"folder": write_tu(tmp_path / "rings")})
     manifest = build(source, tmp_path / "s", progress=False)
     assert manifest.dataset == "rings" and manifest.views[0].shape == (8, 8, 3)
     reader = Reader(tmp_path / "s")
@@ -38,7 +38,7 @@ def test_a_folder_is_built_as_its_files_say(tmp_path: Path) -> None:
 def test_without_labels_a_node_has_its_degree(tmp_path: Path) -> None:
     for options in ({}, {"ignore": ["node_labels"]}):
         folder = write_tu(tmp_path / f"r{len(options)}", labelled=bool(options))
-        build(make("tu", {"folder": folder, **options}), tmp_path / folder.name / "s")
+        build(make_source("tu", {"folder": folder, **options}), tmp_path / folder.name / "s")
         reader = Reader(tmp_path / folder.name / "s")
         ring, star = reader.read("graph", np.array([0, 1]))[:, :8].tolist()
         assert set(ring) <= {2, -1} and sorted(set(star))[-1] == len(drawn()[0][1][0]) - 1
@@ -69,16 +69,16 @@ def test_what_is_wrong_is_named(
     path = folder / f"rings_{part}.txt"
     path.write_text(change(path.read_text() if path.exists() else ""))
     with pytest.raises(SourceError, match=told):
-        build(make("tu", {"folder": folder}), tmp_path / "s", progress=False)
+        build(make_source("tu", {"folder": folder}), tmp_path / "s", progress=False)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "rings").mkdir()
     with pytest.raises(SourceError, match=r"found no \*_A.txt; expected one set"):
-        build(make("tu", {"folder": tmp_path / "rings"}), tmp_path / "s")
+        build(make_source("tu", {"folder": tmp_path / "rings"}), tmp_path / "s")
     (write_tu(tmp_path / "rings") / "rings_graph_labels.txt").unlink()
     with pytest.raises(SourceError, match="rings_graph_labels.txt is missing"):
-        build(make("tu", {"folder": tmp_path / "rings"}), tmp_path / "s")
+        build(make_source("tu", {"folder": tmp_path / "rings"}), tmp_path / "s")
 
 
 def member(numbers: list[int], dtype: str = "i4") -> bytes:
@@ -104,12 +104,12 @@ def member(numbers: list[int], dtype: str = "i4") -> bytes:
 )
 def test_bytes_that_are_no_graph(data: bytes, told: str) -> None:
     with pytest.raises((ValueError, ShardError), match=told):
-        unpack(data, (4, 4, 3))
+        unpack_graph(data, (4, 4, 3))
 
 
 def test_what_is_packed_is_unpacked() -> None:
     labels, edges = np.array([2, 0, 1], np.int32), np.array([[0, 1], [1, 2]], np.int32)
-    found = unpack(pack(labels, edges), (4, 4, 3))
+    found = unpack_graph(pack_graph(labels, edges), (4, 4, 3))
     np.testing.assert_array_equal(found[0], labels)
     np.testing.assert_array_equal(found[1], edges)
 
@@ -125,5 +125,5 @@ def test_a_view_of_graphs_has_nodes() -> None:
     ("name", "rows", "shape"), [("MUTAG", 188, (28, 33, 7)), ("PTC", 344, (109, 108, 22))]
 )
 def test_published_sets(name: str, rows: int, shape: tuple[int, ...], tmp_path: Path) -> None:
-    source = make("tu", {"folder": SHARED / name})
+    source = make_source("tu", {"folder": SHARED / name})
     assert source.splits == {"all": rows} and source.views[0].shape == shape

@@ -16,7 +16,7 @@ from heron.shards.build import build, npy
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.show import contact_sheet
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.verify import verify
 from tests.sealed import seal
 from tests.shards.tiny import arrays_of, arrays_source, bomb
@@ -179,7 +179,7 @@ def test_a_member_that_is_larger_than_its_index_says(folder: Path) -> None:
 
 
 def test_a_bomb_is_not_set_off(tmp_path: Path) -> None:
-    build(make("faces", {"train": 2, "test": 0, "size": 32}), tmp_path, progress=False)
+    build(make_source("faces", {"train": 2, "test": 0, "size": 32}), tmp_path, progress=False)
     rewrite(tmp_path, lambda members: members.__setitem__(0, (members[0][0], bomb())))
     found = faults(tmp_path)
     assert "sample 000001: member 'jpg' is 65536 × 65536; expected 1 to 134,217,728 pix" in found
@@ -188,7 +188,7 @@ def test_a_bomb_is_not_set_off(tmp_path: Path) -> None:
 def test_a_picture_that_is_cut_or_damaged_behind_its_header(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build(make("faces", {"train": 4, "test": 0, "size": 64}), tmp_path, progress=False)
+    build(make_source("faces", {"train": 4, "test": 0, "size": 64}), tmp_path, progress=False)
 
     def change(members: list[tuple[str, bytes]]) -> None:
         (name, first), (other, second) = members[0], members[2]
@@ -214,9 +214,9 @@ def test_a_picture_that_is_cut_or_damaged_behind_its_header(
 
 def test_images(tmp_path: Path) -> None:
     out = tmp_path / "faces"
-    build(make("faces", {"train": 4, "test": 2, "size": 32}), out, progress=False)
+    build(make_source("faces", {"train": 4, "test": 2, "size": 32}), out, progress=False)
     assert verify(out).ok
-    bigger = make("faces", {"train": 1, "size": 64}).read("train", 0, 1).views["image"][0]
+    bigger = make_source("faces", {"train": 1, "size": 64}).read("train", 0, 1).views["image"][0]
     assert isinstance(bigger, bytes)
 
     def change(members: list[tuple[str, bytes]]) -> None:

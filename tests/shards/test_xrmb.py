@@ -13,7 +13,7 @@ from heron.launch.cli import main
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from tests.shards.matlab_files import FILES, FORMATS, write_v5, write_xrmb
@@ -68,7 +68,7 @@ def xrmb(
         for file in (SOUND, ARTICULATION)
     ]
     one, two = ({n: a for n, a in file.items() if a is not None} for file in files)
-    return make("xrmb", write_xrmb(folder, (one, two), form) | options)
+    return make_source("xrmb", write_xrmb(folder, (one, two), form) | options)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -280,7 +280,7 @@ def test_swapped_files(tmp_path: Path, form: str) -> None:
     one, two = source.files
     for paths, found in [((two, one), f"{TWO}: found X2"), ((two, two), f"{TWO}: found X2")]:
         with pytest.raises(SourceError) as fault:
-            _ = make("xrmb", dict(zip(["single1", "single2"], paths, strict=True))).splits
+            _ = make_source("xrmb", dict(zip(["single1", "single2"], paths, strict=True))).splits
         assert str(fault.value) == (
             f"{found}, but no X1 in {TWO}; expected X1 in --single1 and X2 in --single2: "
             "are the two swapped?"
@@ -333,4 +333,4 @@ def test_built_by_two_workers_from_the_command_line(tmp_path: Path, scratch_fold
 
 def test_both_views_in_one_file(tmp_path: Path) -> None:
     write_v5(path := tmp_path / "both.mat", SOUND | ARTICULATION)
-    assert make("xrmb", {"single1": path, "single2": path}).splits == ROWS
+    assert make_source("xrmb", {"single1": path, "single2": path}).splits == ROWS

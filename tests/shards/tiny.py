@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from heron.shards.index import ShardIndex
-from heron.shards.sources import make
+from heron.shards.sources import make_source
 from heron.shards.sources.base import Rows, Source
 
 ARFF = """@relation tiny
@@ -39,7 +39,7 @@ def arrays_source(folder: Path, rows: int = 40, **options: object) -> Source:
         labels=random.integers(0, 4, rows),
         split=np.array(["train"] * (rows - 8) + ["test"] * 8),
     )
-    return make("arrays", {"npz": path, **options})
+    return make_source("arrays", {"npz": path, **options})
 
 
 def mulan_options(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.live import live, say, status
+from heron.launch.studies.live import live, print_line, status
 from heron.launch.studies.study import Study, dump_study, load_study
 from heron.launch.studies.trials import LINEAGE, plan
 from heron.pipeline.training.run_lock import RunLock
@@ -95,7 +95,7 @@ def test_a_population_s_steps_are_to_its_end_and_its_values_those_taken_over(
 def test_a_pipe_gets_lines_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, ledger = begun(tmp_path / "study")
     with live(plan(study, ledger.out), ledger):
-        say("000 runs: optim.lr=0.1")
+        print_line("000 runs: optim.lr=0.1")
     assert capsys.readouterr().out == "000 runs: optim.lr=0.1\n"
 
 

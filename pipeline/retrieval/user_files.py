@@ -13,15 +13,15 @@ from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
 from heron.shards.picture import PILLOW_ERRORS, read_header
 
-MOST_BYTES = 20_000_000  # of a file
-MOST_PIXELS = 64_000_000  # of a picture: 192 MB decoded
+MAX_FILE_BYTES = 20_000_000  # of a file
+MAX_PIXELS = 64_000_000  # of a picture: 192 MB decoded
 NPY = b"\x93NUMPY"  # the first bytes of an npy file
 BOMB = Image.DecompressionBombWarning  # raised if warnings are errors
 
 File = str | Path | bytes
 
 
-def read(file: File) -> tuple[bytes, str]:
+def read_file(file: File) -> tuple[bytes, str]:
     """Returns the bytes of a file, and its name for messages.
 
     Raises:
@@ -34,11 +34,11 @@ def read(file: File) -> tuple[bytes, str]:
         fault = "is no file" if path.exists() else "is not there"
         raise RetrievalError(f"{path} {fault}; expected a JPEG, a PNG or an npy file")
     with path.open("rb") as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+        data = stream.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
         raise RetrievalError(
-            f"{path} has {path.stat().st_size:,} bytes; expected at most {MOST_BYTES:,}; make it "
-            "smaller"
+            f"{path} has {path.stat().st_size:,} bytes; expected at most {MAX_FILE_BYTES:,}; make "
+            "it smaller"
         )
     return data, str(path)
 
@@ -79,7 +79,7 @@ def vector_row(
     return vector
 
 
-def mapped(path: Path) -> NDArray[np.uint8]:
+def map_bytes(path: Path) -> NDArray[np.uint8]:
     """Returns the bytes of a file of any size, memory-mapped.
 
     Raises:
@@ -91,7 +91,7 @@ def mapped(path: Path) -> NDArray[np.uint8]:
         raise RetrievalError(f"{path} cannot be read: {fault}; expected an npy file") from None
 
 
-def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
+def read_size(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     """Returns a picture's stored height and width, and whether EXIF says that it is not upright.
 
     Only headers are read, so that pictures that are too large are refused before decoding. `name`
@@ -100,17 +100,16 @@ def look(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     Raises:
         RetrievalError: it is neither a JPEG nor a PNG, or is too large.
     """
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_FILE_BYTES:
         raise RetrievalError(
-            f"{name} has {len(data):,} bytes; expected at most {MOST_BYTES:,}; make it smaller"
+            f"{name} has {len(data):,} bytes; expected at most {MAX_FILE_BYTES:,}; make it smaller"
         )
     try:
         header = read_header(data)
         size = header.height, header.width
-        if size[0] * size[1] > MOST_PIXELS:
+        if size[0] * size[1] > MAX_PIXELS:
             raise ValueError(
-                f"is {size[0]} × {size[1]}; expected {MOST_PIXELS:,} pixels at most; "
-                "make it smaller"
+                f"is {size[0]} × {size[1]}; expected {MAX_PIXELS:,} pixels at most; make it smaller"
             )
         with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
             if (image.height, image.width) != size:  # Pillow would decode the other one
@@ -136,13 +135,13 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def upright(data: bytes, name: str) -> Image.Image:
+def upright_picture(data: bytes, name: str) -> Image.Image:
     """Returns the picture in a file, set upright as EXIF says; RGB, or L if it is grey.
 
     Raises:
         RetrievalError: it is no picture, damaged or too large.
     """
-    _, turned = look(data, name)
+    _, turned = read_size(data, name)
     try:
         with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
             image.load()
