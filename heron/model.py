@@ -291,7 +291,7 @@ def no_layer(layer: str, layers: Iterable[str]) -> InputError:
 
 def _signature_from_data(folder: Path, config: Config, data: str | None) -> Signature:
     """Reads from its data set the signature that a checkpoint of an earlier version lacks."""
-    path, expected = data or config.data.path, ""
+    path, expected = data or config.data.path, config.data.fingerprint or ""
     if (folder / STATE).exists():
         expected = CheckpointManifest.read(folder / STATE).data
     fault = "it is fetched only when you give it"

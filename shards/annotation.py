@@ -105,7 +105,7 @@ class Annotation:
 
 
 def _number(value: int, signed: bool = False) -> Label:
-    """Returns a class number, or with `signed` a class name; else -1 is an unlabelled test row."""
+    """Returns a class number, or with `signed` a class name; else -1 raises Unlabelled."""
     if signed:
         if value not in (-1, 1):
             raise ValueError(f"is {value}; expected -1 or 1, as --minus-one no says")

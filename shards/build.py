@@ -139,7 +139,7 @@ def _draft_manifest(source: Source, shard_rows: int) -> Manifest:
 
 @contextmanager
 def _exclusive_build(out: Path) -> Iterator[None]:
-    """Admits one process at a time to a folder; those that wait find the build complete."""
+    """Admits one process at a time to a folder; one that waited looks for a complete build."""
     descriptor = os.open(out, os.O_RDONLY)
     try:
         try:
@@ -229,7 +229,7 @@ def _write_missing(
 
 
 def write_shard(source: Source, out: Path, shard: _ShardPlan) -> int:
-    """Writes a shard and its index atomically; returns the number of rows."""
+    """Writes a shard, after its index, each atomically; returns the number of rows."""
     tar = out / shard.file
     with atomic_write(tar) as stream:
         _write_tar(source, shard, stream).write(out / index_name(shard.file))

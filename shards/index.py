@@ -83,11 +83,13 @@ class ShardIndex:
             stored = read_npz(BytesIO(data), len(data))  # it is not compressed
             arrays = {name: stored[name] for name in names}
             index = cls(**arrays, present=stored.get("present"))
-        except (*NPY_ERRORS, ShardError) as fault:
+            samples, members = len(index.keys), len(index.members)
+            if any(x.dtype.kind not in "iu" for x in (index.offsets, index.lengths, index.rows)):
+                raise TypeError("offsets, lengths or rows are no integers")
+        except (*NPY_ERRORS, ShardError, TypeError) as fault:
             raise ShardError(
                 f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
             ) from None
-        samples, members = len(index.keys), len(index.members)
         expected: dict[str, tuple[int, ...]] = dict.fromkeys(
             ("offsets", "lengths", "crc32"), (samples, members)
         )

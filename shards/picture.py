@@ -17,12 +17,8 @@ MAX_PIXELS = 1 << 27  # of a picture; more is a decompression bomb
 HEAD_BYTES = 4096  # most headers are shorter
 MARKER = re.compile(b"\xff[\x02-\xcf\xd9-\xfe]")  # of a JPEG, other than those inside coded pixels
 END_OF_IMAGE = 0xD9  # the last marker of a JPEG
-PILLOW_ERRORS = (
-    OSError,
-    SyntaxError,
-    AssertionError,
-    Image.DecompressionBombError,
-)  # Pillow's errors
+# What Pillow raises for a damaged file.
+PILLOW_ERRORS = OSError, SyntaxError, AssertionError, Image.DecompressionBombError
 
 Kind = Literal["JPEG", "PNG"]
 

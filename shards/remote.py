@@ -92,7 +92,7 @@ class Remote:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without the connection."""
-        return self.__dict__ | {"_opened": None}
+        return self.__dict__ | {"_connection": None}
 
     def __repr__(self) -> str:
         """Returns the address only, as options may hold secrets."""

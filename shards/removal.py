@@ -1,4 +1,4 @@
-"""Removes an older build from a folder, and nothing that others put there."""
+"""Removes an older build from a folder, and nothing else that others put there."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +35,11 @@ def remove_build(out: Path) -> None:
             f"{out}: no build is known to have written {first_few(others)}; expected only files of "
             "a build of ours, which --overwrite removes; move others away, or choose another --out"
         )
+    if folders := [name for name in (*files, MANIFEST, JOURNAL) if (out / name).is_dir()]:
+        raise ShardError(
+            f"{out}: {first_few(folders)} should be files, and are folders; move them away, or "
+            "choose another --out"
+        )
     with suppress(FileNotFoundError):
         (out / MANIFEST).replace(out / JOURNAL)
     for name in [*files, JOURNAL]:
@@ -59,14 +64,17 @@ def _listed_files(manifest: Manifest) -> list[str]:
 
 
 def _recognised_files(out: Path) -> list[str]:
-    """Returns the tars and indexes that a build of ours wrote, by what is inside them.
+    """Returns the tars, indexes and tokenizers that a build of ours wrote, by what is in them.
 
     Our tars hold the labels that their index lists; foreign tars do not. An index is written before
-    its tar, so that a killed build may leave an index without a tar.
+    its tar, so that a killed build may leave an index without a tar. A copy of a tar and its index
+    under another name counts as ours.
     """
-    tars, indexes = list[str](), list[str]()
+    tars, indexes, tokenizers = list[str](), list[str](), list[str]()
     for path in sorted(out.glob(f"*-{NUMBER}.index.npz")):
         tar = path.with_name(path.name.removesuffix(".index.npz") + ".tar")
+        if not path.is_file() or (tar.exists() and not tar.is_file()):
+            continue  # such as a pipe, which would never end
         with suppress(OSError, ShardError, ValueError):
             index = ShardIndex.read(path)
             column = index.column(LABELS)
@@ -78,4 +86,6 @@ def _recognised_files(out: Path) -> list[str]:
                     continue
                 tars.append(tar.name)
             indexes.append(path.name)
-    return tars + indexes
+            if any(member.split(".")[-1] == "txt" for member in index.members.tolist()):
+                tokenizers = sorted(path.name for path in out.glob(f"*{TOKENIZER}"))
+    return [*tars, *indexes, *tokenizers]

@@ -13,7 +13,7 @@ LOG_INTERVAL_S = 10.0  # between the lines that a bar writes to a log
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Returns whether rich may write to it: a terminal, and no bar's, which would wrap lines."""
+    """Returns whether it is a terminal, and not the stream that a progress bar has wrapped."""
     return stream.isatty() and not hasattr(stream, "rich_proxied_file")
 
 

@@ -175,7 +175,7 @@ class Plnl(_OfTrainingSet):
             epochs: number of epochs over which a guess's probability is averaged.
             sure: the probability above which a guess is accepted.
             neighbours: number of neighbours that vote on further complementary labels.
-            share: the fraction of the remaining classes that a set gains.
+            share: the fraction of the remaining classes that the set of a confident row gains.
         """
         labels = _complementary(labels)
         super().__init__(plnl.Plnl, options_of(plnl.Plnl, locals()))

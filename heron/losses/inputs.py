@@ -157,7 +157,7 @@ def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
     """
     for name, x in tensors.items():
         if x.shape[1] != dim:
-            raise LossError(f"{name} have {x.shape[1]} numbers; expected dim={dim}")
+            raise LossError(f"{name} have {x.shape[1]} numbers; expected {dim}")
 
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:
@@ -174,7 +174,7 @@ def _one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def is_whole(x: object) -> bool:
-    """Whether `x` is a tensor of integers (bool is none)."""
+    """Whether `x` is a tensor of integers (bool does not count)."""
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex():
         return False
     return x.dtype != torch.bool

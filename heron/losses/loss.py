@@ -157,7 +157,7 @@ class Loss(nn.Module):
         return loss
 
     def nodes(self, features: Features) -> list[Tensor]:
-        """Returns the features of graphs' nodes, a tensor per view; one loss has some."""
+        """Returns the features of graphs' nodes, a tensor per view; only `Infograph` has some."""
         return []
 
     def _features_of_parts(self, features: Features, targets: Tensor, rng_keys: Tensor) -> Features:

@@ -21,7 +21,7 @@ def time_pair(workload: Workload, setting: Setting) -> float:
     """Returns the seconds of one anchor against one row of the global batch, forward and backward.
 
     Times a process's objective on random vectors at two sizes of the global batch, one four times
-    the other, and divides the difference by the pairs that the larger has more. The share of rows
+    the other, and divides the difference in time by the difference in pairs. The share of rows
     that is labelled is the setting's; each has one label, or under `bce` a fifth of all labels. On
     a CPU the time is processor time divided by the threads, which other work does not lengthen.
     """

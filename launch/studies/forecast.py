@@ -65,7 +65,9 @@ def _split(rows: int, base: Setting) -> tuple[int, int]:
     needed = [name for name in ("labelled", "unlabelled") if getattr(base, name)]
     for name in needed:
         if not streams(rows)[name]:
-            minimum = next(n for n in count(rows) if all(streams(n)[s] for s in needed))
+            fewest = min(getattr(base, stream) for stream in needed)
+            start = max(rows, base.rows // (2 * fewest))  # fewer rows round that stream to nothing
+            minimum = next(n for n in count(start) if all(streams(n)[s] for s in needed))
             raise UsageError(
                 f"--global-batch {rows} leaves no row of the {name} stream, as the study has "
                 f"{base.labelled:,} labelled and {base.unlabelled:,} unlabelled rows; expected "

@@ -170,7 +170,7 @@ def _predictions(probability: Matrix, y: Matrix) -> Predictions:
 
 
 def shared_rows(labelled: Sequence[Rows], test: Sequence[Rows]) -> float:
-    """Returns the share of rows that two folds have in common: the correlation of their scores.
+    """Returns the share of rows that two folds share, an estimate of their scores' correlation.
 
     It is the smaller of two shares, each averaged over pairs of folds: of the training rows, and of
     the test rows. Where nine tenths are drawn for training it is about Nadeau and Bengio's share of

@@ -186,7 +186,7 @@ def _numpy(rows: Any) -> NDArray[Any]:
 
 
 def _sparse_fault(rows: Tensor) -> str:
-    """Returns what is wrong with a sparse tensor, or ""."""
+    """Returns what is wrong with a tensor that is not strided, such as a sparse one, or ""."""
     if rows.layout == torch.strided:
         return ""
-    return f"is a sparse tensor ({rows.layout}), which has to be dense: give it as x.to_dense()"
+    return f"is a tensor of layout {rows.layout}; expected a strided one: give x.to_dense()"

@@ -250,15 +250,15 @@ def _chunks(length: int, items: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def has_norm(model: nn.Module) -> bool:
-    """Returns whether the model has batch norm in training mode: a frozen one sees rows alone."""
+    """Returns whether the model has batch norm in training mode, which mixes rows."""
     return any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
 
 
 def synchronise(model: nn.Module) -> None:
     """Replaces the model's batch norms by ones over all processes, in place.
 
-    They are `GpuBatchNorm` on GPUs and `GlobalBatchNorm` elsewhere, and keep the parameters. One
-    process changes nothing.
+    They are `GpuBatchNorm` on GPUs and `GlobalBatchNorm` elsewhere, and keep the parameters. With
+    one process nothing is changed.
     """
     if world_size() == 1:
         return

@@ -17,7 +17,7 @@ from heron.pipeline.models.encoders import build_encoder, mlp
 
 # The model's outputs by name: a tensor [rows, ...] per view, or one of all views.
 Features = dict[str, list[Tensor]]
-GRAPHS = 64  # of one encoder: by the stream's shape, with and without gradient, and by view
+GRAPHS = 64  # compiled for one encoder at most: by shape, view, and with or without gradient
 
 
 @dataclass(frozen=True)

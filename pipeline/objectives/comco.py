@@ -46,7 +46,7 @@ class Comco(MomentumTerm):
     ) -> list[int]:
         """The label of each anchor's N(i), its neighbours, and the gradients of its logits and sum.
 
-        This is the count with neighbours; before `neighbour_epochs` there are none.
+        An upper bound: there are no neighbours before `neighbour_epochs`.
         """
         return [2 + 2 * self.neighbours]
 

@@ -49,7 +49,7 @@ class Hierarchical(Term):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """Counts an anchor's sum, the slope by it, and those by the largest losses."""
+        """Each anchor's sum, the gradient with respect to it, and to the largest losses."""
         return [len(shapes), len(shapes), *([levels] if levels > 1 else [])]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:

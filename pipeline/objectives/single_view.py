@@ -57,7 +57,7 @@ class SingleViewUnsupervised(Term):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """Counts the slopes by an anchor's sum and by that of its mirrored heads, for each view."""
+        """The gradients with respect to each anchor's sum and its mirrored heads' sum, per view."""
         return [2] * len(shapes)
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:

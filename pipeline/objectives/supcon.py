@@ -32,7 +32,7 @@ class Supcon(Term):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """Counts the slope by an anchor's sum."""
+        """The gradient with respect to each anchor's sum."""
         return [len(shapes)]
 
     def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:

@@ -83,7 +83,7 @@ class LayerVectors:
                 bar.update(len(block))
 
     def take(self, numbers: Numbers) -> Vectors:
-        """Returns the checked vectors of some samples, read block by block to bound the copies."""
+        """Returns the checked vectors of some samples, read block by block to bound memory."""
         vectors = np.empty((len(numbers), self.dim), np.float32)
         for first in range(0, len(numbers), BLOCK):
             block_numbers = numbers[first : first + BLOCK]

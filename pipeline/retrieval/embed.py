@@ -69,7 +69,7 @@ def embed(
     if choice.part_rows < 1:
         raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
-    config = load_run_config(checkpoint / "config.yaml", for_data(overrides))
+    config = load_for_data(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
     _fail_together(lambda: check_data(config.data, overrides))
     embedder, plan = _fail_together(lambda: _open(checkpoint, config, device, out, choice))
@@ -132,22 +132,27 @@ def _open(
     return Embedder(model, config, rows, out, layers, choice.part_rows), plan
 
 
-# With another `data.path`, that data set's manifest says everything, and not the run's settings.
+# With a `data.path` of the caller's, the manifest there says everything, not the run's settings.
 DROP_RUN_DATA = {
     "data.webdataset": "null",
     "data.sources": "null",
-    "data.roles": "null",
-    "data.fingerprint": "null",
     "data.protocol.hide_views": "{}",
     "data.protocol.hide_labels": "0",
 }
 
 
-def for_data(overrides: Sequence[str]) -> list[str]:
-    """Returns overrides; those of another data set drop what binds the run to its own."""
+def load_for_data(path: Path, overrides: Sequence[str]) -> Config:
+    """Returns a run's experiment; a new `data.path` drops what binds the run to its own data set.
+
+    Raises:
+        ConfigError: an override does not fit.
+    """
     keys = {override.partition("=")[0] for override in overrides}
-    dropped = DROP_RUN_DATA.items() if "data.path" in keys else ()
-    return [*(f"{key}={value}" for key, value in dropped if key not in keys), *overrides]
+    dropped = dict(DROP_RUN_DATA) if "data.path" in keys else {}
+    if dropped and load_run_config(path).data.path != load_run_config(path, overrides).data.path:
+        dropped |= {"data.roles": "null", "data.fingerprint": "null"}
+    own = [f"{key}={value}" for key, value in dropped.items() if key not in keys]
+    return load_run_config(path, [*own, *overrides])
 
 
 def check_data(data: Data, overrides: Sequence[str]) -> None:
@@ -258,8 +263,8 @@ def _finish(
     by_rank: Sequence[Mapping[int, PartManifest]],
 ) -> None:
     """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts."""
-    positions_by_number = {number: part for parts in by_rank for number, part in parts.items()}
-    lost = {row: why for part in positions_by_number.values() for row, why in part.lost.items()}
+    part_manifests = {number: part for parts in by_rank for number, part in parts.items()}
+    lost = {row: why for part in part_manifests.values() for row, why in part.lost.items()}
     rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
     EmbeddingsManifest(
         format=FORMAT,
@@ -270,7 +275,7 @@ def _finish(
         precision=plan["precision"],
         rows=len(rows),
         layers=embedder.layers,
-        parts=[positions_by_number[number].part for number in range(len(positions_by_number))],
+        parts=[part_manifests[number].part for number in range(len(part_manifests))],
         samples=read_samples(embedder.reader, rows).save(embedder.out),
         lost=lost,
     ).write(embedder.out / MANIFEST)

@@ -1,4 +1,4 @@
-"""Makes an index's folder: hidden while it is written, renamed when complete, and by one build."""
+"""Makes an index's folder: hidden while it is written, renamed when it is complete."""
 
 import errno
 import fcntl
@@ -7,11 +7,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from heron.pipeline.config.errors import RetrievalError
-
-LOCK = ".lock"
 
 
 @contextmanager
@@ -25,19 +22,19 @@ def new_folder(out: Path) -> Iterator[Path]:
     target = out.resolve()  # a link may lead to another disk
     if target == Path.cwd():
         raise RetrievalError(f"{out} is the folder that you are in; expected another (--out)")
+    target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}.part")
-    with _lock(work):
+    with _lock(target.with_name(f".{target.name}.lock"), work):
+        _refuse_taken(out)  # by a build that ended before this one had the lock
+        if work.is_dir():
+            shutil.rmtree(work)  # left by a build that was killed
+        work.mkdir()
         try:
-            _refuse_taken(out)  # by a build that ended before this one had the lock
-            for path in work.iterdir():  # left by a build that was killed
-                if path.name != LOCK:
-                    path.unlink()
             yield work
             _rename(work, target)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-        (target / LOCK).unlink()  # held until now: no other build has come between
 
 
 def _refuse_taken(out: Path) -> None:
@@ -48,27 +45,33 @@ def _refuse_taken(out: Path) -> None:
         )
 
 
-def _lock(work: Path) -> IO[str]:
-    """Makes a folder and opens its lock file, locked until it is closed."""
+@contextmanager
+def _lock(path: Path, work: Path) -> Iterator[None]:
+    """Holds a lock on a file beside the folder, so that removing the folder cannot free it."""
     while True:
-        work.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = (work / LOCK).open("w")
-        except FileNotFoundError:  # another build has just renamed or removed the folder
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock.fileno()), os.stat(work / LOCK)):
-                return lock
-        except FileNotFoundError:  # as above, between the opening and the lock
-            pass
-        except OSError:
-            lock.close()
-            raise RetrievalError(
-                f"{work} is being written by another build; wait for it, or give another folder "
-                "(--out)"
-            ) from None
-        lock.close()
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RetrievalError(
+                    f"{work} is being written by another build; wait for it, or give another "
+                    "folder (--out)"
+                ) from None
+            if not _is_file_at(path, file.fileno()):
+                continue  # the build that held it has just ended, and removed it
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_file_at(path: Path, descriptor: int) -> bool:
+    """Returns whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _rename(work: Path, target: Path) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from heron.pipeline.config.errors import InputError
-from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.dataset import load_or_assign_roles
 from heron.pipeline.distributed.launch import start_processes
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
-from heron.pipeline.retrieval.embed import check_data, for_data
+from heron.pipeline.retrieval.embed import check_data, load_for_data
 from heron.pipeline.retrieval.embeddings import Role
 from heron.pipeline.retrieval.layers import EmbeddingModel
 from heron.pipeline.training.pretrained import locate
@@ -35,7 +34,7 @@ def predict_rows(
     checkpoint = locate(run)
     overrides = [*overrides, *([] if data is None else [f"data.path={data}"])]
     other_data = any(override.startswith("data.path=") for override in overrides)
-    config = load_run_config(checkpoint / "config.yaml", for_data(overrides))
+    config = load_for_data(checkpoint / "config.yaml", overrides)
     check_data(config.data, overrides)
     device = start_processes(config).device
     opened = EmbeddingModel.open(checkpoint, config, device)

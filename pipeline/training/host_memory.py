@@ -33,11 +33,12 @@ def cgroup_free(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list
     free = [sys.maxsize]
     for folder in _folders(groups, mounted):
         for limit, usage, cache in FILES:
-            with suppress(OSError, ValueError, KeyError):  # as in `cgroup_limits`
-                lines = (folder / "memory.stat").read_text().splitlines()
-                cached = int(dict(line.split(maxsplit=1) for line in lines)[cache])
-                used = int((folder / usage).read_text()) - cached
-                free.append(max(0, int((folder / limit).read_text()) - used))
+            with suppress(OSError, ValueError):  # as in `cgroup_limits`
+                used, cached = int((folder / usage).read_text()), 0
+                with suppress(OSError, ValueError, KeyError):
+                    lines = (folder / "memory.stat").read_text().splitlines()
+                    cached = int(dict(line.split(maxsplit=1) for line in lines)[cache])
+                free.append(max(0, int((folder / limit).read_text()) - used + cached))
     return free
 
 

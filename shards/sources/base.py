@@ -107,7 +107,7 @@ class Source(BaseModel):
     examples: ClassVar[str] = ""  # for --help
     block_rows: ClassVar[int | None] = 256  # rows packed in a block; None: each is a tar sample
     # Options added after folders were built without them: recorded only if not the default.
-    omit_if_default: ClassVar[tuple[str, ...]] = ()
+    left_out: ClassVar[tuple[str, ...]] = ()
 
     seed: int = Field(0, ge=0, description="seed of everything drawn at random")
 
@@ -147,13 +147,13 @@ class Source(BaseModel):
     def options(self) -> dict[str, Any]:
         """Returns the options for the manifest; paths are reduced to file names.
 
-        The contents of a file matter, not its folder. Options in `omit_if_default` are left out
+        The contents of a file matter, not its folder. Options in `left_out` are left out
         where they have their default.
         """
         return {
             key: _without_folders(getattr(self, key))
             for key, field in type(self).model_fields.items()
-            if key not in self.omit_if_default or getattr(self, key) != field.default
+            if key not in self.left_out or getattr(self, key) != field.default
         }
 
     def input_files(self) -> list[InputFile]:

@@ -98,7 +98,7 @@ class CelebA(FileSource):
     pictures, unless `--missing leave_out` is given. Hidden files and __MACOSX are ignored.
     """
 
-    omit_if_default: ClassVar[tuple[str, ...]] = ("captions",)
+    left_out: ClassVar[tuple[str, ...]] = ("captions",)
     name: ClassVar[str] = "celeba"
     examples: ClassVar[str] = (
         "heron shards build celeba --images img_align_celeba.zip "

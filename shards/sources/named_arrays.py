@@ -38,7 +38,7 @@ class NamedArrays(FileSource):
     A subclass defines `names`, `array` and `where`.
     """
 
-    omit_if_default: ClassVar[tuple[str, ...]] = ("missing", "unknown")
+    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
 
     view_names: list[str] | None = Field(
         None, description="the arrays that are views (default: all that can be)"

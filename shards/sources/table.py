@@ -252,8 +252,8 @@ class Table(FileSource):
         for number, sheet in enumerate(self._sheets):
             title = name.removeprefix(f"{sheet.view}:")
             columns += [(number, i) for i, other in enumerate(sheet.names or ()) if other == title]
-            index, positions_by_number = whole_number(title), title != name or len(self.csv) == 1
-            if title not in (sheet.names or ()) and index is not None and positions_by_number:
+            index, numbers_allowed = whole_number(title), title != name or len(self.csv) == 1
+            if title not in (sheet.names or ()) and index is not None and numbers_allowed:
                 columns += [(number, index % sheet.width)] * (-sheet.width <= index < sheet.width)
         return columns
 

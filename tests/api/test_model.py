@@ -174,10 +174,10 @@ def test_rows_that_do_not_fit(frames: tuple[heron.Run, Given]) -> None:
         (rows | {"view1": one.astype(str)}, "view 'view1' is <U32 [160, 273]; expected numbers"),
         (rows | {"view1": torch.ones(160, 273, dtype=torch.bool)}, "view 'view1' is bool ["),
         (rows | {"view1": [one[0], one[1][:9]]}, "view 'view1' is no array ("),
-        (rows | {"view1": torch.from_numpy(one).to_sparse()}, "view 'view1' is a sparse tensor "
-         "(torch.sparse_coo), which has to be dense: give it as x.to_dense(); expected numbers"),
+        (rows | {"view1": torch.from_numpy(one).to_sparse()}, "view 'view1' is a tensor of "
+         "layout torch.sparse_coo; expected a strided one: give x.to_dense(); expected numbers"),
         (rows | {"view1": [torch.from_numpy(x).to_sparse() for x in one]}, "view 'view1' is no "
-         "array (is a sparse tensor (torch.sparse_coo), which has to be dense"),
+         "array (is a tensor of layout torch.sparse_coo; expected a strided one"),
         (rows | {"view2": two[:9]}, "rows: 160 of 'view1', 9 of 'view2'; expected as many of each"),
         (with_value(rows, np.nan), "view 'view1': 2 rows are not finite in float32, the first row "
          "37 in column 5; expected finite numbers; mend these rows or leave them out"),

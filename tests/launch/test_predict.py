@@ -1,5 +1,6 @@
 """Predictions of rows, as a table, are what the run's scores are of."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from heron.pipeline.data.dataset import build_data, load_or_assign_roles, open_r
 from heron.pipeline.data.roles import write_roles
 from heron.pipeline.evaluation.metrics import multi_class_scores
 from heron.pipeline.pretrain import pretrain
+from heron.shards.build import build
+from heron.shards.sources import make_source
 from tests.experiments import frames
 
 
@@ -54,7 +57,9 @@ def test_predictions_have_the_scores_of_the_run(
     assert "expected a file that ends with .csv or .parquet" in capsys.readouterr().err
 
 
-def test_the_roles_and_fingerprint_of_the_run_do_not_bind_another_data_set(tmp_path: Path) -> None:
+def test_the_roles_and_fingerprint_of_the_run_do_not_bind_another_data_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = frames(tmp_path)
     build_data(own.data)
     reader = open_reader(own.data)
@@ -71,3 +76,8 @@ def test_the_roles_and_fingerprint_of_the_run_do_not_bind_another_data_set(tmp_p
     embed = ["embed", run.run.dir, "--out", str(tmp_path / "embedded"), f"data.path={other.path}"]
     assert main([*embed, f"data.fingerprint={fingerprint}"]) == 1  # which the caller pins
     assert main(embed) == 0
+    shutil.rmtree(own.data.path)
+    build(make_source("frames", {"train": 300, "test": 70}), Path(own.data.path), progress=False)
+    words = ["embed", run.run.dir, "--out", str(tmp_path / "own"), f"data.path={own.data.path}"]
+    assert main(words) == 1  # the run's own data set is still the one that it pins
+    assert f"expected {fingerprint}, which" in capsys.readouterr().err

@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.WeightedUnsupervised(DIM + 1).double()(Z),
-        "WeightedUnsupervised: projections have 4 numbers; expected dim=5",
+        "WeightedUnsupervised: projections have 4 numbers; expected 5",
     ),
     (
         lambda: h.Mib(DIM, 3).double()(Z, epoch=0.0),
@@ -117,7 +117,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.C2ae(DIM, CLASSES).double()(Z, HOT),
-        "C2ae: features have 8 numbers; expected dim=4",
+        "C2ae: features have 8 numbers; expected 4",
     ),
     (
         lambda: h.Mulco(DIM, CLASSES, queue=6)(Z[0], Z[1], LOGITS, HOT),
@@ -126,7 +126,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: h.Mulco(DIM + 1, CLASSES)(Z[0], Z[1], LOGITS, HOT),
-        "Mulco: keys have 4 numbers; expected dim=5",
+        "Mulco: keys have 4 numbers; expected 5",
     ),
     (
         lambda: h.Mulco(DIM, CLASSES + 1)(Z[0], Z[1], LOGITS, HOT),

@@ -204,8 +204,9 @@ def test_another_build_that_ends_as_this_one_begins(
 
     def lock(*arguments: Any) -> None:
         if not locks:  # between the opening of the lock file and the lock
-            work = out.with_name(".index.part")
-            work.rename(out) if finished else shutil.rmtree(work)
+            out.with_name(".index.lock").unlink()
+            if finished:
+                shutil.copytree(embeddings.folder, out)
         locks.append(arguments)
         flock(*arguments)
 
@@ -217,6 +218,29 @@ def test_another_build_that_ends_as_this_one_begins(
     else:
         build_index(embeddings, out, kind="flat", progress=False)
     assert [*tmp_path.iterdir()] == [out] and len(locks) == 2
+
+
+def test_a_build_that_clears_up_keeps_others_out(
+    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, remove = tmp_path / "index", shutil.rmtree
+
+    def slow(work: Path, **options: Any) -> None:
+        for path in work.iterdir():
+            path.unlink()
+        with pytest.raises(RetrievalError, match="is being written by another build"):
+            build_index(embeddings, out, kind="flat", progress=False)
+        remove(work, **options)
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", slow)
+        patch.setattr(build, "measure", fail)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(embeddings, out, kind="flat", progress=False)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_link_to_an_empty_folder_gets_the_index(embeddings: Embeddings, tmp_path: Path) -> None:

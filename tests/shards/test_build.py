@@ -4,12 +4,14 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
@@ -243,6 +245,49 @@ def test_to_start_again_spares_the_tars_of_others(manifest: str, name: str, tmp_
     build(other, tmp_path, overwrite=True, progress=False)
     names = {f"train-000000{end}" for end in (".tar", ".index.npz")} | {"manifest.json"}
     assert verify(tmp_path).ok and set(contents(tmp_path)) == names
+
+
+def test_to_start_again_survives_what_is_no_tar_and_no_index(tmp_path: Path) -> None:
+    source = make_source("frames", {"train": 300, "test": 0})
+    build(source, tmp_path, progress=False)
+    index = dict(np.load(tmp_path / "train-000000.index.npz"))
+    (tmp_path / "manifest.json").write_text("{")
+    damaged = {"a": index | {"offsets": index["offsets"] * 1.0}, "b": index | {"keys": np.array(1)}}
+    for name, arrays in damaged.items():
+        np.savez(tmp_path / f"{name}-000000.index.npz", **arrays)
+    os.mkfifo(tmp_path / "pipe-000000.index.npz")
+    shutil.copy(tmp_path / "train-000000.index.npz", tmp_path / "c-000000.index.npz")
+    os.mkfifo(tmp_path / "c-000000.tar")  # which nobody writes to
+    with pytest.raises(ShardError, match="no build is known to have written c-000000.tar"):
+        build(source, tmp_path, overwrite=True, progress=False)
+    (tmp_path / "c-000000.tar").unlink()
+    build(source, tmp_path, overwrite=True, progress=False)
+    for name in ("a", "b", "pipe"):  # which no build is known to have written
+        (tmp_path / f"{name}-000000.index.npz").unlink()
+    assert verify(tmp_path).ok
+
+
+def test_to_start_again_finds_a_folder_in_place_of_a_shard(tmp_path: Path) -> None:
+    source = make_source("frames", {"train": 300, "test": 0})
+    build(source, tmp_path, progress=False)
+    fingerprint = load_manifest(tmp_path).fingerprint
+    (tmp_path / "train-000000.tar").unlink()
+    (tmp_path / "train-000000.tar").mkdir()
+    with pytest.raises(ShardError, match="train-000000.tar should be files, and are folders; move"):
+        build(source, tmp_path, overwrite=True, progress=False)
+    assert load_manifest(tmp_path).fingerprint == fingerprint
+
+
+def test_to_start_again_removes_the_tokenizers_of_an_unfinished_build(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "c.csv").write_text("".join(f"{n}.png,a {n}\n" for n in range(4)))
+    captions = make_source("captions", {"csv": str(tmp_path / "c.csv"), "folder": str(tmp_path)})
+    build(captions, out := tmp_path / "out", progress=False)
+    assert (out / "caption.tokenizer.json").exists()
+    (out / "manifest.json").write_text("{")
+    build(make_source("frames", {"train": 30, "test": 0}), out, overwrite=True, progress=False)
+    assert set(contents(out)) == {"manifest.json", "train-000000.tar", "train-000000.index.npz"}
 
 
 def interrupt(*_: object, **__: object) -> None:

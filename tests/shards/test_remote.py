@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import logging
+import pickle
 import re
 import sys
 import time
@@ -313,3 +314,10 @@ def test_what_cannot_be_opened(
 def test_secrets_by_names_in_capitals() -> None:
     remote = Remote("https://host/set", {"headers": {"Authorization": "Bearer abc"}})
     assert "abc" not in remote._describe(ValueError("no header 'Bearer abc'"))
+
+
+def test_a_copy_in_another_process_connects_by_itself(tmp_path: Path) -> None:
+    remote = Remote(f"file://{tmp_path}", retry=RETRY)
+    (tmp_path / "a").write_text("a")
+    assert remote.names() == {"a"} and remote._connection is not None
+    assert pickle.loads(pickle.dumps(remote))._connection is None

@@ -108,13 +108,13 @@ import time
 from io import StringIO
 from pathlib import Path
 from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.live import live, say
+from heron.launch.studies.live import live, print_line
 from heron.launch.studies.study import load_study
 from heron.launch.studies.trials import plan
 out = Path({str(tmp_path / "study")!r})
 study = load_study(out / "study.yaml")
 with live(plan(study, out), Ledger(study, out)):
-    say("000 runs: optim.lr=0.1")
+    print_line("000 runs: optim.lr=0.1")
 """
     shown = on_a_terminal(code, COLUMNS="100")
     assert "000 runs: optim.lr=0.1" in shown

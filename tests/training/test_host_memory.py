@@ -29,6 +29,7 @@ from heron.pipeline.training.host_memory import cgroup_free
             },
             0,
         ),
+        ("0::/job\n", {"job/memory.max": "100", "job/memory.current": "60"}, 40),
         ("0::/\n", {"memory.max": "max", "memory.current": "1", "memory.stat": ""}, sys.maxsize),
     ],
 )

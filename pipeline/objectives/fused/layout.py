@@ -113,7 +113,9 @@ def sum_in_place(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
-    """Returns the precision of products: the given one, HERON_PRECISION, or that of the dtypes.
+    """Returns the precision of products: the given one, HERON_PRECISION, or the default.
+
+    The default is bf16 for vectors in bfloat16, and else that of `set_default_precision`.
 
     `fp16` has the 11 bits of `tf32` at the rate of bf16, so `tf32` is read as `fp16`.
 
