@@ -24,15 +24,11 @@ from heron.shards.errors import ShardError, SourceError
 
 
 def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
-    """Runs a study's trials that have no row yet, on the connected cluster.
+    """Runs a study's trials that have no row yet, on the connected cluster; False after a signal.
 
-    Returns whether all trials have ended; False where a signal came first.
-
-    Raises:
-        TrainingError: a trial is too large for the cluster.
-        ConfigError: the data is missing.
-        ShardError: the data cannot be built.
-        CheckpointError: weights that a trial of a population is to take over are damaged.
+    Raises a TrainingError if a trial is too large for the cluster; a ConfigError or ShardError if
+    the data is missing or cannot be built; and a CheckpointError if weights that a trial of a
+    population is to take over are damaged.
     """
     study = ledger.study
     waiting = [trial for trial in trials if trial.name not in ledger.rows]
@@ -113,7 +109,7 @@ def _fit(
 def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     """Returns a `ray.tune.Callback` that reports on trials, and writes the rows of those that end.
 
-    It replaces Tune's own, which prints a line for a trial without a result at any verbosity.
+    Tune's own prints a line for a trial without a result at any verbosity.
     """
     from ray.tune.progress_reporter import TrialProgressCallback
 
@@ -159,7 +155,6 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
 
 
 def _cause_of_loss(trial: Any) -> str:
-    """Returns what Ray knows of a trial whose process is lost."""
     file = Path(trial.error_file or "")
     lines = file.read_text().strip().splitlines() if file.is_file() else []
     return lines[-1].strip() if lines else "it ended without a word"

@@ -259,8 +259,8 @@ def section(
 ) -> tuple[str, str]:
     """Returns the section as HTML, and its table in Markdown; both say why if there is no model.
 
-    The studies are of one experiment; the report is about the first. With `time_contrast` the
-    cost of a pair of rows is timed here, on the objective alone, instead of fitted.
+    The studies are of one experiment; the report is about the first. With `time_contrast` the cost
+    of a pair of rows is timed here, on the objective alone, instead of fitted.
     """
     head = text.heading(TITLE)
     try:

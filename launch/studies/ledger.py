@@ -54,8 +54,7 @@ class Row(BaseModel):
 def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
     """Returns the rows of a study with their line numbers; none if the file does not exist.
 
-    With `resumed`, a truncated last line is left out. Raises a StudyError if a line is damaged or
-    was changed.
+    With `resumed`, a truncated last line is left out; any other damage raises a StudyError.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     rows = []
@@ -107,10 +106,7 @@ class Ledger:
     """The rows of the trials of a study that have ended, by name, in its folder `out`."""
 
     def __init__(self, study: Study, out: Path) -> None:
-        """Reads the rows in the folder; writes nothing before `begin`.
-
-        Raises a ConfigError if the folder holds another study.
-        """
+        """Reads the rows in the folder; ConfigError if it holds another study. Writes nothing."""
         self.study, self.out = study, out
         if (out / STUDY).exists():
             saved, tree = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")

@@ -234,7 +234,7 @@ def worker_curves(results: Results, y: str) -> pd.DataFrame:
 def grid(results: Results, y: str) -> pd.DataFrame | None:
     """Returns the mean of y over the two keys that vary, NaN in an empty cell.
 
-    Returns None where the trials make no grid, or no trial that is done has a y.
+    It is None where the trials make no grid, or no trial that is done has a y.
     """
     table = results.table
     keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]

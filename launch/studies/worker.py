@@ -101,8 +101,8 @@ def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
 def run_worker(trial: Trial, config: Config, root: Path) -> None:
     """Runs one process of a run, in the environment that `accelerate launch` would set.
 
-    Ray has set the rank and connected the processes. The process's output goes to its own log in
-    the run's folder.
+    Ray has set the rank and connected the processes. Output goes to the process's own log in the
+    run's folder.
     """
     os.chdir(root)
     os.environ.update(environment(trial.launch_strategy, trial.study.gpus))

@@ -234,9 +234,9 @@ class Comparison:
     def verdicts(self) -> list[str]:
         """Returns sentences that answer: does pretraining help on these data?
 
-        It helps where the best row with pretraining is above the best row without, both by
-        validation, and above the one without that tests best too: with few validation rows the
-        choice may have been bad.
+        It helps where the best row with pretraining by validation is above the best without, and
+        above the one without that tests best too: with few validation rows the choice may have been
+        bad.
         """
         pretrained, plain = self.best_by_validation(True), self.best_by_validation(False)
         lines = []

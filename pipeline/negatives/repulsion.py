@@ -215,8 +215,8 @@ def _block_sums(
 def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
     """Returns a function that sums values [anchors, others] by group 0 to 2; it modifies them.
 
-    Group 2 holds most values, so it is summed directly, after the others are set to 0. Group 3,
-    the anchor itself, is left out.
+    Group 2 holds most values, so it is summed directly, after the others are set to 0. Group 3, the
+    anchor itself, is left out.
     """
     minority = np.flatnonzero(groups != 2)
     cells = groups.flat[minority] + 4 * (minority // groups.shape[1])
@@ -237,7 +237,6 @@ def _curve(cells: Numbers, count: int, g: Vectors) -> Sums:
 
 
 def _hardenings(cosine: Vectors, gamma: float) -> Iterator[tuple[str, Vectors]]:
-    """Yields eta and eta e^g of each hardening, by name."""
     e = np.exp((cosine - 1) / gamma)  # the shift cancels in the ratio of the sums
     for name, (kind, value) in HARDENINGS.items():
         eta = e**value if kind == "exp" else (cosine / gamma >= value).astype(np.float32)

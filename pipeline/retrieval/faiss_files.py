@@ -43,10 +43,8 @@ def _limits(size: int) -> Iterator[None]:
 def read_faiss(path: Path, plan: Plan) -> Any:
     """Reads a FAISS index, or maps it: pages are then read when a search needs them.
 
-    No array in it may be larger than the file.
-
-    Raises:
-        RetrievalError: FAISS cannot read it, or it does not match the plan.
+    Raises a RetrievalError if FAISS cannot read it, an array in it would be larger than the file,
+    or it does not match the plan.
     """
     flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
     if plan.mapped and plan.lists:

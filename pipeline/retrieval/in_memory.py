@@ -64,8 +64,7 @@ def vectors_in_memory(
 ) -> VectorsInMemory:
     """Returns vectors with their samples; see `Index.build`.
 
-    Raises:
-        RetrievalError: vectors, labels, names or keys do not fit each other.
+    Raises a RetrievalError if vectors, labels, names or keys do not fit each other.
     """
     array = np.asarray(vectors)
     if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:

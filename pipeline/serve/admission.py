@@ -46,10 +46,9 @@ class Admission:
 
 
 class Uploads:
-    """Reads bodies into bounded memory.
+    """Reads bodies into bounded memory; when it is full, the upload that began first is refused.
 
-    When the memory is full, the arriving upload that began first is refused; the last one waits
-    for the uploads that have arrived to be answered.
+    The last one waits for the uploads that have arrived to be answered.
     """
 
     def __init__(self, limits: Limits) -> None:
