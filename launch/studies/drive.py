@@ -51,9 +51,8 @@ def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
 def _interruptible() -> Iterator[None]:
     """Leaves the block at once at Ctrl-C or SIGTERM, without an exception.
 
-    Tune would wait for its trials to end, and for a minute where a SIGTERM to the whole process
-    group also ended Ray's processes. There is no need to wait: checkpoints and rows are complete
-    at any moment.
+    Tune would wait for its trials to end, or for a minute if the signal also ended Ray's processes;
+    there is no need to, as checkpoints and rows are complete at any moment.
     """
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     signals = (signal.SIGINT, signal.SIGTERM)

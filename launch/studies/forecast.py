@@ -46,7 +46,7 @@ class Assumptions:
     def setting(self, base: Setting, world: int) -> Setting:
         """Returns `base` on `world` processes: as many rows per process, or the global batch.
 
-        Raises a UsageError for a global batch without rows of a stream that `base` has.
+        Raises a UsageError if a stream that `base` has gets no rows.
         """
         if self.global_batch is None:
             labelled, unlabelled = base.labelled // base.world, base.unlabelled // base.world

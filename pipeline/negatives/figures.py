@@ -93,7 +93,7 @@ def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> Chart
 def _confusion(
     confusion: Mapping[str, Any], names: list[str], exclusive: bool, links: PageLinks
 ) -> Chart:
-    """Draws which labels replace which, relative to chance; each cell links to such samples."""
+    """Draws how often, relative to chance (for classes, the share), labels replace which."""
     counts, chance = confusion["swapped"], confusion["expected"]
     shown = np.arange(len(counts))
     if len(counts) > MAX_LABELS:  # those that are confused most

@@ -113,10 +113,9 @@ class Miner:
                 work.result()
 
     def refresh(self, model: Heterogeneous, step: int) -> None:
-        """Embeds the labelled rows, if due after this step, and starts a table; all call it.
+        """Embeds the labelled rows, if due after this step, and starts a table; all must call it.
 
-        Raises:
-            TrainingError: embeddings are not finite.
+        Raises a TrainingError if embeddings are not finite.
         """
         if step % self.config.every_steps:
             return

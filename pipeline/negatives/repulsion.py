@@ -84,20 +84,17 @@ def measure_repulsion(
 
     .. math:: g = \tfrac12 [e^{1 - cos(z_{iu}, H(z_{kj}))} + e^{1 - cos(z_{kj}, H(z_{iu}))}]
 
-    which should be small if i and k are alike. The repulsion of a pair is its share of the
-    gradient with respect to its cosine: f for InfoNCE, g f for HeroCon, over their sum over the
-    anchor's negatives, with f = exp(cos / tau). Samples are compared without augmentation.
+    which should be small if i and k are alike. The repulsion of a pair is its share of the gradient
+    with respect to its cosine: f for InfoNCE, g f for HeroCon, over their sum over the anchor's
+    negatives, with f = exp(cos / tau). Samples are compared without augmentation.
 
-    H-SCL's Assumption 1 (Jiang et al., Section IV) says of an anchor x that
-    E_{q_Hcol}[e^g] >= E_{q_H-SCL}[e^g], with g = cos / gamma (unrelated to HeroCon's g): weighted
-    by a hardening eta(g), negatives with its label are nearer on average than those with another
-    label. Then the H-SCL loss is below the H-UCL loss (Lemma 1).
+    H-SCL's Assumption 1 (Jiang et al., Section IV) says of an anchor x that E_{q_Hcol}[e^g] >=
+    E_{q_H-SCL}[e^g], with g = cos / gamma (unrelated to HeroCon's g): weighted by a hardening
+    eta(g), negatives with its label are nearer on average than those with another label. Then the
+    H-SCL loss is below the H-UCL loss (Lemma 1).
 
-    Returns:
-        The measures, with the keys of `negatives.json`; and what was left out, and why.
-
-    Raises:
-        RetrievalError: vectors have no direction.
+    Returns the measures, with the keys of `negatives.json`; and what was left out, and why. Raises
+    a RetrievalError if vectors have no direction.
     """
     pairs, seed, layers = near.pairs, near.question.seed, near.embeddings.manifest.layers
     layer: Layer = "projection" if "projection" in layers else "hidden"

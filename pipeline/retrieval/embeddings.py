@@ -184,7 +184,7 @@ class Embeddings:
 
 
 def choose_data(data: str | None, named: str, by: Path) -> str:
-    """Returns the shards that the user gave, else those that the manifest in the folder `by` names.
+    """Returns the user's shards, else those that the manifest in the folder `by` names.
 
     Raises a RetrievalError if those are remote: they are fetched only when the user gives them.
     """

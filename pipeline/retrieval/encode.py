@@ -76,10 +76,7 @@ class FileEncoder:
         return cls(model, index.layer)
 
     def files(self, arguments: Sequence[str]) -> dict[str, Path]:
-        """Parses `PATH`, or a `VIEW=PATH` per view, into a file for each view the model sees.
-
-        Raises a RetrievalError unless they are exactly those views, each once.
-        """
+        """Parses `PATH`, or one `VIEW=PATH` for each view of the model; else RetrievalError."""
         files: dict[str, Path] = {}
         without_view = [a for a in arguments if a.partition("=")[0] not in self.model.stored]
         if len(arguments) == 1 and without_view:

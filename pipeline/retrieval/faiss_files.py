@@ -121,7 +121,7 @@ def _mismatch(index: Any, plan: Plan) -> str:
 
 
 def _flat_properties(flat: Any, role: str, index: Any, count: int) -> list[tuple[str, Any, Any]]:
-    """Returns the properties of a flat index within another: name, actual and expected value."""
+    """Returns properties of a flat index within another: name, actual and expected value."""
     return [
         (f"whether {role} vectors are flat", type(flat) in CLASSES["flat"], True),
         (f"{role} vectors", flat.ntotal, count),

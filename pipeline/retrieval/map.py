@@ -58,8 +58,8 @@ def draw_map(
 ) -> MapRecord | None:
     """Writes two coordinates of every sample; returns None if there are too few or `kind` is none.
 
-    The projection is fitted on a random sample of the vectors, and then applied to all. Raises a
-    MissingPackage if UMAP is requested and not installed.
+    The projection is fitted on a random sample of the vectors. Raises a MissingPackage if UMAP is
+    requested and not installed.
     """
     count = len(samples)
     if kind == "none" or count < MIN_SAMPLES:
@@ -131,10 +131,7 @@ class SampleMap:
 
     @classmethod
     def of(cls, index: "Index") -> Self | None:
-        """Reads the map of an index, or returns None if it has none.
-
-        Raises a RetrievalError if the file is missing, or not what it should be.
-        """
+        """Reads an index's map, None if it has none; RetrievalError if its file is damaged."""
         record = index.manifest.map
         if record is None:
             return None

@@ -283,10 +283,7 @@ class Retriever:
         )
 
     def picture(self, number: int) -> Image.Image | None:
-        """Returns the picture of a sample, RGB, or None where it has none.
-
-        Raises a RetrievalError or a ShardError as `SamplePictures.of`.
-        """
+        """Returns a sample's picture, RGB, or None; raises the errors of `SamplePictures.of`."""
         with self._lock:
             return self._pictures.of(self.samples, number)
 

@@ -60,11 +60,7 @@ class Samples:
         return bytes(self.keys[number]).decode()
 
     def find(self, key: str) -> int:
-        """Returns the number of the sample with a key.
-
-        Raises:
-            RetrievalError: none has this key; names the nearest ones.
-        """
+        """Returns the number of the sample with a key; else a RetrievalError names near keys."""
         position = self._position(key.encode())
         if position < len(self) and self.keys[self._order[position]] == key.encode():
             return int(self._order[position])
@@ -166,11 +162,7 @@ class Samples:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Maps the arrays of a folder.
-
-        Raises:
-            RetrievalError: a file is missing, or not what it should be.
-        """
+        """Maps the arrays of a folder; RetrievalError if a file is missing or damaged."""
         keys, rows, targets, known = (map_array(folder / name, REMEDY) for name in FILES[:-1])
         path = folder / FILES[-1]
         try:

@@ -22,10 +22,7 @@ File = str | Path | bytes
 
 
 def read_file(file: File) -> tuple[bytes, str]:
-    """Returns the bytes of a file, and its name for messages.
-
-    Raises a RetrievalError if there is no file, or it is too large.
-    """
+    """Returns a file's bytes, and its name for messages; RetrievalError if missing or too large."""
     if isinstance(file, bytes):
         return file, "the file"
     path = Path(file)
@@ -127,7 +124,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def upright_picture(data: bytes, name: str) -> Image.Image:
-    """Returns the picture in a file, set upright as EXIF says; RGB, or L if it is grey.
+    """Returns a file's picture, upright by EXIF; RGB, or L if it is grey.
 
     Raises a RetrievalError if it is no picture, damaged or too large.
     """
