@@ -108,7 +108,7 @@ def _fit(
 def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     """Returns a `ray.tune.Callback` that reports on trials, and writes the rows of those that end.
 
-    Tune's own prints a line for a trial without a result at any verbosity.
+    It replaces Tune's own, which prints a line for a trial without a result at any verbosity.
     """
     from ray.tune.progress_reporter import TrialProgressCallback
 

@@ -54,7 +54,8 @@ class Row(BaseModel):
 def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
     """Returns the rows of a study with their line numbers; none if the file does not exist.
 
-    With `resumed`, a truncated last line is left out; any other damage raises a StudyError.
+    With `resumed`, a truncated last line is left out. Raises a StudyError if a line is damaged or
+    was changed.
     """
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     rows = []

@@ -47,12 +47,11 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
 
     Decisions at a rung are final, and written before any trial acts on them: an interrupted
     population takes the same path as one that was not. A trial that fails drops out; if it is run
-    again, it catches up with the others, and is compared with them at rungs that are not decided
-    yet.
+    again, it catches up, and is compared with the others at rungs that are not decided yet.
 
     `run` trains trials, with their current values, to a rung, where each leaves its scores in
-    rungs.jsonl; a trial that fails, or reaches the last rung, gets its row. Raises the errors of
-    `exploit`.
+    rungs.jsonl; a trial that fails, or reaches the last rung, gets its row. Raises what `exploit`
+    does.
     """
     study, path = ledger.study, ledger.out / POPULATION
     for rung in study.rungs:
@@ -91,8 +90,7 @@ def choose_donors(
     """Returns which trials take over weights, by name: the worst quarter, from the best quarter.
 
     Each takes over the weights of the trial `from`, and continues with `values`. Donors and
-    perturbations are drawn with (`seed`, trial, step), independent of earlier draws. NaN is the
-    worst score.
+    perturbations are drawn with (`seed`, trial, step) alone. NaN is the worst score.
     """
     assert isinstance(study.search, Pbt)
     by_score = sorted(scores, key=lambda name: (study.measure.worth(scores[name]), name))

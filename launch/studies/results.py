@@ -275,8 +275,8 @@ def best(results: Results, name: str) -> Best | None:
     """Returns the setting of the best mean of a column over repeats; None where no trial has it.
 
     The fewer repeats, the likelier a mean is best by luck: only settings are compared that have at
-    least half the largest number of repeats, and at least two where any has. Trials that failed or
-    were stopped do not count.
+    least half the largest number of repeats, and at least two where any has, of trials that are
+    done.
     """
     values, settings = numbers(results.done, name).dropna(), _settings(results)
     if values.empty:

@@ -193,8 +193,7 @@ class Workload:
 def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[MeasuredStep], str]:
     """Returns the workload of studies of one experiment, one measured step per setting, and a note.
 
-    The note says how many trials are left out, and why, or is empty. Raises a StudyError that says
-    why if no trial can be used.
+    The note says which trials are left out, and why. Raises a StudyError if no trial can be used.
     """
     repeats: dict[Setting, list[tuple[float, float]]] = defaultdict(list)
     notes: list[str] = []

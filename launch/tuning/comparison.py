@@ -235,8 +235,7 @@ class Comparison:
         """Returns sentences that answer: does pretraining help on these data?
 
         It helps where the best row with pretraining by validation is above the best without, and
-        above the one without that tests best too: with few validation rows the choice may have been
-        bad.
+        above the one without that tests best too: few validation rows may choose badly.
         """
         pretrained, plain = self.best_by_validation(True), self.best_by_validation(False)
         lines = []

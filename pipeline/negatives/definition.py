@@ -8,14 +8,15 @@ An anchor is compared with the *others*: all other samples that have labels.
   classes both are 0 or 1.
 - A *false negative* has the anchor's labels, or *close* ones: up to the largest distance within
   which at most 1 % of random pairs lie. An unsupervised loss wrongly pushes it away. With few or
-  exclusive labels, close means equal; with many, hardly any two samples agree in all.
+  exclusive labels, close means equal; with many labels, hardly any two samples agree in all.
 - A *hard negative* is near, and its label distance is at least the median over the anchor's others,
-  and above 0: it shares no more labels with the anchor than a random sample. With exclusive
-  classes, every other class is far.
+  and above 0: it shares no more labels with the anchor than a random sample. Half of a random batch
+  is as far, however many labels there are and however rare they are. With exclusive classes, every
+  other class is far.
 - An *easy negative* is as far but not near. It teaches little, and nothing searches for it.
 
-The report and queries call the k nearest near; mining considers eight times as many as it keeps. If
-the others are too many, the median is over a sample of them, which each caller states.
+The report and queries call the k nearest near; mining considers eight times as many as it keeps.
+If the others are too many, the median is over a sample of them, which each caller states.
 """
 
 from collections.abc import Iterator

@@ -93,7 +93,7 @@ def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> Chart
 def _confusion(
     confusion: Mapping[str, Any], names: list[str], exclusive: bool, links: PageLinks
 ) -> Chart:
-    """Draws how often, relative to chance (for classes, the share), labels replace which."""
+    """Draws how often labels replace others, relative to chance; for classes, the share."""
     counts, chance = confusion["swapped"], confusion["expected"]
     shown = np.arange(len(counts))
     if len(counts) > MAX_LABELS:  # those that are confused most

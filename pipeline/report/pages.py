@@ -27,8 +27,8 @@ def render(
 ) -> str:
     """Renders a template of `page/`, or of another folder; the value `name` is the page's heading.
 
-    Other templates extend base.html, which takes `body`, HTML. `filters` join those of all
-    templates.
+    Other templates extend base.html, which takes `body` as HTML. `filters` are added to those of
+    all templates.
     """
     environment = _environment(folder)
     if filters:

@@ -55,7 +55,7 @@ def embed(
     """Embeds a data set; every process of a launch must call it.
 
     The run need not be trusted: components that it names by dotted path are imported from the
-    Python path, never from its folder; no data set is built, and none is fetched unless `overrides`
+    Python path, never from its folder; no data set is built, nor any fetched unless `overrides`
     name it.
 
     Raises a RetrievalError if `out` holds other embeddings, the data does not fit the model, or

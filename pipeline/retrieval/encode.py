@@ -57,8 +57,7 @@ class FileEncoder:
 
         `data` are the shards that were embedded, whose manifest has shapes and statistics;
         `precision` defaults to the run's. `trusted`: see `SamplePictures.open`. Raises a
-        RetrievalError if weights or data are not those of the index, and the errors of opening
-        model and data.
+        RetrievalError if weights or data are not those of the index, and errors of opening them.
         """
         folder = _checkpoint_with(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
@@ -189,8 +188,8 @@ class FileEncoder:
         """Returns a picture as the reader would, had it been in the shards.
 
         An upright picture of the stored size, or of any size if the shards' vary, is decoded by the
-        very same code. Others are set upright as EXIF says, centre-cropped to the stored aspect
-        ratio and resampled.
+        very same code. Others are set upright, centre-cropped to the stored aspect ratio and
+        resampled.
         """
         size, turned = read_size(data, name)
         decoder, reader = self.model.reader.decoders[view.name], self.model.reader

@@ -1,7 +1,6 @@
 """A map of an index: two coordinates of every sample, and regions named by their labels.
 
-`heron index` draws it by PCA or, on request, by UMAP (McInnes et al., 2018); the page of
-`heron serve` shows it.
+`heron index` draws it by PCA or UMAP (McInnes et al., 2018); the page of `heron serve` shows it.
 """
 
 from collections.abc import Callable, Iterator
@@ -159,7 +158,7 @@ class SampleMap:
 
         `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", from 0 to `GRID` + 1, else a
         RetrievalError is raised; a sample lies in the middle of its grid cell, and so never on an
-        edge along the grid.
+        edge along it.
         """
         words = outline.split(",")
         valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)

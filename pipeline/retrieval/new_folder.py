@@ -15,8 +15,7 @@ from heron.pipeline.config.errors import RetrievalError
 def new_folder(out: Path) -> Iterator[Path]:
     """Makes a hidden folder beside `out`, renamed to `out` on success and removed otherwise.
 
-    Raises a RetrievalError if `out` is not empty, or another build is writing it or has just done
-    so.
+    Raises a RetrievalError if `out` is not empty, or another build writes it or has just done so.
     """
     _refuse_taken(out)
     target = out.resolve()  # a link may lead to another disk

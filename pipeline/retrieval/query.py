@@ -136,8 +136,7 @@ class Retriever:
         """Returns the samples nearest to the mean of several, which are not among the hits.
 
         Under cosine each example counts as a unit vector. The query has the labels that all share.
-        Raises a RetrievalError if there is no such sample, k or filter, or nothing passes the
-        filter.
+        Raises a RetrievalError if there is no such sample, k or filter, or nothing passes.
         """
         if not keys:
             raise RetrievalError("there are no keys; expected the key of one sample at least")
@@ -168,8 +167,7 @@ class Retriever:
     ) -> Answer:
         """Returns the samples whose other views are nearest to a text: see `FileEncoder.text`.
 
-        Raises a RetrievalError if the model sees no text, the index is not of projections, or as
-        `by_file`.
+        Raises a RetrievalError if the index is not of projections or the model sees no text.
         """
         query = Query(None, text, [], f"the text, by the model of {self.run}")
         with self._lock:
@@ -193,8 +191,8 @@ class Retriever:
         stored views, a mapping from each view's name to its file.
 
         Raises a RetrievalError if it is no such file, the model is not that of the index, or as
-        `by_key`; a CheckpointError without a model; a ShardError without a data set to give shapes
-        and statistics.
+        `by_key`; a CheckpointError without a model; a ShardError without data to give shapes and
+        statistics.
         """
         files = list(file.values()) if isinstance(file, Mapping) else [file]
         paths = [str(path) for path in files if not isinstance(path, bytes)]

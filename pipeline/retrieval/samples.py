@@ -133,8 +133,8 @@ class Samples:
         """Returns the distances of pairs of samples in label space, from 0 (same labels) to 1.
 
         It is the share of labels in which two samples differ, HeroCon's dist(y_i, y_j) / c (Eq. 7),
-        or 0 or 1 if classes are exclusive; NaN if either has no label. `first` and `second` are
-        numbers of samples, of shapes that broadcast.
+        or H-SCL's and SupCon's 0 or 1 if classes are exclusive; NaN if either has no label. `first`
+        and `second` are numbers of samples, of shapes that broadcast.
         """
         differ = label_difference(self.targets, first, second, self.exclusive)
         distance = (differ / self.max_difference).astype(np.float32)

@@ -46,9 +46,10 @@ class Admission:
 
 
 class Uploads:
-    """Reads bodies into bounded memory; when it is full, the upload that began first is refused.
+    """Reads bodies into bounded memory.
 
-    The last one waits for the uploads that have arrived to be answered.
+    When the memory is full, the arriving upload that began first is refused; the last one waits
+    for the uploads that have arrived to be answered.
     """
 
     def __init__(self, limits: Limits) -> None:
