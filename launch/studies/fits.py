@@ -33,8 +33,8 @@ class Law:
 def fit(kind: str, curve: pd.Series) -> Law | str:
     """Fits y = a x^b on logarithms, a line, or a quadratic; or returns why it cannot.
 
-    Each value of x counts once, by the (for a power geometric) mean of its repeats: repeats share
-    the law's error, so that counting each would make the interval too narrow.
+    Each value of x counts once, by the mean of its repeats (for a power the geometric mean):
+    repeats share the law's error, so that counting each would make the interval too narrow.
     """
     degree, power = DEGREES[kind], kind == "power"
     if fault := _why_not_fitted(curve, degree + 1, power):

@@ -57,7 +57,8 @@ class FileEncoder:
 
         `data` are the shards that were embedded, whose manifest has shapes and statistics;
         `precision` defaults to the run's. `trusted`: see `SamplePictures.open`. Raises a
-        RetrievalError if weights or data are not those of the index, and errors of opening them.
+        RetrievalError if weights or data are not those of the index, and the errors of opening
+        them.
         """
         folder = _checkpoint_with(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []

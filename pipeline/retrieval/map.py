@@ -156,9 +156,9 @@ class SampleMap:
     def inside(self, outline: str) -> NDArray[np.bool_]:
         """Returns which samples lie within an outline, bool [N], by the even-odd rule.
 
-        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", from 0 to `GRID` + 1, else a
-        RetrievalError is raised; a sample lies in the middle of its grid cell, and so never on an
-        edge along it.
+        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", from 0 to `GRID` + 1. A sample lies in
+        the middle of its grid cell, and so never on an edge along the grid. Raises a RetrievalError
+        if it is no outline.
         """
         words = outline.split(",")
         valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)

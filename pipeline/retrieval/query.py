@@ -167,7 +167,8 @@ class Retriever:
     ) -> Answer:
         """Returns the samples whose other views are nearest to a text: see `FileEncoder.text`.
 
-        Raises a RetrievalError if the index is not of projections or the model sees no text.
+        Raises a RetrievalError if the model sees no text, the index is not of projections, or as
+        `by_file`.
         """
         query = Query(None, text, [], f"the text, by the model of {self.run}")
         with self._lock:

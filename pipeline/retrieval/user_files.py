@@ -85,8 +85,8 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
 def read_size(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     """Returns a picture's stored height and width, and whether EXIF says that it is not upright.
 
-    Only headers are read, so that pictures that are too large are refused before decoding: a
-    RetrievalError, as for a file that is neither a JPEG nor a PNG. `name` is for messages.
+    Only headers are read, so that too large pictures are refused before decoding. Raises a
+    RetrievalError for those, and for what is neither a JPEG nor a PNG. `name` is for messages.
     """
     if len(data) > MAX_FILE_BYTES:
         raise RetrievalError(
