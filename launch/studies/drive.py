@@ -78,7 +78,6 @@ def _make_data(study: Study, configs: Sequence[Config]) -> None:
 def _fit(
     trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, at_once: int
 ) -> None:
-    """Has Tune run trials over some rungs, at most `at_once` together, until they end."""
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new one ignores verbose=0
     from ray import tune
 

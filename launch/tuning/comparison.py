@@ -155,7 +155,6 @@ def _search_scikit(
 
 
 def _open(config: Config) -> tuple[Evaluator, Roles]:
-    """Returns the evaluator of a run, and the run's rows by role."""
     streams = open_streams(config)
     views = Views(streams.reader, config.data, torch.device("cpu"))
     return Evaluator(streams.reader, views, config.evaluate), streams.roles

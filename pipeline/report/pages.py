@@ -56,7 +56,6 @@ def figure(chart: Chart) -> str:
 
 @cache
 def _environment(folder: Path) -> jinja2.Environment:
-    """Returns the environment of a folder's templates, each compiled once per process."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, PAGE]),
         autoescape=True,
