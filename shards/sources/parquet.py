@@ -188,7 +188,6 @@ class Parquet(FileSource):
         return views
 
     def _labels(self) -> tuple[Labels, NDArray[Any]]:
-        """Returns the description of the labels, and those of all rows."""
         total = sum(self._rows.rows)
         if not self.label:
             return Labels(kind="none", names=[]), np.full(total, -1)

@@ -149,7 +149,6 @@ class Table(FileSource):
 
     @cached_property
     def _sheets(self) -> list[Sheet]:
-        """The contents of the files."""
         sheets = []
         for value, path in zip(self.csv, self.files, strict=True):
             view = value.partition("=")[0] if _path_of(value) != value else path.stem
@@ -258,7 +257,6 @@ class Table(FileSource):
         return columns
 
     def _labels(self, columns: list[tuple[int, int]]) -> tuple[Labels, NDArray[Any]]:
-        """Returns the description of the labels, and those of each row."""
         texts = []
         for number, column in columns:
             sheet = self._sheets[number]
