@@ -353,7 +353,6 @@ class Remote:
 
 
 def _status(fault: BaseException) -> int | None:
-    """Returns the HTTP error status behind an error of any library, or None."""
     for error in (fault, fault.__cause__):
         response = getattr(error, "response", None)
         if isinstance(response, dict):  # botocore

@@ -87,7 +87,6 @@ def _send_next(pipe: Connection, pending: Iterator[Item], busy: dict[Connection,
 
 
 def _worker_loop(function: Callable[[Item], Result], pipe: Connection) -> None:
-    """Answers items with results until the other end is closed."""
     with suppress(EOFError, OSError):
         while True:
             item = pipe.recv()

@@ -91,7 +91,6 @@ def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int6
 def _encode_classes(
     column: NDArray[Any], where: str, names: list[str] | None, minus_one: MinusOne | None
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Returns the names of the classes, and the class of each row."""
     if column.dtype.kind == "U":
         texts = column.tolist()
         if "" in texts:

@@ -122,7 +122,6 @@ class Mat(NamedArrays):
         return int(shared.pop())
 
     def _samples_last(self, name: str) -> bool:
-        """Returns whether an array has its samples along its last axis."""
         array, count = self._stored[name], self._count
         if array.ndim < 2 or count not in (array.shape[0], array.shape[-1]):
             return False

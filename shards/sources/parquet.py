@@ -130,7 +130,6 @@ class Parquet(FileSource):
 
     @cached_property
     def _paths(self) -> dict[str, list[Path]]:
-        """The files of each split."""
         splits: dict[str, list[Path]] = {}
         if self.hub:
             splits = group_by_split(fetch(self.hub, self.subset))

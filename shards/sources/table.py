@@ -162,7 +162,6 @@ class Table(FileSource):
         return sheets
 
     def _check_rows(self) -> None:
-        """Refuses files that do not have the same rows."""
         first, *others = self._sheets
         for sheet in others:
             if len(sheet.rows) != len(first.rows):
