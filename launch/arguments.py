@@ -163,7 +163,6 @@ def _help(field: FieldInfo) -> str:
 
 
 def _converter(annotation: Any) -> Callable[[str], Any]:
-    """Returns a function that converts text to a value of a type and checks it."""
     adapter = TypeAdapter(annotation)
 
     def convert(text: str) -> Any:

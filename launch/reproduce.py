@@ -84,7 +84,6 @@ def _measured(
 
 
 def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[str]) -> list[Config]:
-    """Returns the configuration of each fold of a method."""
     method = table.methods[name]
     configs = []
     for fold in table.folds:

@@ -55,9 +55,8 @@ class Annotation:
     def read(self, payload: bytes) -> Label:
         """Returns the label in the bytes of a member.
 
-        Raises:
-            Unlabelled: it is -1, an array of 255, or a field that is null or missing.
-            ValueError: it is no label; the text states what was found and what is expected.
+        Raises Unlabelled where it is -1, an array of 255, or a field that is null or missing, and
+        ValueError, which states what was found and what is expected, where it is no label.
         """
         if self._format == "npy":
             return _of_array(payload, self._signed)
@@ -190,7 +189,6 @@ def encode_labels(
 
 
 def _names_of_texts(stated: dict[str, Label], given_names: list[str] | None) -> list[str]:
-    """Returns the class names for labels that state names."""
     samples = {str(name): key for key, label in stated.items() for name in label.values}
     if invalid := [name for name in samples if CONTROL.search(name)]:
         raise SourceError(
@@ -209,7 +207,6 @@ def _names_of_texts(stated: dict[str, Label], given_names: list[str] | None) -> 
 
 
 def _names_of_numbers(stated: dict[str, Label], given_names: list[str] | None) -> list[str]:
-    """Returns the class names for labels that state numbers."""
     vectors = next(iter(stated.values())).kind == "vector of 0 and 1"
     counts = {key: len(x.values) if vectors else 1 + int(x.values[0]) for key, x in stated.items()}
     least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)

@@ -20,9 +20,8 @@ READ_ERRORS = pa.ArrowException, OSError, ValueError, NotImplementedError, KeyEr
 class ArrowRows:
     """The concatenated rows of files with the same schema.
 
-    Arrow files, as Hugging Face's `Dataset.save_to_disk` writes them, are mapped into memory; of
-    Parquet files one row group per column is held at a time. Extension types are read as their
-    storage type; since version 15 pyarrow unpickles none.
+    Arrow files are mapped into memory; of Parquet files one row group per column is held at a time.
+    Extension types are read as their storage type; pyarrow unpickles none since version 15.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -94,7 +93,6 @@ class ArrowRows:
 
 
 def _storage_array(values: Any) -> Any:
-    """Returns values as one array of their storage type."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
         if isinstance(values, pa.ChunkedArray):  # more bytes than 32-bit offsets reach

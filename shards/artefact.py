@@ -155,10 +155,7 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parses JSON in UTF-8 with unique keys and finite numbers.
-
-    Raises ValueError, with a text of one line, for anything else.
-    """
+    """Parses UTF-8 JSON of unique keys and finite numbers; ValueErrors have a text of one line."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ValueError(f"more than {MAX_MANIFEST_BYTES:,} bytes")
     try:
@@ -216,7 +213,6 @@ def cache_folder() -> Path:
 
 
 def _verified_lines() -> frozenset[str]:
-    """Returns the recorded states of verified files; none if they cannot be read."""
     path = cache_folder() / VERIFIED_FILE
     try:
         state = path.stat()

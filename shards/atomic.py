@@ -18,10 +18,7 @@ def save_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Writes a file under a temporary name; renames it when complete, else removes it.
-
-    Raises ShardError where the disk is full.
-    """
+    """Writes a temporary file that is renamed when complete; ShardError where the disk is full."""
     partial = path.with_name(f".{path.name}.part")
     try:
         with partial.open("wb") as stream:

@@ -192,7 +192,6 @@ def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest
 
 
 def _difference(found: dict[str, Any], requested: dict[str, Any]) -> str:
-    """Describes the first difference between two builds."""
     items = ((k, found.get(k, "unset"), requested.get(k, "unset")) for k in requested | found)
     name, old, new = next((k, old, new) for k, old, new in items if old != new)
     if name == "files":
@@ -216,7 +215,6 @@ def _describe_counts(manifest: Manifest) -> str:
 def _write_missing(
     source: Source, out: Path, plan: list[_ShardPlan], workers: int, progress: bool
 ) -> None:
-    """Writes the shards that do not exist yet."""
     existing = {path.name for path in out.iterdir()}  # a tar gets its name after its index has
     missing = [shard for shard in plan if not {shard.file, index_name(shard.file)} <= existing]
     total = sum(shard.stop - shard.start for shard in plan)

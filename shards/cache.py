@@ -55,9 +55,8 @@ class LocalFile:
 class ShardCache:
     """A folder of files named by their sha256, of limited total size.
 
-    Files in use by a process have a shared lock and stay; of the others, the least recently used
-    are evicted first. A file that is being fetched counts with its whole size from the beginning.
-    The folder must be on a disk of this host, as locks may not work over NFS.
+    Files in use have a shared lock; of the others, the least recently used are evicted first. A
+    file being fetched counts whole. The folder must be on this host, as locks may fail over NFS.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class ShardCache:
         self.patience_s = patience_s
 
     def _free_bytes(self) -> int:
-        """Returns the free bytes of the disk that the folder is, or will be, on."""
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
@@ -89,12 +87,11 @@ class ShardCache:
         *,
         of_content: bool = True,
     ) -> LocalFile:
-        """Returns the file with a checksum; where it is missing, one process fetches it.
+        """Returns the file with a checksum; where it is missing or altered, one process fetches it.
 
-        A file that was altered since is fetched again. `fetch` writes the file to a stream, and
-        raises where it is not the requested one. Without `of_content` the checksum is not of the
-        file's content but of its identity, and only the size is compared. Raises ShardError where
-        too much is in use or the disk is full.
+        `fetch` writes it to a stream, and raises where it is not the requested one. Without
+        `of_content` the checksum is of its identity, and only the size is compared. Raises
+        ShardError where too much is in use or the disk is full.
         """
         path = self.folder / sha256
         try:
@@ -108,10 +105,7 @@ class ShardCache:
             raise self._disk_error(fault, size) from None
 
     def clear(self, wait: bool = True) -> None:
-        """Removes every file that is not in use, as far as that is possible.
-
-        A finalizer must not `wait` for the lock, since its own thread may hold it.
-        """
+        """Removes unused files; a finalizer must not `wait`, as its thread may hold the lock."""
         with suppress(OSError), self._locked(wait):
             for path, _ in list(self._files()):
                 _evict(path)

@@ -11,15 +11,10 @@ _decisive_files: set[Path] = set()
 
 
 def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]:
-    """Returns the class that a dotted path names.
+    """Returns the class, derived from `base`, that a path such as `my_lab.losses.Mine` names.
 
-    Args:
-        path: such as `my_lab.losses.Mine`; the module must be importable (PYTHONPATH).
-        base: the class that it must derive from.
-        decisive: whether it affects a run's numbers, so that `loaded_files` includes its file.
-
-    Raises:
-        ValueError: there is no such module or name, or it is not such a class.
+    The module must be importable (PYTHONPATH); ValueError where there is no such class. A
+    `decisive` class affects a run's numbers, so that `loaded_files` includes its file.
     """
     module_name, _, name = path.rpartition(".")
     expected = f"expected a subclass of {base.__module__}.{base.__qualname__}"

@@ -42,11 +42,7 @@ VECTORS_PER_READ = 4096  # while their statistics are computed
 
 @dataclass(frozen=True)
 class Outcome:
-    """The manifest, and what was left out of it.
-
-    `skipped` holds samples with the reason, `strays` files that belong to no sample, and
-    `unrequested` the other members of samples.
-    """
+    """The manifest, and what was left out of it: see `Survey`."""
 
     folder: Path
     manifest: Manifest
@@ -88,12 +84,9 @@ def index(
     """Writes an index beside every tar of a folder, and a manifest; the tars are not changed.
 
     All tars are read before anything is written, and the manifest is written last, so that an
-    interrupted run can simply be repeated.
-
-    Raises:
-        ShardError: a tar or a sample is damaged, two samples share a key, or the folder holds a
-            build of ours or was indexed with other options.
-        SourceError: an option is wrong, or the labels are inconsistent.
+    interrupted run can simply be repeated. Raises ShardError where a tar or sample is damaged, two
+    samples share a key, or the folder holds a build of ours or another index; SourceError where an
+    option is wrong or labels are inconsistent.
     """
     folder = Path(folder)
     splits = layout.splits(folder)

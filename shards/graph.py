@@ -11,11 +11,7 @@ Edges = NDArray[np.int32]  # pairs of nodes, numbered from 0, [edges, 2]
 
 
 def normalize_edges(pairs: NDArray[np.int64]) -> Edges:
-    """Returns undirected edges as they are stored: unique, lesser node first, and sorted.
-
-    Raises:
-        ValueError: an edge joins a node with itself.
-    """
+    """Sorts undirected edges, lesser node first, without repeats; ValueError for a self-loop."""
     if len(loops := np.flatnonzero(pairs[:, 0] == pairs[:, 1])):
         raise ValueError(f"an edge joins node {pairs[loops[0], 0]} with itself")
     return np.unique(np.sort(pairs, 1), axis=0).astype(np.int32)
@@ -31,12 +27,8 @@ def pack_graph(labels: Nodes, edges: Edges) -> bytes:
 def unpack_graph(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
     """Returns the labels of the nodes, and the edges, of a graph from `pack_graph`.
 
-    Args:
-        data: the bytes of the npy file.
-        shape: the maximum number of nodes and of edges, and the number of node labels.
-
-    Raises:
-        ValueError, ShardError: the bytes are not a graph, or it does not fit the shape.
+    Raises ValueError or ShardError where the bytes are no graph, or it does not fit `shape`: the
+    maximum number of nodes and of edges, and the number of node labels.
     """
     array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "a graph")
     if array.dtype != np.int32 or array.ndim != 1 or not len(array):

@@ -114,10 +114,7 @@ def labels_in(data: bytes, where: str) -> NDArray[Any]:
 def read_npz(
     stream: BinaryIO, max_bytes: int, files: list[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of an npz of at most `max_bytes`; else raises ShardError or NPY_ERRORS.
-
-    Only `files` of the archive are read; None reads all.
-    """
+    """Returns `files` (None: all) of an npz up to `max_bytes`; raises ShardError or NPY_ERRORS."""
     with zipfile.ZipFile(stream) as archive:
         if (size := sum(info.file_size for info in archive.infolist())) > max_bytes:
             raise ShardError(f"{size:,} bytes unpacked; expected {max_bytes:,} at most")
@@ -132,10 +129,9 @@ def read_npz(
 def map_arrays(
     tar: Path, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> list[NDArray[Any]]:
-    """Maps a tar into memory, and returns read-only views of some of its npy members.
+    """Maps a tar, and returns read-only views of the npy members at these bytes.
 
-    `offsets` and `lengths` [members] are in bytes, as in a column of the index. Raises ShardError
-    where a member is not an npy file, holds pickles, or is cut.
+    Raises ShardError where a member is not an npy file, holds pickles, or is cut.
     """
     data = np.memmap(tar, np.uint8, "r")
     return [

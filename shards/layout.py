@@ -138,9 +138,8 @@ class Layout(BaseModel):
     def splits(self, folder: Path) -> dict[str, list[Path]]:
         """Returns the tars of each split, in the order of their names.
 
-        Raises:
-            ShardError: there are no tars, or a manifest cannot hold a name.
-            SourceError: a tar is in no split or in several, or a split has no tar.
+        Raises ShardError where there are no tars or a name is invalid, and SourceError where a tar
+        is not in exactly one split, or a split has no tar.
         """
         tars = _find_tars(folder)
         patterns = (
@@ -178,7 +177,6 @@ def _parse_split(text: str, tars: list[Path]) -> tuple[str, str]:
 
 
 def _parse_text(text: str) -> StoredColumn:
-    """Parses a value of --text."""
     member, _, field = text.partition(":")
     if field and member.lower().rpartition(".")[2] in JSONS:
         return StoredColumn("text", "text", (member.lower(),), field)

@@ -287,10 +287,7 @@ class Manifest(Artefact):
 
     @property
     def members(self) -> list[str]:
-        """The members of every tar sample, in their order: the views, then those that we add.
-
-        We add the labels and, where views may be missing, which of them each row has.
-        """
+        """A tar sample's members in order: views, labels, and `present` if views may be missing."""
         ours = [LABELS, PRESENT] if self.partial else [LABELS]
         return member_names(self.views, self.block_rows) + ([] if self.foreign else ours)
 
@@ -320,7 +317,6 @@ class Manifest(Artefact):
         return self.labels.fault(index.labels, shard.samples)
 
     def _present_fault(self, index: ShardIndex) -> str | None:
-        """Returns what is wrong with `present` of an index, or None."""
         present = index.present
         if not self.partial:
             return None if present is None else "it says which views rows have; expected all"

@@ -53,10 +53,9 @@ class Variable(NamedTuple):
 class MatlabFile:
     """A MATLAB file of v5 (as `save -v6` and `-v7` write it) or v7.3.
 
-    Opening it reads only the heads of its variables. A matrix is mapped into memory in place; a
-    compressed one is first unpacked, in chunks, into a file in the cache folder that all processes
-    share and the last one removes. (scipy.io.loadmat would hold the whole matrix in the memory of
-    each process.)
+    Opening it reads only the heads of its variables. A matrix is mapped in place, a compressed one
+    after it is unpacked to a cached file that all processes share and the last one removes;
+    scipy.io.loadmat would hold it whole in each process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -190,10 +189,7 @@ def _read_variables(path: Path, start: bytes) -> Iterator[Variable]:
 
 
 def _parse_variable(byte_order: str, head: bytes) -> Variable:
-    """Parses the head of an element: its tag, flags, dimensions, name, and the tag of its data.
-
-    The layout is that of MathWorks' "MAT-File Level 5 File Format".
-    """
+    """Parses the head of an element, laid out as in MathWorks' "MAT-File Level 5 File Format"."""
     element_type, length = struct.unpack_from(f"{byte_order}II", head)
     flags_start, _, flags_end, _ = _subelement(head, 8, byte_order)
     (flags,) = struct.unpack_from(f"{byte_order}I", head, flags_start)
@@ -255,7 +251,6 @@ def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 
 def _read_hdf5_variables(path: Path) -> list[Variable]:
-    """Returns the variables of a v7.3 file; reads only their heads."""
     import h5py  # imported here, as only v7.3 files need it
 
     try:
@@ -326,7 +321,6 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
 
 
 def _unknown_file_message(path: Path, start: bytes) -> str:
-    """Returns the error message for a file that is neither v5 nor v7.3."""
     if start[:4].isascii() and 0 not in start[:4] and start[:6] != b"MATLAB"[: len(start)]:
         description = f"it begins with {start[:16]!r}"
     elif len(start) < HEADER_BYTES:

@@ -27,10 +27,7 @@ MIXTURE = "mixture"  # `built_from.source` of its manifest
 
 
 class MixedStore(Store):
-    """The files of several data sets: `3.train-000000.tar` belongs to data set number 3.
-
-    All must have the same views and labels.
-    """
+    """Files of data sets with the same views and labels: `3.train-000000.tar` is from number 3."""
 
     def __init__(self, stores: Sequence[Store], weights: Sequence[float]) -> None:
         """Takes the data sets, and their weights in the statistics of the views."""
@@ -116,7 +113,6 @@ class MixedStore(Store):
 
 
 def _comparable_parts(manifest: Manifest) -> dict[str, object]:
-    """Returns the parts of a manifest that must be equal in all data sets of a mixture."""
     views = [
         f"{view.name} ({view.kind} {view.extent}, {member}{f':{view.field}' if view.field else ''}"
         f"{', of which rows may lack it' if view.missing else ''})"

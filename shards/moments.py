@@ -1,7 +1,6 @@
 """The mean and standard deviation of the columns of vectors.
 
-scikit-learn's StandardScaler.partial_fit computes the same with other rounding, and takes thirteen
-times as long on blocks of 256 rows.
+scikit-learn's StandardScaler rounds differently, and takes 13 times as long on blocks of 256 rows.
 """
 
 from typing import Any
@@ -42,10 +41,7 @@ class Moments:
         return np.sqrt(self.squares / max(1, self.rows))
 
     def apply_to(self, view: View) -> View:
-        """Returns the view with these statistics, or unchanged where no row was added.
-
-        Raises ShardError where they are too large to compute with in float32.
-        """
+        """Returns the view with these statistics, if any; ShardError if too large for float32."""
         if not self.rows:
             return view
         for name, values in (("mean", self.mean), ("standard deviation", self.std)):

@@ -44,9 +44,8 @@ log = logging.getLogger("heron")
 class Retry:
     """How often to try, and how long to wait for bytes and between attempts.
 
-    The pause doubles from `pause_s` up to `longest_s`; up to half of it is taken off at random, so
-    that processes do not retry in step. An attempt ends where fewer than `slowest` bytes a second
-    come over `timeout_s`.
+    The pause doubles from `pause_s` to `longest_s`, with up to half taken off at random, so that
+    processes do not retry in step. An attempt ends below `slowest` bytes a second over `timeout_s`.
     """
 
     attempts: int = 5
@@ -197,7 +196,6 @@ class Remote:
                     yield chunk
 
     def _stream_http(self, fs: Any, name: str, body: Body) -> Iterator[bytes]:
-        """Streams one HTTP request for the bytes that the body lacks."""
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
         if body.written:
             headers["Range"] = f"bytes={body.written}-"
@@ -355,7 +353,6 @@ class Remote:
 
 
 def _status(fault: BaseException) -> int | None:
-    """Returns the HTTP error status behind an error of any library, or None."""
     for error in (fault, fault.__cause__):
         response = getattr(error, "response", None)
         if isinstance(response, dict):  # botocore

@@ -17,9 +17,7 @@ NUMBER = "[0-9]" * 6  # glob for the number in the names of our shards
 def remove_build(out: Path) -> None:
     """Removes the files of a build; until the last is gone, the folder still looks like a build.
 
-    Raises:
-        ShardError: the folder also holds tars that no build is known to have written.
-        SourceError: it holds indexed tars of others.
+    Raises ShardError for tars of no known build, and SourceError for indexed tars of others.
     """
     if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
         return  # no build has been here
@@ -66,9 +64,8 @@ def _listed_files(manifest: Manifest) -> list[str]:
 def _recognised_files(out: Path) -> list[str]:
     """Returns the tars, indexes and tokenizers that a build of ours wrote, by what is in them.
 
-    Our tars hold the labels that their index lists; foreign tars do not. An index is written before
-    its tar, so that a killed build may leave an index without a tar. A copy of a tar and its index
-    under another name counts as ours.
+    Our tars hold the labels that their index lists; foreign tars do not. A killed build may leave
+    an index without its tar. A copy of both under another name counts as ours.
     """
     tars, indexes, tokenizers = list[str](), list[str](), list[str]()
     for path in sorted(out.glob(f"*-{NUMBER}.index.npz")):

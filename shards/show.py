@@ -65,10 +65,7 @@ def _lines(store: Store, manifest: Manifest) -> Iterator[str]:
 
 
 def label_rates(store: Store, manifest: Manifest) -> dict[str, float]:
-    """Returns the share of rows with each label among those where it is known.
-
-    Of hierarchical labels, the finest level counts.
-    """
+    """Returns the share of each label, or finest class, among the rows where it is known."""
     names = manifest.labels.names
     counts, rows = np.zeros(len(names)), np.zeros(len(names))
     for shards in manifest.splits.values():

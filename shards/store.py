@@ -34,7 +34,7 @@ class Store(ABC):
     def read_bytes(self, name: str) -> bytes:
         """Returns the present bytes of a small file; raises Missing where there is none.
 
-        Files of more than MAX_MANIFEST_BYTES, are not read whole.
+        Files of more than MAX_MANIFEST_BYTES are not read whole.
         """
 
     @abstractmethod
@@ -45,10 +45,9 @@ class Store(ABC):
     def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of a tar or an index, until it is closed.
 
-        A remote file is compared with its checksum and its size (None where a manifest of schema 2
-        lists none for an index) when it is fetched; a local file is used in place, unread and
-        perhaps missing. Raises Missing, or ShardError where it cannot be fetched, has other bytes
-        than expected, or the cache has no room for it.
+        A remote file is compared with its checksum and its size (None for indexes of schema 2) when
+        it is fetched; a local one is used in place, unread and perhaps missing. Raises Missing, or
+        ShardError where it cannot be fetched, has wrong bytes, or the cache has no room.
         """
 
     @abstractmethod
@@ -162,8 +161,7 @@ def open_store(
 ) -> Store:
     """Returns the store of a local path, file:// or any URL that fsspec knows; reads nothing yet.
 
-    `options` are fsspec's storage options, which differ between s3, https, hf, gs, memory, …
-    A store is returned as it is.
+    `options` are fsspec's storage options, which differ by protocol. A store is returned as it is.
     """
     if isinstance(folder, Store):
         return folder

@@ -26,12 +26,7 @@ EXIT_TIMEOUT_S = 5.0  # for a command to exit after its output ends
 
 
 class _CountingReader:
-    """Counts the bytes of a tar while they are read.
-
-    Attributes:
-        count: bytes so far.
-        filled: bytes up to and including the last non-zero one.
-    """
+    """Counts the bytes read of a tar; `filled` counts those up to the last that is not zero."""
 
     def __init__(self, raw: BinaryIO, max_bytes: int) -> None:
         self.raw, self.max_bytes, self.count, self.filled = raw, max_bytes, 0, 0
@@ -60,12 +55,8 @@ class TarReader:
     """Reads tars from local files, URLs that fsspec knows, and commands.
 
     A URL is fetched whole, under the limits of `heron.shards.remote`, into an unnamed file; the
-    output of a command is read as it comes.
-
-    Attributes:
-        most: largest number of bytes of a tar.
-        options: fsspec's options for URLs.
-        retry: how often a URL is tried, and how long to wait for it.
+    output of a command is read as it comes. A tar has at most `most` bytes; `options` and `retry`
+    are those of `Remote`.
     """
 
     most: int
@@ -75,9 +66,7 @@ class TarReader:
     def files(self, tar: str, suffixes: set[str]) -> Iterator[tuple[str, bytes]]:
         """Yields the name and bytes of every file of a tar; b"" for files of other suffixes.
 
-        Raises:
-            ShardError: the tar cannot be read, is cut, damaged, compressed or too long, or it holds
-                links.
+        Raises ShardError if it is unreadable, cut, damaged, compressed, too long, or holds links.
         """
         local = tar.startswith(PIPE) or not is_remote(tar)
         where = tar if local else _split_url(tar)[0].where()
@@ -156,10 +145,7 @@ def _run_command(command: str) -> Iterator[BinaryIO]:
 
 
 def _read_files(stream: _CountingReader, suffixes: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Yields the files of a tar, and checks that no part of it was silently ignored.
-
-    Python's tarfile stops silently at a damaged header, and where a tar is cut at a header.
-    """
+    """Yields the files; ValueError where tarfile would stop silently, at a bad header or a cut."""
     try:
         with tarfile.open(fileobj=cast(Any, stream), mode="r|") as tar:
             for info in tar:

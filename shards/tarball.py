@@ -51,9 +51,8 @@ class Contents:
 def read_contents(tar: Path) -> Contents:
     """Groups the files of a tar into samples.
 
-    Raises:
-        ShardError: it is not a tar, is cut or damaged, a key or member occurs twice, the members
-            of a sample are not adjacent, a name leads out of its folder, or a file is a link.
+    Raises ShardError where it is no tar, is cut or damaged, a key or member occurs twice, a
+    sample's members are not adjacent, a name leads out of its folder, or a file is a link.
     """
     grouped = Contents()
     last = None
@@ -83,10 +82,8 @@ def read_contents(tar: Path) -> Contents:
 def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
     """Yields the path and byte range of every file of a tar: v7, ustar, pax or GNU.
 
-    Python's tarfile stops silently at a damaged header, and ignores a bad pax header.
-
-    Raises:
-        ShardError: the tar is cut or damaged, or holds something other than files and folders.
+    Python's tarfile stops silently at a damaged header, and ignores a bad pax header. Here both are
+    ShardErrors, as is anything other than files and folders.
     """
     if not tar.stat().st_size:
         raise ShardError(f"{tar.name} is empty (0 bytes); expected a tar; {REFETCH}")
@@ -142,7 +139,6 @@ def _check_end(tar: Path, data: mmap.mmap, offset: int) -> None:
 
 
 def _header_error(tar: Path, block: bytes, offset: int, size: int, fault: Exception) -> ShardError:
-    """Returns the error for a block that should be a header and is not."""
     for magic, program in COMPRESSED.items():
         if not offset and block.startswith(magic):
             return ShardError(

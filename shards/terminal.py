@@ -107,8 +107,7 @@ def _print_ruled(rows: Sequence[Sequence[str]]) -> None:
 class Bar:
     """Shows progress: a bar on a terminal, a line every ten seconds in a log.
 
-    A line in a log is printed at once and in ASCII, as schedulers split and interleave the output
-    of the processes of a job.
+    Lines are printed at once and in ASCII, as schedulers interleave the output of processes.
     """
 
     def __init__(
@@ -174,7 +173,6 @@ class Bar:
         return f"{name}{self._unit} {self._done:,} of {self._total:,}"
 
     def _time_left(self, now: float) -> str:
-        """Returns the estimated time left, or ""."""
         progress = self._done - self._start
         if progress <= 0 or self._done >= self._total:
             return ""

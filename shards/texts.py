@@ -22,14 +22,9 @@ SPECIAL_TOKENS = ["[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
 def read_text(data: bytes, field: str | None = None) -> str:
-    """Returns the text of a member, cut after `MAX_TEXT_BYTES`.
+    """Returns the text of a member, or of a `field` of its JSON, cut after `MAX_TEXT_BYTES`.
 
-    Args:
-        data: the bytes of the member.
-        field: of the JSON object that holds the text; None: the member is the text.
-
-    Raises:
-        ValueError: it is not UTF-8, not a JSON object, or the field is not a valid string.
+    Raises ValueError where it is not UTF-8, not a JSON object, or the field is no valid string.
     """
     if field is not None:
         try:

@@ -51,9 +51,8 @@ class Verification:
 def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     """Compares a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
-    With `decode` every picture is decoded; without, only searched for its end. Shards behind a URL
-    are fetched one at a time, bypassing the cache. Extra files are found where the protocol lists
-    folders, which HTTP does not.
+    With `decode` every picture is decoded, else only searched for its end. Shards behind a URL are
+    fetched one at a time, bypassing the cache. HTTP lists no folders, so extra files stay unseen.
     """
     store = open_store(folder)
     manifest = load_manifest(store)

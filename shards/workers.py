@@ -25,11 +25,8 @@ def in_parallel(
     """Calls a function on items in `workers` processes; yields each item with its result when done.
 
     Anything that ends this early (Ctrl-C, an error, a caller that stops iterating) terminates the
-    processes amid their work. Messages name an item by its str().
-
-    Raises:
-        ShardError: a process died.
-        Exception: what the function raises.
+    processes amid their work. Raises what the function raises, and ShardError where a process died;
+    messages name an item by its str().
     """
     if min(workers, len(items)) <= 1:
         for item in items:
@@ -82,7 +79,6 @@ def _start(function: Callable[[Item], Result]) -> tuple[Connection, SpawnProcess
 
 
 def _send_next(pipe: Connection, pending: Iterator[Item], busy: dict[Connection, Item]) -> None:
-    """Sends a process the next item, if there is one."""
     for item in pending:
         busy[pipe] = item
         with suppress(OSError):  # a dead process is noticed when its result is received
@@ -91,7 +87,6 @@ def _send_next(pipe: Connection, pending: Iterator[Item], busy: dict[Connection,
 
 
 def _worker_loop(function: Callable[[Item], Result], pipe: Connection) -> None:
-    """Answers items with results until the other end is closed."""
     with suppress(EOFError, OSError):
         while True:
             item = pipe.recv()

@@ -19,8 +19,7 @@ CONNECT_TIMEOUT_S = 10.0  # to connect to a cluster's head
 def connected(address: str | None) -> Iterator[None]:
     """Connects to the Ray cluster at an address, or starts one here and ends it on leaving.
 
-    Raises a TrainingError if no cluster answers there or none starts here, and a MissingPackage if
-    Ray is not installed.
+    Raises a TrainingError if neither succeeds, and a MissingPackage if Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # keep studies private
     os.environ.setdefault("RAY_worker_niceness", "0")  # the default of 15 would distort timings

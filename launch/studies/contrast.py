@@ -47,7 +47,6 @@ def time_pair(workload: Workload, setting: Setting) -> float:
 
 
 def _clock(device: torch.device) -> float:
-    """Returns the time in seconds, after waiting for the device to finish."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()

@@ -24,15 +24,11 @@ from heron.shards.errors import ShardError, SourceError
 
 
 def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
-    """Runs a study's trials that have no row yet, on the connected cluster.
+    """Runs a study's trials that have no row yet, on the connected cluster; False after a signal.
 
-    Returns whether all trials have ended; False where a signal came first.
-
-    Raises:
-        TrainingError: a trial is too large for the cluster.
-        ConfigError: the data is missing.
-        ShardError: the data cannot be built.
-        CheckpointError: weights that a trial of a population is to take over are damaged.
+    Raises a TrainingError if a trial is too large for the cluster; a ConfigError or ShardError if
+    the data is missing or cannot be built; and a CheckpointError if weights that a trial of a
+    population is to take over are damaged.
     """
     study = ledger.study
     waiting = [trial for trial in trials if trial.name not in ledger.rows]
@@ -55,9 +51,8 @@ def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
 def _interruptible() -> Iterator[None]:
     """Leaves the block at once at Ctrl-C or SIGTERM, without an exception.
 
-    Tune would wait for its trials to end, and for a minute where a SIGTERM to the whole process
-    group also ended Ray's processes. There is no need to wait: checkpoints and rows are complete
-    at any moment.
+    Tune would wait for its trials to end, or for a minute if the signal also ended Ray's processes;
+    there is no need to, as checkpoints and rows are complete at any moment.
     """
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -83,7 +78,6 @@ def _make_data(study: Study, configs: Sequence[Config]) -> None:
 def _fit(
     trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, at_once: int
 ) -> None:
-    """Has Tune run trials over some rungs, at most `at_once` together, until they end."""
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new one ignores verbose=0
     from ray import tune
 
@@ -159,7 +153,6 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
 
 
 def _cause_of_loss(trial: Any) -> str:
-    """Returns what Ray knows of a trial whose process is lost."""
     file = Path(trial.error_file or "")
     lines = file.read_text().strip().splitlines() if file.is_file() else []
     return lines[-1].strip() if lines else "it ended without a word"

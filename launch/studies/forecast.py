@@ -46,7 +46,7 @@ class Assumptions:
     def setting(self, base: Setting, world: int) -> Setting:
         """Returns `base` on `world` processes: as many rows per process, or the global batch.
 
-        Raises a UsageError for a global batch without rows of a stream that `base` has.
+        Raises a UsageError if a stream that `base` has gets no rows.
         """
         if self.global_batch is None:
             labelled, unlabelled = base.labelled // base.world, base.unlabelled // base.world
@@ -259,8 +259,8 @@ def section(
 ) -> tuple[str, str]:
     """Returns the section as HTML, and its table in Markdown; both say why if there is no model.
 
-    The studies are of one experiment; the report is about the first. With `time_contrast` the
-    cost of a pair of rows is timed here, on the objective alone, instead of fitted.
+    The studies are of one experiment; the report is about the first. With `time_contrast` the cost
+    of a pair of rows is timed here, on the objective alone, instead of fitted.
     """
     head = text.heading(TITLE)
     try:

@@ -107,10 +107,7 @@ class Ledger:
     """The rows of the trials of a study that have ended, by name, in its folder `out`."""
 
     def __init__(self, study: Study, out: Path) -> None:
-        """Reads the rows in the folder; writes nothing before `begin`.
-
-        Raises a ConfigError if the folder holds another study.
-        """
+        """Reads the rows in the folder; ConfigError if it holds another study. Writes nothing."""
         self.study, self.out = study, out
         if (out / STUDY).exists():
             saved, tree = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")

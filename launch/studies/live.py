@@ -40,10 +40,9 @@ def live(trials: Sequence[Trial], ledger: Ledger) -> AbstractContextManager[obje
 
 
 def status(trials: Sequence[Trial], ledger: Ledger, started: float, before: float) -> "Table":
-    """Returns the table of all trials.
+    """Returns the table of all trials of a study that started, or resumed, at `started`.
 
-    The study started, or resumed, at `started` by the monotonic clock; it had made `before` trials'
-    worth of steps by then.
+    The time is of the monotonic clock; `before` trials' worth of steps had been made by then.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

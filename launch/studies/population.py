@@ -43,19 +43,15 @@ class Decision(TypedDict):
 
 
 def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
-    """Runs a population to its end; all trials reach a rung before any goes on.
+    """Runs a population (Jaderberg et al. 2017); all trials reach a rung before any goes on.
 
-    Source: Jaderberg et al. 2017. Decisions at a rung are final, and written before any trial acts
-    on them: an interrupted population takes the same path as one that was not. A trial that fails
-    drops out; if it is run again, it catches up with the others, and is compared with them at rungs
-    that are not decided yet.
+    Decisions at a rung are final, and written before any trial acts on them: an interrupted
+    population takes the same path as one that was not. A trial that fails drops out; if it is run
+    again, it catches up, and is compared with the others at rungs that are not decided yet.
 
     `run` trains trials, with their current values, to a rung, where each leaves its scores in
-    rungs.jsonl; a trial that fails, or reaches the last rung, gets its row.
-
-    Raises:
-        CheckpointError: weights that are to be taken over are damaged.
-        Held: a worker still has the folder of a run that takes over.
+    rungs.jsonl; a trial that fails, or reaches the last rung, gets its row. Raises what `exploit`
+    does.
     """
     study, path = ledger.study, ledger.out / POPULATION
     for rung in study.rungs:
@@ -94,8 +90,7 @@ def choose_donors(
     """Returns which trials take over weights, by name: the worst quarter, from the best quarter.
 
     Each takes over the weights of the trial `from`, and continues with `values`. Donors and
-    perturbations are drawn with (`seed`, trial, step), independent of earlier draws. NaN is the
-    worst score.
+    perturbations are drawn with (`seed`, trial, step) alone. NaN is the worst score.
     """
     assert isinstance(study.search, Pbt)
     by_score = sorted(scores, key=lambda name: (study.measure.worth(scores[name]), name))
@@ -129,13 +124,10 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
 
     The optimiser's state and mined negatives are copied too. The checkpoint records the new values,
     so that `run.resume=auto` continues from it. The line in lineage.jsonl, the history of the run's
-    weights, is written last: after an interruption everything is done again.
+    weights, is written last: after an interruption everything is done again. `source` is a
+    checkpoint's folder, at a step that the run of `config` has not passed.
 
-    `source` is a checkpoint's folder, at a step that the run of `config` has not passed.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-        Held: a worker still has the run's folder.
+    Raises a CheckpointError if it cannot be read, and Held if a worker still has the run's folder.
     """
     if fault := checkpoint.find_damage(source):
         raise CheckpointError(

@@ -48,7 +48,7 @@ class Report:
         return cls(results, natural_x(results, x), ys)
 
     def write(self, out: Path, section: str = "") -> Path:
-        """Writes the page, with a further section of HTML, and the tables; returns its path.
+        """Writes the page, with a further section of HTML, and the tables; returns the page's path.
 
         Raises a ShardError if the disk is full.
         """
@@ -247,7 +247,6 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
 
 
 def _points(means: pd.DataFrame, x: str, y: str) -> str:
-    """Returns the points of curves as a table."""
     columns = {
         "curve": means["curve"],
         text.label(x): [text.number(v) if text.is_number(v) else v for v in means["x"]],

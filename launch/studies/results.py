@@ -234,7 +234,7 @@ def worker_curves(results: Results, y: str) -> pd.DataFrame:
 def grid(results: Results, y: str) -> pd.DataFrame | None:
     """Returns the mean of y over the two keys that vary, NaN in an empty cell.
 
-    Returns None where the trials make no grid, or no trial that is done has a y.
+    It is None where the trials make no grid, or no trial that is done has a y.
     """
     table = results.table
     keys = [k for k in results.varied if table[k][table[k].map(is_number)].nunique() > 1]
@@ -275,8 +275,8 @@ def best(results: Results, name: str) -> Best | None:
     """Returns the setting of the best mean of a column over repeats; None where no trial has it.
 
     The fewer repeats, the likelier a mean is best by luck: only settings are compared that have at
-    least half the largest number of repeats, and at least two where any has. Trials that failed or
-    were stopped do not count.
+    least half the largest number of repeats, and at least two where any has, of trials that are
+    done.
     """
     values, settings = numbers(results.done, name).dropna(), _settings(results)
     if values.empty:

@@ -191,10 +191,9 @@ class Workload:
 
 
 def measured_points(studies: Sequence[Results]) -> tuple[Workload, list[MeasuredStep], str]:
-    """Returns the workload of studies of one experiment, its measured steps, and a note.
+    """Returns the workload of studies of one experiment, one measured step per setting, and a note.
 
-    There is one measured step per setting. The note says how many trials are left out, and why; it
-    is empty where none are. Raises a StudyError that says why if no trial can be used.
+    The note says which trials are left out, and why. Raises a StudyError if no trial can be used.
     """
     repeats: dict[Setting, list[tuple[float, float]]] = defaultdict(list)
     notes: list[str] = []

@@ -184,7 +184,6 @@ class Study(Section):
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Yields messages about keys and values that do not fit together."""
         case, kind = self.cases[0] if self.cases else {}, self.search.kind
         for other in self.cases:
             if other.keys() != case.keys():

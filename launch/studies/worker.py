@@ -28,8 +28,8 @@ def run_trial(
     """Runs the trial named by `params` from rung to rung, and reports its scores at each.
 
     A trial that fails writes error.txt instead of raising: the failures that Tune sees are then
-    lost processes or nodes, for which it restarts the trial. Relative paths start from `root`, on a
-    disk that all nodes share.
+    lost processes or nodes, for which it restarts the trial. `root`, where relative paths start, is
+    on a disk that all nodes share.
     """
     from ray import tune
 
@@ -101,8 +101,7 @@ def _train_together(trial: Trial, rung: int | None, root: Path) -> None:
 def run_worker(trial: Trial, config: Config, root: Path) -> None:
     """Runs one process of a run, in the environment that `accelerate launch` would set.
 
-    Ray has set the rank and connected the processes. The process's output goes to its own log in
-    the run's folder.
+    Ray has set the rank and connected the processes. Output goes to a log in the run's folder.
     """
     os.chdir(root)
     os.environ.update(environment(trial.launch_strategy, trial.study.gpus))

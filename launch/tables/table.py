@@ -59,8 +59,7 @@ def read_tables(path: Path) -> dict[str, PublishedTable]:
     """Reads a paper's tables, by the name that `heron reproduce` takes.
 
     The file's `methods` has the settings of a method in every table, by its name in the paper; each
-    of its `tables` adds those of the methods in that table. `overrides` of a table apply to all its
-    methods.
+    of its `tables` adds those of its methods, with `overrides` that apply to all.
     """
     paper = yaml.load(path.read_text(), Loader)
     tables = {}

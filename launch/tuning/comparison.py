@@ -155,7 +155,6 @@ def _search_scikit(
 
 
 def _open(config: Config) -> tuple[Evaluator, Roles]:
-    """Returns the evaluator of a run, and the run's rows by role."""
     streams = open_streams(config)
     views = Views(streams.reader, config.data, torch.device("cpu"))
     return Evaluator(streams.reader, views, config.evaluate), streams.roles
@@ -234,9 +233,8 @@ class Comparison:
     def verdicts(self) -> list[str]:
         """Returns sentences that answer: does pretraining help on these data?
 
-        It helps where the best row with pretraining is above the best row without, both by
-        validation, and above the one without that tests best too: with few validation rows the
-        choice may have been bad.
+        It helps where the best row with pretraining by validation is above the best without, and
+        above the one without that tests best too: few validation rows may choose badly.
         """
         pretrained, plain = self.best_by_validation(True), self.best_by_validation(False)
         lines = []

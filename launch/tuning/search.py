@@ -92,9 +92,9 @@ class SearchSettings:
     out: Path  # folder of all outputs
 
     def experiment(self, method: str, fold: int | None) -> Config:
-        """Returns a method's experiment in a fold, before any search.
+        """Returns a method's experiment, before any search; fold None is the experiment's own.
 
-        Fold None is the experiment's own. In fold k the run's seed is the experiment's plus k.
+        In fold k the run's seed is the experiment's plus k.
         """
         method_name = None if method == OWN else method
         refuse_clashes(self.overrides, ["run.dir", "run.resume", "evaluate.test"])
@@ -138,16 +138,12 @@ def search(
 ) -> tuple[SearchTrial, list[dict[str, Any]]]:
     """Runs those trials of a method in a fold that have no result yet, in a folder.
 
-    Their output goes to its log.txt; only the best trial keeps its checkpoints.
+    Their output goes to its log.txt; only the best trial keeps its checkpoints. Returns the best
+    trial by the validation rows, the first of equals; and a row per trial with its number, its
+    values and its `validation` score, or None and the `error`.
 
-    Returns:
-        The best trial by the validation rows, the first of equals; and a row per trial with its
-        number, its values and its `validation` score, or None and the `error`.
-
-    Raises:
-        StudyError: the experiment has no such score.
-        TrainingError: no trial has the score.
-        Stopped: a signal came; the state of the current run is saved.
+    Raises a StudyError if the experiment has no such score, a TrainingError if no trial has the
+    score, and Stopped after a signal, with the state of the current run saved.
     """
     trials = [settings.trial(experiment, number, folder) for number in range(settings.trials)]
     rows: list[dict[str, Any]] = []

@@ -45,13 +45,11 @@ def _axes(x: str, y: str, **xaxis: Any) -> dict[str, Any]:
 
 
 def _line(x: Any, y: Any, name: str, color: str, **style: Any) -> dict[str, Any]:
-    """Returns a Plotly line; `style` are options of its stroke."""
     data = {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist(), "name": name}
     return {"type": "scatter", "mode": "lines", "line": {"color": color} | style} | data
 
 
 def _curve(x: Any, estimate: Estimate, color: str, name: str) -> dict[str, Any]:
-    """Returns a line with an error bar at each point."""
     bars: dict[str, Any] = {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3}
     bars["array"] = (estimate.high - estimate.value).tolist()
     bars["arrayminus"] = (estimate.value - estimate.low).tolist()
@@ -95,10 +93,7 @@ def _similarity(similarity: Mapping[str, Any], layer: str, close: bool) -> Chart
 def _confusion(
     confusion: Mapping[str, Any], names: list[str], exclusive: bool, links: PageLinks
 ) -> Chart:
-    """Draws which labels replace which: how often relative to chance, or for classes the share.
-
-    Each cell links to such samples.
-    """
+    """Draws how often labels replace others, relative to chance; for classes, the share."""
     counts, chance = confusion["swapped"], confusion["expected"]
     shown = np.arange(len(counts))
     if len(counts) > MAX_LABELS:  # those that are confused most

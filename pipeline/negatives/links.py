@@ -13,8 +13,7 @@ ADDRESS = "http://127.0.0.1:8000/"  # of `heron serve`, by default
 class PageLinks:
     """Addresses of views of the page of `heron serve` for the report's samples.
 
-    Raises:
-        RetrievalError: the address is not that of a web page.
+    Raises a RetrievalError if the address is not that of a web page.
     """
 
     address: str = ADDRESS

@@ -47,13 +47,10 @@ class Miner:
     def begin(self, step: int) -> None:
         """Prepares the folder for a run that starts or resumes at a step; all processes call it.
 
-        The tables of an earlier run are set aside, as its checkpoints are.
-
-        Raises:
-            CheckpointError: a table that the next steps need is missing or damaged; or not all
-                processes see the folder.
-            MissingPackage: FAISS is not installed.
-            RetrievalError: `negatives.gpu` is set, and FAISS has no GPU.
+        The tables of an earlier run are set aside, as its checkpoints are. Raises a CheckpointError
+        if a table that the next steps need is missing or damaged, or not all processes see the
+        folder; a MissingPackage without FAISS; and a RetrievalError if `negatives.gpu` is set, and
+        FAISS has no GPU.
         """
         require("faiss", "negatives.mine")
         if self.config.gpu:
@@ -109,21 +106,16 @@ class Miner:
             self.finish()
 
     def finish(self) -> None:
-        """Waits for the table that is being made.
-
-        Raises:
-            TrainingError: the table could not be made.
-        """
+        """Waits for the table that is being made; TrainingError if it could not be made."""
         work, self._work = self._work, None
         if work is not None:
             with self.evaluator.watchdog.busy():
                 work.result()
 
     def refresh(self, model: Heterogeneous, step: int) -> None:
-        """Embeds the labelled rows, if due after this step, and starts a table; all call it.
+        """Embeds the labelled rows, if due after this step, and starts a table; all must call it.
 
-        Raises:
-            TrainingError: embeddings are not finite.
+        Raises a TrainingError if embeddings are not finite.
         """
         if step % self.config.every_steps:
             return
@@ -201,7 +193,6 @@ def mine(
 
 
 def _step(path: Path) -> int:
-    """Returns the step of a table or of a checkpoint."""
     return int(path.stem.removeprefix("step-"))
 
 

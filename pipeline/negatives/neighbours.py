@@ -84,9 +84,8 @@ def find_neighbours(
 ) -> NearPairs:
     """Finds the nearest labelled samples of randomly drawn anchors, exactly or with an index.
 
-    Raises:
-        RetrievalError: there are no labels or all are the same, k is too large, the index is of
-            other embeddings or another layer, or vectors have no direction.
+    Raises a RetrievalError if there are no labels or all are the same, k is too large, the index is
+    of other embeddings or another layer, or vectors have no direction.
     """
     samples = embeddings.samples
     labelled = np.flatnonzero(samples.known) if samples.names else np.empty(0, np.int64)
@@ -158,8 +157,7 @@ def _check_question(embeddings: Embeddings, question: Question, labelled: Number
 def unit_vectors(embeddings: Embeddings, layer: Layer, numbers: Numbers, views: int = 1) -> Vectors:
     """Returns unit vectors of some samples, view by view: [views, *numbers, dim].
 
-    Raises:
-        RetrievalError: vectors have no direction; names their samples.
+    Raises a RetrievalError that names samples whose vectors have no direction.
     """
     flat = numbers.reshape(-1)
     vectors = embeddings.take(layer, flat).reshape(len(flat), views, -1)

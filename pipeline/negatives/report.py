@@ -46,11 +46,9 @@ def report(
 
     Neighbours are taken from `index`, which must be of the same embeddings, if it is given; `data`
     names the shards with the pictures if they are not those that the embeddings name. Pairs and
-    confused labels link to the page of `heron serve` at `address`.
-
-    Raises:
-        RetrievalError: the question has no answer, or index or data are of other samples.
-        ShardError: `data` is no data set, the disk is full, or a picture cannot be read.
+    confused labels link to the page of `heron serve` at `address`. Raises a RetrievalError if the
+    question has no answer, or index or data are of other samples, and a ShardError if `data` is no
+    data set, the disk is full, or a picture cannot be read.
     """
     links = PageLinks(address)
     pictures, no_pictures = find_pictures(embeddings, data)  # first, so that it fails early

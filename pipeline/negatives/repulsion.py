@@ -84,20 +84,17 @@ def measure_repulsion(
 
     .. math:: g = \tfrac12 [e^{1 - cos(z_{iu}, H(z_{kj}))} + e^{1 - cos(z_{kj}, H(z_{iu}))}]
 
-    which should be small if i and k are alike. The repulsion of a pair is its share of the
-    gradient with respect to its cosine: f for InfoNCE, g f for HeroCon, over their sum over the
-    anchor's negatives, with f = exp(cos / tau). Samples are compared without augmentation.
+    which should be small if i and k are alike. The repulsion of a pair is its share of the gradient
+    with respect to its cosine: f for InfoNCE, g f for HeroCon, over their sum over the anchor's
+    negatives, with f = exp(cos / tau). Samples are compared without augmentation.
 
-    H-SCL's Assumption 1 (Jiang et al., Section IV) says of an anchor x that
-    E_{q_Hcol}[e^g] >= E_{q_H-SCL}[e^g], with g = cos / gamma (unrelated to HeroCon's g): weighted
-    by a hardening eta(g), negatives with its label are nearer on average than those with another
-    label. Then the H-SCL loss is below the H-UCL loss (Lemma 1).
+    H-SCL's Assumption 1 (Jiang et al., Section IV) says of an anchor x that E_{q_Hcol}[e^g] >=
+    E_{q_H-SCL}[e^g], with g = cos / gamma (unrelated to HeroCon's g): weighted by a hardening
+    eta(g), negatives with its label are nearer on average than those with another label. Then the
+    H-SCL loss is below the H-UCL loss (Lemma 1).
 
-    Returns:
-        The measures, with the keys of `negatives.json`; and what was left out, and why.
-
-    Raises:
-        RetrievalError: vectors have no direction.
+    Returns the measures, with the keys of `negatives.json`; and what was left out, and why. Raises
+    a RetrievalError if vectors have no direction.
     """
     pairs, seed, layers = near.pairs, near.question.seed, near.embeddings.manifest.layers
     layer: Layer = "projection" if "projection" in layers else "hidden"
@@ -215,8 +212,8 @@ def _block_sums(
 def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:
     """Returns a function that sums values [anchors, others] by group 0 to 2; it modifies them.
 
-    Group 2 holds most values, so it is summed directly, after the others are set to 0. Group 3,
-    the anchor itself, is left out.
+    Group 2 holds most values, so it is summed directly, after the others are set to 0. Group 3, the
+    anchor itself, is left out.
     """
     minority = np.flatnonzero(groups != 2)
     cells = groups.flat[minority] + 4 * (minority // groups.shape[1])
@@ -237,7 +234,6 @@ def _curve(cells: Numbers, count: int, g: Vectors) -> Sums:
 
 
 def _hardenings(cosine: Vectors, gamma: float) -> Iterator[tuple[str, Vectors]]:
-    """Yields eta and eta e^g of each hardening, by name."""
     e = np.exp((cosine - 1) / gamma)  # the shift cancels in the ratio of the sums
     for name, (kind, value) in HARDENINGS.items():
         eta = e**value if kind == "exp" else (cosine / gamma >= value).astype(np.float32)

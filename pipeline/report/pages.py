@@ -27,8 +27,8 @@ def render(
 ) -> str:
     """Renders a template of `page/`, or of another folder; the value `name` is the page's heading.
 
-    Other templates extend base.html; base.html itself takes `body`, which is HTML. `filters` are
-    added to those of all templates.
+    Other templates extend base.html, which takes `body` as HTML. `filters` are added to those of
+    all templates.
     """
     environment = _environment(folder)
     if filters:
@@ -56,7 +56,6 @@ def figure(chart: Chart) -> str:
 
 @cache
 def _environment(folder: Path) -> jinja2.Environment:
-    """Returns the environment of a folder's templates, each compiled once per process."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, PAGE]),
         autoescape=True,

@@ -86,11 +86,8 @@ def allowed_samples(
 ) -> Allowed:
     """Returns which samples are allowed, never the query, and what counts as far or close.
 
-    `Retriever` describes the arguments.
-
-    Raises:
-        RetrievalError: there is no such filter, relation or distance; nothing is allowed; or the
-            relation needs labels and the query has none.
+    `Retriever` describes the arguments. Raises a RetrievalError for an unknown filter, relation or
+    distance, if nothing is allowed, or if the relation needs labels and the query has none.
     """
     masks: dict[str, Flags] = {}  # by what they select, in words
     if where.strip():

@@ -123,13 +123,12 @@ def build_index(
 ) -> Index:
     """Builds an index of a layer of embeddings, and measures its recall.
 
-    Queries and training sample are drawn from the embeddings by `seed`, without overlap. Queries
-    are in the index, as every sample is; each is left out of its own neighbours.
+    Queries and training sample are drawn without overlap. Queries are in the index, as every sample
+    is; each is left out of its own neighbours.
 
-    Raises:
-        RetrievalError: a vector is not finite, or zero under cosine; keys repeat; the embeddings
-            were altered; the budget is too small; `out` is not empty; or FAISS lacks GPUs.
-        MissingPackage: a map by UMAP is requested, and UMAP is not installed.
+    Raises a MissingPackage if a map by UMAP needs it, and a RetrievalError if a vector is not
+    finite, or zero under cosine; keys repeat; the embeddings were altered; the budget is too small;
+    `out` is not empty; or FAISS lacks GPUs.
     """
     out, count = Path(out), len(embeddings)
     if map == "umap":  # fail before the work rather than after it
@@ -188,7 +187,6 @@ def build_index(
 def _refuse_options(
     embeddings: Embeddings | VectorsInMemory, metric: Metric, recall: float, k: int, queries: int
 ) -> None:
-    """Raises RetrievalError if an option is out of range, or there is nothing to index."""
     if not len(embeddings):
         raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
     if metric not in METRICS:

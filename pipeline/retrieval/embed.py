@@ -55,15 +55,12 @@ def embed(
     """Embeds a data set; every process of a launch must call it.
 
     The run need not be trusted: components that it names by dotted path are imported from the
-    Python path, never from its folder; no data set is built, and none is fetched unless
-    `overrides` name it.
+    Python path, never from its folder; no data set is built, nor any fetched unless `overrides`
+    name it.
 
-    Raises:
-        RetrievalError: `out` holds other embeddings, the data does not fit the model, or
-            embeddings are not finite: names the samples.
-        CheckpointError: there is no checkpoint.
-        ConfigError: an override does not fit, or there is no such split.
-        ShardError: the data set is missing or damaged.
+    Raises a RetrievalError if `out` holds other embeddings, the data does not fit the model, or
+    embeddings are not finite; a CheckpointError, ConfigError or ShardError if the model, an
+    override or split, or the data set is missing or damaged.
     """
     choice, out = choice or Choice(), Path(out)
     if choice.part_rows < 1:
@@ -142,10 +139,9 @@ DROP_RUN_DATA = {
 
 
 def load_for_data(path: Path, overrides: Sequence[str]) -> Config:
-    """Returns a run's experiment; a new `data.path` drops what binds the run to its own data set.
+    """Returns a run's experiment; a new `data.path` drops what binds the run to its data set.
 
-    Raises:
-        ConfigError: an override does not fit.
+    Raises a ConfigError if an override does not fit.
     """
     keys = {override.partition("=")[0] for override in overrides}
     dropped = dict(DROP_RUN_DATA) if "data.path" in keys else {}
@@ -208,7 +204,6 @@ def _roles(reader: Reader, data: Data, split: str) -> Roles:
 
 
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
-    """Returns the layers to write, with their widths."""
     if choice.dtype not in ("float32", "float16"):
         raise RetrievalError(f"unknown dtype '{choice.dtype}'; expected float32 or float16")
     widths = model.widths
@@ -227,8 +222,7 @@ def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
 def _start_folder(embedder: Embedder, plan: dict[str, Any]) -> None:
     """Makes the folder and saves the plan in it, or resumes a folder with the same plan.
 
-    Raises:
-        RetrievalError: the folder holds something else, or two rows have the same key.
+    Raises a RetrievalError if the folder holds something else, or two rows have the same key.
     """
     out = embedder.out
     read_samples(embedder.reader, embedder.rows).refuse_duplicates()

@@ -102,8 +102,7 @@ class Embeddings:
     def open(cls, folder: str | Path, verify: bool = True) -> Self:
         """Opens a folder of embeddings; checks file sizes and, with `verify`, checksums.
 
-        Raises:
-            RetrievalError: it holds none, or they are unfinished or damaged.
+        Raises a RetrievalError if it holds none, or they are unfinished or damaged.
         """
         folder = Path(folder)
         remedy = "give the folder that `heron embed` wrote"
@@ -157,7 +156,6 @@ class Embeddings:
         return self.manifest.samples
 
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
-        """Maps the vectors of a part, as they are stored."""
         record, path = self.layer(layer), self.folder / part_name(layer, number)
         array = map_array(path, EMBED_AGAIN)
         shape = (self.manifest.parts[number].count, record.dim)
@@ -186,11 +184,9 @@ class Embeddings:
 
 
 def choose_data(data: str | None, named: str, by: Path) -> str:
-    """Returns the shards that the user gave, else those that a manifest names.
+    """Returns the user's shards, else those that the manifest in the folder `by` names.
 
-    Raises:
-        RetrievalError: the manifest in the folder `by` names remote shards, which are fetched only
-            when the user gives them.
+    Raises a RetrievalError if those are remote: they are fetched only when the user gives them.
     """
     if data is None and is_remote(named):
         raise RetrievalError(

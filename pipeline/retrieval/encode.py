@@ -53,15 +53,12 @@ class FileEncoder:
         precision: str | None = None,
         trusted: bool = True,
     ) -> Self:
-        """Opens the model whose embeddings an index holds.
+        """Opens the model whose embeddings an index holds, the newest complete checkpoint first.
 
-        The newest complete checkpoint of the run is tried first. `data` are the shards that were
-        embedded, whose manifest has shapes and statistics; `precision` defaults to the run's.
-        `trusted`: see `SamplePictures.open`.
-
-        Raises:
-            RetrievalError: the weights or the data are not those of the index.
-            CheckpointError, ConfigError, ShardError: model or data cannot be opened.
+        `data` are the shards that were embedded, whose manifest has shapes and statistics;
+        `precision` defaults to the run's. `trusted`: see `SamplePictures.open`. Raises a
+        RetrievalError if weights or data are not those of the index, and the errors of opening
+        them.
         """
         folder = _checkpoint_with(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
@@ -79,11 +76,7 @@ class FileEncoder:
         return cls(model, index.layer)
 
     def files(self, arguments: Sequence[str]) -> dict[str, Path]:
-        """Parses `PATH`, or a `VIEW=PATH` per view, into a file for each view the model sees.
-
-        Raises:
-            RetrievalError: they are not exactly the views that the model sees, each once.
-        """
+        """Parses `PATH`, or one `VIEW=PATH` for each view of the model; else RetrievalError."""
         files: dict[str, Path] = {}
         without_view = [a for a in arguments if a.partition("=")[0] not in self.model.stored]
         if len(arguments) == 1 and without_view:
@@ -101,7 +94,6 @@ class FileEncoder:
         return " ".join(f"--file {name}=PATH" for name in self.model.stored)
 
     def _by_view(self, files: FileOrText | Mapping[str, FileOrText]) -> Mapping[str, FileOrText]:
-        """Returns the file of each view."""
         stored = self.model.stored
         if not isinstance(files, Mapping):
             if len(stored) > 1:
@@ -125,8 +117,7 @@ class FileEncoder:
         put in the place of each missing view, and zeros in their own, so that the product with a
         sample's projections is the sum of that vector's cosines with the sample's other views.
 
-        Raises:
-            RetrievalError: a view's file is missing, too large or not of the view's kind.
+        Raises a RetrievalError if a view's file is missing, too large or not of the view's kind.
         """
         view_of = self.model.reader.view
         rows = {n: self._row(view_of(n), file, row) for n, file in self._by_view(files).items()}
@@ -150,7 +141,6 @@ class FileEncoder:
         return np.asarray(vector.numpy(), np.float32)
 
     def _row(self, view: View, file: File, row: int) -> NDArray[Any]:
-        """Returns one row of a stored view, read from a file."""
         data, name = read_file(file)
         if view.kind == "image":
             if data.startswith(NPY):
@@ -183,8 +173,7 @@ class FileEncoder:
     def text(self, text: str) -> NDArray[np.float32]:
         """Returns a vector, [dim], that is nearest to samples whose other views match a text.
 
-        Raises:
-            RetrievalError: the model sees no text, or the index is of another layer.
+        Raises a RetrievalError if the model sees no text, or the index is of another layer.
         """
         reader = self.model.reader
         texts = [name for name in self.model.stored if reader.view(name).kind == "text"]
@@ -199,9 +188,9 @@ class FileEncoder:
     def _picture(self, view: View, data: bytes, name: str) -> NDArray[np.uint8]:
         """Returns a picture as the reader would, had it been in the shards.
 
-        A picture of the stored size, or of any size if the shards' vary, is decoded by the very
-        same code. Others are centre-cropped to the stored aspect ratio and resampled to the stored
-        size. So are pictures that EXIF says are rotated or mirrored, after they are set upright.
+        An upright picture of the stored size, or of any size if the shards' vary, is decoded by the
+        very same code. Others are set upright, centre-cropped to the stored aspect ratio and
+        resampled.
         """
         size, turned = read_size(data, name)
         decoder, reader = self.model.reader.decoders[view.name], self.model.reader
@@ -231,7 +220,6 @@ class FileEncoder:
 
 
 def _checkpoint_with(run: str, sha256: str) -> Path:
-    """Finds the checkpoint of a run whose weights have a checksum, the newest first."""
     newest = locate(run)
     folders = dict.fromkeys([newest, *complete_checkpoints(Path(run) / "checkpoints")])
     matches = (path for path in folders if weights_sha256(path) == sha256)

@@ -43,10 +43,8 @@ def _limits(size: int) -> Iterator[None]:
 def read_faiss(path: Path, plan: Plan) -> Any:
     """Reads a FAISS index, or maps it: pages are then read when a search needs them.
 
-    No array in it may be larger than the file.
-
-    Raises:
-        RetrievalError: FAISS cannot read it, or it does not match the plan.
+    Raises a RetrievalError if FAISS cannot read it, an array in it would be larger than the file,
+    or it does not match the plan.
     """
     flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
     if plan.mapped and plan.lists:
@@ -123,7 +121,7 @@ def _mismatch(index: Any, plan: Plan) -> str:
 
 
 def _flat_properties(flat: Any, role: str, index: Any, count: int) -> list[tuple[str, Any, Any]]:
-    """Returns the properties of a flat index within another: name, actual and expected value."""
+    """Returns properties of a flat index within another: name, actual and expected value."""
     return [
         (f"whether {role} vectors are flat", type(flat) in CLASSES["flat"], True),
         (f"{role} vectors", flat.ntotal, count),

@@ -67,10 +67,8 @@ class _Token(NamedTuple):
 def parse_filter(text: str, names: Sequence[str]) -> Filter:
     """Parses a filter such as "Smiling and not (Male or 'a name with spaces')".
 
-    A quote within quotes is doubled; a label called `and`, `or` or `not` has to be quoted.
-
-    Raises:
-        RetrievalError: the syntax is wrong, with the position of the fault, or a name is no label.
+    A quote within quotes is doubled; a label called `and`, `or` or `not` has to be quoted. Raises a
+    RetrievalError with the position of the fault, or if a name is no label.
     """
     if len(text) > MAX_LENGTH:
         raise RetrievalError(
@@ -116,11 +114,7 @@ def parse_filter(text: str, names: Sequence[str]) -> Filter:
 
 
 def filter_mask(where: str, samples: Samples) -> NDArray[np.bool_]:
-    """Returns which samples pass a filter, bool [N].
-
-    Raises:
-        RetrievalError: it is no filter (see `parse_filter`), or no sample passes it.
-    """
+    """Returns which samples pass a filter, bool [N]; RetrievalError if it is faulty or none do."""
     label_filter = parse_filter(where, samples.names)
     mask = label_filter.mask(samples)
     if not mask.any():
@@ -164,7 +158,6 @@ def _column(token: _Token, names: Sequence[str]) -> int:
 
 
 def _fault(text: str, position: int, fault: str, expected: str) -> RetrievalError:
-    """Returns an error that points at a character of the filter."""
     line = re.sub(r"\s", " ", text)
     return RetrievalError(
         f"the filter cannot be read at character {position + 1}: {fault}; expected {expected}; "

@@ -62,11 +62,7 @@ def vectors_in_memory(
     label_names: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
 ) -> VectorsInMemory:
-    """Returns vectors with their samples; see `Index.build`.
-
-    Raises:
-        RetrievalError: vectors, labels, names or keys do not fit each other.
-    """
+    """Returns vectors with their samples, see `Index.build`; RetrievalError if they do not fit."""
     array = np.asarray(vectors)
     if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
         raise RetrievalError(

@@ -116,7 +116,7 @@ def rotation(dim: int, seed: int) -> Vectors:
     """Returns a random rotation, orthogonal [dim, dim], determined by the seed.
 
     RaBitQ's bound holds for randomly rotated vectors (Gao and Long 2024, section 3.1): one bit per
-    dimension says little of a vector whose norm is in few of them. Distances do not change.
+    dimension says little of a vector whose norm is in few of them.
     """
     noise = np.random.default_rng(seed).standard_normal((dim, dim))
     q, r = np.linalg.qr(noise)

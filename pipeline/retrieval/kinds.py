@@ -135,13 +135,11 @@ def choose_plan(
 ) -> Plan:
     """Returns the plan for a kind, or for the most exact kind that fits a budget.
 
-    `auto` takes `flat` while exact search takes milliseconds (N d <= 2^24), else `ivf`, else
-    `sq8`, else `rabitq` of 6 to 4 bits, else `ivfpq` with as many subvectors as fit, else `ivf`
-    mapped from its file. It never takes `hnsw`, which is slowest to build: request it by name. The
-    default budget is half of the memory that the machine has free.
-
-    Raises:
-        RetrievalError: there is no such kind, too few vectors for it, or too little memory.
+    `auto` takes `flat` while exact search takes milliseconds (N d <= 2^24), else `ivf`, else `sq8`,
+    else `rabitq` of 6 to 4 bits, else `ivfpq` with as many subvectors as fit, else `ivf` mapped
+    from its file; never `hnsw`, which is slowest to build. The budget defaults to half of the free
+    memory. Raises a RetrievalError for an unknown kind, or too few vectors or too little memory for
+    it.
     """
     budget = free_bytes() // 2 if memory_bytes is None else memory_bytes
     count, dim = vectors.count, vectors.dim

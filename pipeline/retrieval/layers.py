@@ -99,9 +99,8 @@ class EmbeddingModel(LayerModel):
     def open(cls, checkpoint: Path, config: Config, device: torch.device) -> Self:
         """Opens the model of a checkpoint, and the data set of `config`.
 
-        Raises:
-            RetrievalError: the data has other shapes than those that the model was trained on.
-            CheckpointError, ConfigError, ShardError: model or data cannot be opened.
+        Raises a RetrievalError if the data has other shapes than those that the model was trained
+        on, and the errors of opening model and data.
         """
         reader = open_reader(config.data)
         views = Views(reader, config.data, device)

@@ -1,7 +1,6 @@
 """A map of an index: two coordinates of every sample, and regions named by their labels.
 
-`heron index` draws it by PCA or, on request, by UMAP (McInnes et al., 2018); the page of
-`heron serve` shows it.
+`heron index` draws it by PCA or UMAP (McInnes et al., 2018); the page of `heron serve` shows it.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,10 +57,8 @@ def draw_map(
 ) -> MapRecord | None:
     """Writes two coordinates of every sample; returns None if there are too few or `kind` is none.
 
-    The projection is fitted on a random sample of the vectors, and then applied to all.
-
-    Raises:
-        MissingPackage: UMAP is requested and not installed.
+    The projection is fitted on a random sample of the vectors. Raises a MissingPackage if UMAP is
+    requested and not installed.
     """
     count = len(samples)
     if kind == "none" or count < MIN_SAMPLES:
@@ -133,11 +130,7 @@ class SampleMap:
 
     @classmethod
     def of(cls, index: "Index") -> Self | None:
-        """Reads the map of an index, or returns None if it has none.
-
-        Raises:
-            RetrievalError: the file is missing, or not what it should be.
-        """
+        """Reads an index's map, None if it has none; RetrievalError if its file is damaged."""
         record = index.manifest.map
         if record is None:
             return None
@@ -163,11 +156,9 @@ class SampleMap:
     def inside(self, outline: str) -> NDArray[np.bool_]:
         """Returns which samples lie within an outline, bool [N], by the even-odd rule.
 
-        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", from 0 to `GRID` + 1; a sample lies in
-        the middle of its grid cell, and so never on an edge along the grid.
-
-        Raises:
-            RetrievalError: it is no outline.
+        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", from 0 to `GRID` + 1. A sample lies in
+        the middle of its grid cell, and so never on an edge along the grid. Raises a RetrievalError
+        if it is no outline.
         """
         words = outline.split(",")
         valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)

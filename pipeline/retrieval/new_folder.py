@@ -15,8 +15,7 @@ from heron.pipeline.config.errors import RetrievalError
 def new_folder(out: Path) -> Iterator[Path]:
     """Makes a hidden folder beside `out`, renamed to `out` on success and removed otherwise.
 
-    Raises:
-        RetrievalError: `out` is not empty, or another build is writing it or has just written it.
+    Raises a RetrievalError if `out` is not empty, or another build writes it or has just done so.
     """
     _refuse_taken(out)
     target = out.resolve()  # a link may lead to another disk
@@ -67,7 +66,6 @@ def _lock(path: Path, work: Path) -> Iterator[None]:
 
 
 def _is_file_at(path: Path, descriptor: int) -> bool:
-    """Returns whether an open file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -39,11 +39,8 @@ class SamplePictures:
         """Opens shards: a folder, or a URL, which is read as the run's configuration says.
 
         `trusted` says that the user gave the run, and so its `data.storage_options`, which may lead
-        to other addresses.
-
-        Raises:
-            RetrievalError: an address needs options of a run that the user did not give.
-            ShardError: the shards are missing or damaged.
+        to other addresses; a RetrievalError is raised if an address needs those of a run that is
+        not trusted, and a ShardError if the shards are missing or damaged.
         """
         if is_remote(data):
             try:
@@ -58,9 +55,8 @@ class SamplePictures:
     def of(self, samples: Samples, number: int) -> Image.Image | None:
         """Returns a sample's picture, RGB, in its stored size; None if it has none.
 
-        Raises:
-            RetrievalError: the shards hold another sample there, or no picture.
-            ShardError: a shard is missing or damaged.
+        Raises a RetrievalError if the shards hold another sample there, or no picture, and a
+        ShardError if a shard is missing or damaged.
         """
         row, key, reader = int(samples.rows[number]), samples.key(number), self.reader
         stored_key = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"

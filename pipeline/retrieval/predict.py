@@ -24,12 +24,9 @@ def predict_rows(
 ) -> tuple[list[str], Predictions, list[str]]:
     """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
 
-    Returns keys of the rows, their predictions, and the names of the labels.
-
-    Raises:
-        InputError: there is no classifier, and the data set is not the run's own, on which a probe
-            could be trained.
-        CheckpointError, ConfigError, RetrievalError, ShardError: see `embed.embed`.
+    Returns keys of the rows, their predictions, and the names of the labels. Raises the errors of
+    `embed.embed`, and an InputError if there is no classifier, and the data set is not the run's
+    own, on which a probe could be trained.
     """
     checkpoint = locate(run)
     overrides = [*overrides, *([] if data is None else [f"data.path={data}"])]

@@ -84,13 +84,10 @@ class Retriever:
     ) -> Self:
         """Opens an index, and the embeddings that it was built from if they are still there.
 
-        Embeddings, run and data default to those that the index names; model and shards are
-        opened when a query needs them. Remote shards must be given here: they are not fetched
-        just because an index names them.
-
-        Raises:
-            RetrievalError: there is no sound index, its embeddings were altered, or `embeddings`
-                are not those of the index.
+        Embeddings, run and data default to those that the index names; model and shards are opened
+        when a query needs them. Remote shards must be given here: they are not fetched just because
+        an index names them. Raises a RetrievalError if there is no sound index, its embeddings were
+        altered, or `embeddings` are not those of the index.
         """
         opened = Index.open(Path(index), verify, gpu)
         if embeddings is None and not opened.manifest.embeddings:
@@ -125,11 +122,8 @@ class Retriever:
         """Returns the samples nearest to the sample with a key.
 
         `far` is the least label distance of a hard negative; `pipeline.negatives.definition` gives
-        the default.
-
-        Raises:
-            RetrievalError: there is no such sample, k or filter; nothing passes the filter; or the
-                relation needs labels and the query has none.
+        the default. Raises a RetrievalError if there is no such sample, k or filter; nothing passes
+        the filter; or the relation needs labels and the query has none.
         """
         number = self.samples.find(key)
         vector, origin = self.vector(number)
@@ -142,9 +136,7 @@ class Retriever:
         """Returns the samples nearest to the mean of several, which are not among the hits.
 
         Under cosine each example counts as a unit vector. The query has the labels that all share.
-
-        Raises:
-            RetrievalError: there is no such sample, k or filter; or nothing passes the filter.
+        Raises a RetrievalError if there is no such sample, k or filter, or nothing passes.
         """
         if not keys:
             raise RetrievalError("there are no keys; expected the key of one sample at least")
@@ -175,9 +167,8 @@ class Retriever:
     ) -> Answer:
         """Returns the samples whose other views are nearest to a text: see `FileEncoder.text`.
 
-        Raises:
-            RetrievalError: the model sees no text, the index is not of projections, or as in
-                `by_file`.
+        Raises a RetrievalError if the model sees no text, the index is not of projections, or as
+        `by_file`.
         """
         query = Query(None, text, [], f"the text, by the model of {self.run}")
         with self._lock:
@@ -200,11 +191,9 @@ class Retriever:
         path or the bytes of a JPEG, a PNG or an npy file of vector rows; if the model sees several
         stored views, a mapping from each view's name to its file.
 
-        Raises:
-            RetrievalError: it is no such file, the model is not that of the index, or as in
-                `by_key`.
-            CheckpointError: there is no model.
-            ShardError: there is no data set to give the input its shapes and statistics.
+        Raises a RetrievalError if it is no such file, the model is not that of the index, or as
+        `by_key`; a CheckpointError without a model; a ShardError without data to give shapes and
+        statistics.
         """
         files = list(file.values()) if isinstance(file, Mapping) else [file]
         paths = [str(path) for path in files if not isinstance(path, bytes)]
@@ -241,8 +230,7 @@ class Retriever:
     ) -> Answer:
         """Returns the samples nearest to a vector of the index's layer, float [dim].
 
-        Raises:
-            RetrievalError: it is no such vector, or as in `by_key`.
+        Raises a RetrievalError if it is no such vector, or as `by_key`.
         """
         if vector.ndim != 1 or vector.dtype.kind not in "fiu":
             raise RetrievalError(
@@ -294,12 +282,7 @@ class Retriever:
         )
 
     def picture(self, number: int) -> Image.Image | None:
-        """Returns the picture of a sample, RGB, or None where it has none.
-
-        Raises:
-            RetrievalError: the shards have changed since, or the picture cannot be read.
-            ShardError: the shards are missing or damaged.
-        """
+        """Returns a sample's picture, RGB, or None; raises the errors of `SamplePictures.of`."""
         with self._lock:
             return self._pictures.of(self.samples, number)
 

@@ -68,9 +68,8 @@ class ExactSearch:
     def recall(self, neighbours: Numbers) -> float:
         """Returns recall@k: the share of the exact k nearest that a search has found.
 
-        `neighbours` are its results, [queries, k + 1], matched by number. A sample as near as the
-        k-th nearest, within float32 rounding, is right as well, as exact search takes any among
-        equal vectors.
+        `neighbours` are its results, [queries, k + 1]. A sample as near as the k-th nearest, within
+        float32 rounding, is right as well, as exact search takes any among equal vectors.
         """
         neighbours = neighbours[without_own(neighbours, self.query_numbers)].reshape(-1, self.k)
         correct = (neighbours[:, :, None] == self.numbers[:, None, :]).any(2)

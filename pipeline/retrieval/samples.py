@@ -60,11 +60,7 @@ class Samples:
         return bytes(self.keys[number]).decode()
 
     def find(self, key: str) -> int:
-        """Returns the number of the sample with a key.
-
-        Raises:
-            RetrievalError: none has this key; names the nearest ones.
-        """
+        """Returns the number of the sample with a key; else a RetrievalError names near keys."""
         position = self._position(key.encode())
         if position < len(self) and self.keys[self._order[position]] == key.encode():
             return int(self._order[position])
@@ -137,8 +133,8 @@ class Samples:
         """Returns the distances of pairs of samples in label space, from 0 (same labels) to 1.
 
         It is the share of labels in which two samples differ, HeroCon's dist(y_i, y_j) / c (Eq. 7),
-        or H-SCL's and SupCon's 0 or 1 if classes are exclusive; NaN if either has no label.
-        `first` and `second` are numbers of samples, of shapes that broadcast.
+        or H-SCL's and SupCon's 0 or 1 if classes are exclusive; NaN if either has no label. `first`
+        and `second` are numbers of samples, of shapes that broadcast.
         """
         differ = label_difference(self.targets, first, second, self.exclusive)
         distance = (differ / self.max_difference).astype(np.float32)
@@ -166,11 +162,7 @@ class Samples:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Maps the arrays of a folder.
-
-        Raises:
-            RetrievalError: a file is missing, or not what it should be.
-        """
+        """Maps the arrays of a folder; RetrievalError if a file is missing or damaged."""
         keys, rows, targets, known = (map_array(folder / name, REMEDY) for name in FILES[:-1])
         path = folder / FILES[-1]
         try:

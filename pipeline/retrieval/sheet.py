@@ -84,11 +84,8 @@ def draw_answer(
 ) -> Image.Image:
     """Draws an answer as a sheet: the query, framed, then the hits with score, key and labels.
 
-    `picture` shows a query that is no sample.
-
-    Raises:
-        RetrievalError: the samples have no pictures, or as in `SamplePictures.of`.
-        ShardError: the shards are missing or damaged.
+    `picture` shows a query that is no sample. Raises a RetrievalError if the samples have no
+    pictures, and the errors of `SamplePictures.of`.
     """
     query = answer.query
     if query.number is not None:

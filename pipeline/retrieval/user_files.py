@@ -22,11 +22,7 @@ File = str | Path | bytes
 
 
 def read_file(file: File) -> tuple[bytes, str]:
-    """Returns the bytes of a file, and its name for messages.
-
-    Raises:
-        RetrievalError: there is no file, or it is too large.
-    """
+    """Returns a file's bytes, and its name for messages; RetrievalError if missing or too large."""
     if isinstance(file, bytes):
         return file, "the file"
     path = Path(file)
@@ -51,8 +47,7 @@ def vector_row(
 ) -> NDArray[np.float32]:
     """Returns a row of an npy file of numbers, float32 [width], without unpickling.
 
-    Raises:
-        RetrievalError: it is no such array, has no such row, or the row is not finite.
+    Raises a RetrievalError if it is no such array, has no such row, or the row is not finite.
     """
     try:
         array = array_at(data, 0, len(data), name)
@@ -80,11 +75,7 @@ def vector_row(
 
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:
-    """Returns the bytes of a file of any size, memory-mapped.
-
-    Raises:
-        RetrievalError: there is no file, or it is empty.
-    """
+    """Returns the bytes of a file of any size, mapped; RetrievalError if it is missing or empty."""
     try:
         return np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as fault:
@@ -94,11 +85,8 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
 def read_size(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
     """Returns a picture's stored height and width, and whether EXIF says that it is not upright.
 
-    Only headers are read, so that pictures that are too large are refused before decoding. `name`
-    is for messages.
-
-    Raises:
-        RetrievalError: it is neither a JPEG nor a PNG, or is too large.
+    Only headers are read, so that too large pictures are refused before decoding. Raises a
+    RetrievalError for those, and for what is neither a JPEG nor a PNG. `name` is for messages.
     """
     if len(data) > MAX_FILE_BYTES:
         raise RetrievalError(
@@ -136,10 +124,9 @@ def _orientation(image: Image.Image) -> int:
 
 
 def upright_picture(data: bytes, name: str) -> Image.Image:
-    """Returns the picture in a file, set upright as EXIF says; RGB, or L if it is grey.
+    """Returns a file's picture, upright by EXIF; RGB, or L if it is grey.
 
-    Raises:
-        RetrievalError: it is no picture, damaged or too large.
+    Raises a RetrievalError if it is no picture, damaged or too large.
     """
     _, turned = read_size(data, name)
     try:

@@ -85,8 +85,7 @@ def host_name(host: str) -> str | None:
 class Lingering:
     """A transport that closes once the client has stopped sending, or after `LINGER_S`.
 
-    Closing while data still arrive would send a reset, which may reach the client before the
-    answer.
+    Closing earlier would send a reset, which may reach the client before the answer.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: "BoundedConnection") -> None:

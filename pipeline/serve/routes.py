@@ -76,7 +76,6 @@ def index_routes(retriever: Retriever, bounds: Bounds, indexes: Sequence[str]) -
 def _add_sample_routes(
     routes: APIRouter, retriever: Retriever, bounds: Bounds, selection: "Selection"
 ) -> None:
-    """Adds the routes of single samples: keys, labels, a random one, pictures."""
     samples, in_thread = retriever.samples, asyncio.to_thread
     generator = np.random.default_rng()
     thumbnail = lru_cache(CACHED_THUMBNAILS)(lambda number: _thumbnail(retriever, number))
@@ -117,7 +116,6 @@ def _add_sample_routes(
 def _add_query_routes(
     routes: APIRouter, retriever: Retriever, bounds: Bounds, selection: "Selection"
 ) -> None:
-    """Adds the routes of queries: by samples, by words, by a file."""
     samples, in_thread = retriever.samples, asyncio.to_thread
 
     def to_json(answer: Answer) -> dict[str, Any]:
@@ -178,7 +176,6 @@ def _add_query_routes(
 def _add_selection_routes(
     routes: APIRouter, samples: Samples, bounds: Bounds, selection: "Selection"
 ) -> None:
-    """Adds the routes of many samples: label counts, keys, the map and its colours."""
     in_thread = asyncio.to_thread
 
     @routes.get("/facets")

@@ -82,8 +82,7 @@ def _answer_faults(app: FastAPI) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Returns a listening socket; port 0 takes a free one.
 
-    Raises:
-        RetrievalError: the port is taken, or the address is not one of this machine.
+    Raises a RetrievalError if the port is taken, or the address is not one of this machine.
     """
     if not 0 <= port < 2**16:
         raise RetrievalError(f"port {port}; expected 0 to {2**16 - 1:,}; 0 takes a free one")
@@ -100,8 +99,7 @@ def listen(host: str, port: int) -> socket.socket:
 def choose_token(listening: socket.socket, token: str | None) -> str | None:
     """Returns the token that requests need; without one given, a random one, and on loopback None.
 
-    Raises:
-        ConfigError: the given token can be guessed, or cannot stand in an address.
+    Raises a ConfigError if the given token can be guessed, or cannot stand in an address.
     """
     if token is None:
         return None if _on_loopback(listening) else secrets.token_urlsafe(32)

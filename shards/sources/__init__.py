@@ -67,8 +67,7 @@ def make_source(name: str, options: Mapping[str, Any]) -> Source:
 def find_source(name: str) -> type[Source]:
     """Returns the class of a source: one of SOURCES, or your own by its dotted path.
 
-    Raises:
-        SourceError: there is no such class, it is not a source, or it is not complete.
+    Raises SourceError where there is no such class, or it is not a complete source.
     """
     if name in SOURCES:
         return SOURCES[name]

@@ -19,9 +19,8 @@ MAX_VALUES = 1 << 29  # of a file: a sparse row of two bytes has as many feature
 class ArffFile(NamedTuple):
     """An ARFF file: the possible values of each attribute, and its rows.
 
-    `kinds` has the possible values of nominal attributes, and () for numeric ones. `values` is
-    float64 [rows, attributes]; a nominal value is stored as its index in `kinds`, or as itself if
-    the possible values are 0 and 1, in either order.
+    `kinds` has () for numeric attributes. `values` is float64 [rows, attributes]; a nominal value
+    is its index in `kinds`, or itself if the possible values are 0 and 1, in either order.
     """
 
     file: str
@@ -125,10 +124,7 @@ def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArr
 
 
 def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> dict[int, str]:
-    """Returns the cells of a sparse row by column number.
-
-    A missing cell stands for 0 if numeric, and for the first value of its type if nominal.
-    """
+    """Returns a sparse row's cells by column; a missing one is 0, or its type's first value."""
     if not text.endswith("}"):
         raise SourceError(
             f"{where}: found a sparse row that ends with {text[-20:]!r}; expected '}}' at its end; "

@@ -83,7 +83,6 @@ class Arrays(NamedArrays):
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        """The .npy file of each array."""
         entries = [value.partition("=") for value in self.npy or []]
         return {name: Path(file) for name, _, file in entries}
 

@@ -64,16 +64,8 @@ def with_unknown(
 ) -> tuple[NDArray[np.uint8], Labels]:
     """Converts multi-label rows, single labels of which may be unknown, to their stored form.
 
-    Args:
-        values: 0 or 1 where a label is known; NaN, -1 or 255 where it is not, [rows, labels].
-        names: of the labels.
-        where: names the array in messages.
-
-    Returns:
-        0, 1, or 255 where a label is unknown, [rows, labels]; and the description of the labels.
-
-    Raises:
-        SourceError: a value is none of these, or there is not one column for each name.
+    `values` [rows, labels] are 0 or 1, or NaN, -1 or 255 where unknown, which is stored as 255.
+    Raises SourceError, which says `where`, for other values, or unless each name has a column.
     """
     if values.shape[1:] != (len(names),):
         raise SourceError(
@@ -328,12 +320,7 @@ class FileSource(Source):
 
 
 def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:
-    """Returns the row numbers of splits that are laid end to end.
-
-    Args:
-        rows: the number of rows in each split.
-        merge: return them all as the one split `all`.
-    """
+    """Returns the rows of splits that are laid end to end; `merge` makes them one split, `all`."""
     splits, start = {}, 0
     for split, count in rows.items():
         splits[split] = range(start, start + count)

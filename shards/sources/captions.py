@@ -114,7 +114,6 @@ class Captions(FileSource):
         return [(picture, text) for picture, text in stems.values()]
 
     def _read_csv(self, path: Path) -> list[tuple[str, str]]:
-        """Returns the (picture, caption) rows of a CSV."""
         try:
             with path.open(encoding="utf-8-sig", newline="") as stream:
                 lines = [row for row in csv.reader(stream, strict=True) if row]

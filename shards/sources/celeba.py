@@ -187,7 +187,6 @@ class CelebA(FileSource):
 
     @cached_property
     def _images(self) -> _Images:
-        """The pictures of the zip or the folder."""
         path, archive = self.images, None
         if path.is_dir():
             path = path.resolve()
@@ -237,8 +236,7 @@ def _gaps(
 def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _List:
     """Reads a picture from each line: its file name, and one of the `words` for each column.
 
-    list_attr_celeba.txt is `counted`: it begins with a line of the count of pictures and one of the
-    names of the columns. list_eval_partition.txt has no such lines, and one column.
+    A `counted` list, as list_attr_celeba.txt, begins with a line of the count and one of names.
     """
     where, lines = _read_lines(path)
     columns, count, first = ["split"], None, 1
@@ -284,10 +282,7 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
 
 
 def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-    """Returns the name of a list for messages, and the number and words of each line not blank.
-
-    The list may be in a zip.
-    """
+    """Returns a list's name, and number and words of each line not blank; it may be in a zip."""
     data, where = path.read_bytes(), path.name
     if data.startswith(ZIP):
         with open_zip(path, "a zip of one list") as archive:
@@ -305,12 +300,7 @@ def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
 
 
 def describe_face(names: Set[str], draw: np.random.Generator) -> str:
-    """Returns a random caption of a face: who it is, and at most `MAX_FEATURES` features.
-
-    Args:
-        names: attributes that the face has.
-        draw: chooses the features, their words and their order.
-    """
+    """Returns a random caption of a face with these attributes; it names `MAX_FEATURES` at most."""
     male, young = "Male" in names, "Young" in names
     who = ("man" if young else "older man") if male else ("woman" if young else "older woman")
     start = ("a picture of {}", "{}", "the face of {}")[draw.integers(3)]

@@ -229,7 +229,6 @@ def read_picture(folder: Path, path: str, kind: Kind | None = None) -> bytes:
 
 @contextmanager
 def _picture_errors(folder: Path, path: str) -> Iterator[None]:
-    """Turns a ValueError into a SourceError that names the picture."""
     try:
         yield
     except ValueError as fault:

@@ -64,7 +64,6 @@ class Frames(SyntheticSource):
         return waves, inputs, outputs
 
     def _draw_block(self, split: str, block: int) -> tuple[NDArray[Any], ...]:
-        """Returns the views and the labels of a block."""
         rows = self.block_rows or 1
         waves, inputs, outputs = self._shared
         random = np.random.default_rng([self.seed, 1 + (split == "test"), block])

@@ -64,7 +64,6 @@ class Idx(FileSource):
 
     @model_validator(mode="after")
     def _refuse_unused_options(self) -> Self:
-        """Refuses options that have no effect, which are mistakes."""
         unused, where, remedy = ["noise_mean", "noise_std"], "uniform noise has", "gaussian"
         if self.view_kind == "plain":
             unused, where, remedy = ["noise", "noise_law", *unused], "a plain view has", "noise"

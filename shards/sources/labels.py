@@ -28,18 +28,10 @@ def encode_labels(
 ) -> tuple[Labels, NDArray[Any]]:
     """Returns the description of labels, and their array as `Labels` stores it.
 
-    The classes are the sorted distinct values; with `names`, they are the numbers 0, 1, ... that it
-    names. A single column [rows, 1] is the same as [rows].
-
-    Args:
-        array: whole numbers or strings, [rows] or [rows, labels].
-        where: names the array in messages.
-        kind: of the labels; None: multi_label of two columns or more, multi_class of one.
-        names: of the labels or classes.
-        minus_one: see `MINUS_ONE`.
-
-    Raises:
-        SourceError: the array holds no labels, or they are ambiguous.
+    `array` has whole numbers or strings, [rows] or [rows, labels]; a single column is the same as
+    [rows]. The classes are the sorted distinct values; with `names`, they are the numbers 0, 1, ...
+    that it names. A `kind` of None is multi_label for two columns or more, multi_class for one.
+    Raises SourceError, which says `where`, if there are no labels, or ambiguous ones.
     """
     if array.ndim not in (1, 2) or array.dtype.kind not in "iubUS" or not array.size:
         raise SourceError(
@@ -80,8 +72,7 @@ def encode_labels(
 def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int64]]:
     """Returns the distinct texts, sorted as numbers if all are, and the class of each text.
 
-    Raises:
-        SourceError: two of them are one number.
+    Raises SourceError where two of them are one number.
     """
     names = sorted(set(texts))
     values = {name: parse_number(name) for name in names}
@@ -100,7 +91,6 @@ def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int6
 def _encode_classes(
     column: NDArray[Any], where: str, names: list[str] | None, minus_one: MinusOne | None
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Returns the names of the classes, and the class of each row."""
     if column.dtype.kind == "U":
         texts = column.tolist()
         if "" in texts:
@@ -141,7 +131,6 @@ def _encode_binary(
     names: list[str] | None,
     minus_one: MinusOne | None,
 ) -> tuple[Labels, NDArray[np.uint8]]:
-    """Returns labels that are 0 or 1 in each column."""
     if array.dtype.kind == "U":
         raise SourceError(
             f"{where} is {array.dtype} {array.shape}; expected 0/1 in {kind} labels; see "

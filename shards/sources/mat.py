@@ -122,7 +122,6 @@ class Mat(NamedArrays):
         return int(shared.pop())
 
     def _samples_last(self, name: str) -> bool:
-        """Returns whether an array has its samples along its last axis."""
         array, count = self._stored[name], self._count
         if array.ndim < 2 or count not in (array.shape[0], array.shape[-1]):
             return False
@@ -165,11 +164,8 @@ class Mat(NamedArrays):
 def read_value(file: MatlabFile, name: str) -> Value:
     """Returns an array of numbers, or of texts, or the matrices of a cell, column by column.
 
-    A full matrix is mapped into memory; anything else is read into memory, 1 GiB at most. A
-    cell of texts becomes one array of them.
-
-    Raises:
-        SourceError: the variable is none of these, is too large, or is damaged.
+    A full matrix is mapped into memory; anything else is read into memory, 1 GiB at most. A cell of
+    texts becomes one array. Raises SourceError for other, larger or damaged variables.
     """
     variable = file.variables[name]
     if variable.kind in NUMERIC and len(variable.shape) == 2 and 0 not in variable.shape:

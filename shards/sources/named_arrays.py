@@ -153,7 +153,6 @@ class NamedArrays(FileSource):
         return self.array(name).dtype.kind in WHOLE_NUMBERS and not self._is_pictures(name)
 
     def _is_pictures(self, name: str) -> bool:
-        """Returns whether an array has the form of raw pictures."""
         array = self.array(name)
         return array.dtype == np.uint8 and array.ndim in PICTURE_AXES
 

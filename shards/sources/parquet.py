@@ -130,7 +130,6 @@ class Parquet(FileSource):
 
     @cached_property
     def _paths(self) -> dict[str, list[Path]]:
-        """The files of each split."""
         splits: dict[str, list[Path]] = {}
         if self.hub:
             splits = group_by_split(fetch(self.hub, self.subset))
@@ -188,7 +187,6 @@ class Parquet(FileSource):
         return views
 
     def _labels(self) -> tuple[Labels, NDArray[Any]]:
-        """Returns the description of the labels, and those of all rows."""
         total = sum(self._rows.rows)
         if not self.label:
             return Labels(kind="none", names=[]), np.full(total, -1)

@@ -66,18 +66,11 @@ def group_by_split(files: list[tuple[str, Path]]) -> dict[str, list[Path]]:
 
 
 def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
-    """Fetches the Parquet files of a data set on the Hub, unless `huggingface_hub` cached them.
+    """Fetches the Parquet files of OWNER/NAME@COMMIT from the Hub, or from its local cache.
 
-    Args:
-        name: OWNER/NAME@COMMIT.
-        subset: the folder whose files are fetched; None: all.
-
-    Returns:
-        Each file's path on the Hub, and its local path.
-
-    Raises:
-        SourceError: there is no such data set or commit, it has no such files or too many bytes, or
-            the Hub cannot be reached.
+    Returns each file's path on the Hub and its local path; with `subset`, of that folder alone.
+    Raises SourceError where the Hub has no such data set, commit or files, or too many bytes, or
+    cannot be reached.
     """
     try:
         from huggingface_hub import HfApi, hf_hub_download

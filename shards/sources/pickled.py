@@ -72,15 +72,8 @@ def read_pickle(data: bytes, where: str) -> Any:
     """Returns the value of a pickle: dicts, lists, tuples, texts, bytes, numbers, uint8 arrays.
 
     The only globals allowed are the three of a NumPy array, replaced by stand-ins that check their
-    arguments; any other is refused, so that a pickle can run nothing. Keys of a top-level dict are
-    texts.
-
-    Args:
-        data: the pickle, of Python 2 or 3 (protocols 2 to 5).
-        where: names the file in messages.
-
-    Raises:
-        SourceError: the pickle holds anything else, or is damaged.
+    arguments, so that a pickle can run nothing. Keys of a top-level dict are texts. It reads
+    pickles of Python 2 and 3 (protocols 2 to 5); all else is a SourceError that says `where`.
     """
     try:
         _check_opcodes(data)

@@ -149,7 +149,6 @@ class Table(FileSource):
 
     @cached_property
     def _sheets(self) -> list[Sheet]:
-        """The contents of the files."""
         sheets = []
         for value, path in zip(self.csv, self.files, strict=True):
             view = value.partition("=")[0] if _path_of(value) != value else path.stem
@@ -163,7 +162,6 @@ class Table(FileSource):
         return sheets
 
     def _check_rows(self) -> None:
-        """Refuses files that do not have the same rows."""
         first, *others = self._sheets
         for sheet in others:
             if len(sheet.rows) != len(first.rows):
@@ -258,7 +256,6 @@ class Table(FileSource):
         return columns
 
     def _labels(self, columns: list[tuple[int, int]]) -> tuple[Labels, NDArray[Any]]:
-        """Returns the description of the labels, and those of each row."""
         texts = []
         for number, column in columns:
             sheet = self._sheets[number]

@@ -117,7 +117,6 @@ class Xrmb(FileSource):
         )
 
     def _names(self, first: MatlabFile, second: MatlabFile) -> dict[str, _Names]:
-        """Returns the names of the variables of each split that is read."""
         variables = {*first.variables, *second.variables}
         present = [split for split in PARTS if variables.intersection(PARTS[split])]
         requested: Sequence[str] = self.parts or present or ["train"]
