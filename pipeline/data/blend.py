@@ -1,6 +1,6 @@
 """Streams that combine others by index arithmetic: sources by weight, or classes in turn.
 
-Batch t is a function of t alone: any number of processes or workers, and a restart, give the same.
+Batch t is a function of t alone: the same for any processes and workers, and after a restart.
 """
 
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ class Blend:
 
 
 def apportion(batch: int, weights: Sequence[float], name: str) -> list[int]:
-    """Apportions rows by largest remainders, ties to the first; ConfigError if a source has none."""
+    """Apportions rows by largest remainders, ties to the first; ConfigError if any source has 0."""
     quotas = np.array(weights) / sum(weights) * batch
     rows = np.floor(quotas).astype(int)
     rows[np.argsort(rows - quotas, kind="stable")[: batch - int(rows.sum())]] += 1

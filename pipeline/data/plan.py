@@ -272,7 +272,7 @@ class Stream:
         return self.rows % self.batch
 
     def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
-        """Returns rows of global batch t = 0, 1, ... of the run, ordered by canonical stream."""
+        """Returns rows of global batch t = 0, 1, ... (or a slice) by canonical stream, [rows]."""
         rows: Rows = self.rows_of_batches(np.array([t]), local)[0]
         return rows
 

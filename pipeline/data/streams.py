@@ -244,7 +244,7 @@ def refuse_unscored(reader: Reader, roles: Roles) -> None:
 
 
 def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
-    """Returns the labelled stream with mined hard negatives; ConfigError if no labels define them."""
+    """Returns the labelled stream with hard negatives; ConfigError if no labels define them."""
     supported = "multi_label", "multi_class", "hierarchical"
     if random is None or isinstance(random, Balanced) or kind not in supported:
         reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
