@@ -32,8 +32,7 @@ class Batch:
         stored: stored views by name, each [rows, ...].
         targets: 0/1 labels of the labelled rows, [labelled, labels].
         indices: numbers of the rows in the data set, [rows].
-        rng_keys: keys of each row's random numbers in its stream's epoch, [rows]; see
-            `random_keys`.
+        rng_keys: each row's key in its stream's epoch, [rows]; see `random_keys`.
         sizes: number of this process's rows of each stream of the run, in order; may be 0.
         paths: hierarchical labels of the labelled rows, [labelled, levels], if there are any.
         lost: rows that could not be read, and the reasons; other rows replace them.
@@ -92,13 +91,8 @@ def array_specs(
 ) -> dict[str, ArraySpec]:
     """Returns the shape and dtype of every array of a batch.
 
-    Args:
-        reader: decodes the views.
-        stored: names of the stored views.
-        rows: number of rows.
-        targets: shape of the labels, [labelled, labels].
-        levels: number of levels of hierarchical labels.
-        n_model_views: number of the model's views where rows may lack some, else 0.
+    `targets` is the shape of the labels, [labelled, labels]; `levels` is the depth of hierarchical
+    ones. `n_model_views` is 0 unless rows may lack some of the model's views.
     """
     decoders = {name: reader.decoders[name] for name in stored}
     views = {
@@ -155,7 +149,6 @@ class ShardBatches:
         return [len(rows) for _, rows in drawn], lost
 
     def _local_rows(self, t: int) -> list[tuple[AnyStream, Rows]]:
-        """Returns each stream of the run with this process's rows of batch t."""
         streams = self.streams.labelled, self.streams.unlabelled
         return [
             (s, s.batch_rows(t, even_slice(s.batch, self.rank, self.world))) for s in streams if s
@@ -183,10 +176,7 @@ class ShardBatches:
         return replaced
 
     def _next_readable(self, stream: AnyStream, row: int) -> int:
-        """Returns the next readable row of a stream, in the data set's order.
-
-        So the substitute is the same for any number of processes and after a restart.
-        """
+        """Returns the next readable row by number: the same on any process and after a restart."""
         lost = self.streams.reader.lost
         for candidate in stream.by_shard.following(row):
             if candidate not in lost:

@@ -1,7 +1,6 @@
-"""Streams that combine others: sources by weight, or classes in turn.
+"""Streams that combine others by index arithmetic: sources by weight, or classes in turn.
 
-Both are index arithmetic over their streams, so batch t is a function of t alone: the same for any
-number of processes and loader workers, and after a restart.
+Batch t is a function of t alone: the same for any processes and workers, and after a restart.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,10 @@ from heron.pipeline.data.plan import Listed, Rows, ShardRows, Stream, positions_
 class Balanced:
     """A stream that takes a row of each class in turn (class-aware sampling, Shen et al. 2016).
 
-    Draw n of the run, with `batch` draws a step, is the next row of class n mod classes. So all
-    classes are equally frequent whatever their sizes, and rows of small ones repeat more often.
-    Where labels are not exclusive, a row is in the class of each of its labels.
+    Draw n of the run is the next row of class n mod classes, so classes are equally frequent
+    whatever their sizes. A row with several labels is in the class of each.
 
     Attributes:
-        name: of the stream.
         classes: endless streams of batch 1, one over the rows of each class.
         batch: rows of the global batch.
         by_shard: the rows of each shard that take part, each once.
@@ -77,12 +74,8 @@ class Balanced:
 class Blend:
     """A stream in which every batch has a fixed number of rows of each source.
 
-    Each source has its own epochs, so a small one repeats sooner than a large one. The rows of
-    each source are spread over the batch, so processes get nearly equal shares of it.
-
-    Attributes:
-        name: of the stream.
-        streams: one for each source.
+    Each source is a stream with its own epochs, so a small one repeats sooner than a large one. The
+    rows of each source are spread over the batch, so processes get nearly equal shares of it.
     """
 
     name: str
@@ -133,11 +126,7 @@ class Blend:
 
 
 def apportion(batch: int, weights: Sequence[float], name: str) -> list[int]:
-    """Returns each source's rows of a batch: by largest remainders, ties to the first source.
-
-    Raises:
-        ConfigError: a source would have no row.
-    """
+    """Apportions rows by largest remainders, ties to the first; ConfigError if any source has 0."""
     quotas = np.array(weights) / sum(weights) * batch
     rows = np.floor(quotas).astype(int)
     rows[np.argsort(rows - quotas, kind="stable")[: batch - int(rows.sum())]] += 1

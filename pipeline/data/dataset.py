@@ -37,10 +37,8 @@ def build_data(data: Data, progress: bool = True) -> None:
 def open_reader(data: Data) -> Reader:
     """Opens the shards, with decoders that give pictures at the size that the views need.
 
-    Raises:
-        ConfigError: a stored view does not exist or does not fit its options, or no data set is
-            named.
-        ShardError: the data set is missing or damaged.
+    Raises ConfigError if a stored view is missing or does not fit its options, or no data set is
+    named; ShardError if the data set is missing or damaged.
     """
     if not all(data.paths):
         raise ConfigError(
@@ -94,11 +92,7 @@ def prepare_decoders(reader: Reader, data: Data) -> None:
 
 
 def _max_open_shards(reader: Reader, data: Data, limit: int) -> int:
-    """Returns how many cached shards a process may keep open, so that half of the cache stays free.
-
-    Raises:
-        ConfigError: the cache cannot hold the shards that are read at a time.
-    """
+    """Returns how many cached shards a process may keep open: half of the cache must stay free."""
     largest = max(shard.bytes for shard in reader.shards)
     total = sum(shard.bytes for shard in reader.shards)
     batch_sizes = data.batch.labelled, data.batch.unlabelled

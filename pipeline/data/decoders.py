@@ -18,11 +18,7 @@ TOKENS = 77  # of a text, by default
 
 @dataclass(frozen=True)
 class VectorDecoder:
-    """Decodes a vector stored as a member of its own; vectors in blocks are copied instead.
-
-    Attributes:
-        shape: of a row.
-    """
+    """Decodes a vector stored as a member of its own; vectors in blocks are copied instead."""
 
     shape: tuple[int, ...]
     varying = False  # only pictures may have several sizes
@@ -32,8 +28,7 @@ class VectorDecoder:
     def decode(self, data: bytes, out: NDArray[np.float32]) -> None:
         """Writes the vector of an npy file to `out`, of `shape`.
 
-        Raises:
-            ValueError, ShardError: it is no npy file, has another shape or dtype, or is not finite.
+        Raises ValueError or ShardError if it has another format, shape or dtype, or is not finite.
         """
         array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "is no vector")
         if (array.shape, array.dtype) != (out.shape, out.dtype):
@@ -58,11 +53,7 @@ def stored_decoder(view: View) -> Decoder:
 
 
 def decoder_for_views(manifest: Manifest, stored: View, data: Data) -> Decoder:
-    """Returns the decoder of a stored view for the model's views of it: pictures at their size.
-
-    Raises:
-        ConfigError: the options of a model's view do not fit the stored view.
-    """
+    """Returns a decoder for the model's views, at their size; ConfigError where they do not fit."""
     views = [view for view in data.views if view.stored == stored.name]
     for view in views:
         input_shape(stored, view)

@@ -46,11 +46,10 @@ class EndlessStream:
 class EndlessStreams(Streams):
     """The streams of tars: their samples have no numbers, and lack neither views nor labels.
 
-    The reader is that of `data.path`, on whose rows the run is scored, or one without rows that
-    has the declared views and labels.
+    The reader is that of `data.path`, on whose rows the run is scored, or one without rows that has
+    the declared views and labels.
 
     Attributes:
-        config: section of the stream.
         tar_reader: reads the tars.
         suffixes: member suffixes of each stored view, by its name.
         annotation: where labels are stored, if anywhere.
@@ -148,10 +147,8 @@ def _members(sample: Sample) -> list[str]:
 def open_endless(config: Config) -> EndlessStreams:
     """Opens the data set, or makes the declaration, that samples must fit; opens no tar yet.
 
-    Raises:
-        ConfigError: an option is not supported by a stream without an index.
-        SourceError: a declared member or label cannot be read.
-        ShardError: the data set that the run is scored on is missing or damaged.
+    Raises ConfigError if an option needs an index, SourceError if a declared member or label cannot
+    be read, ShardError if the data set for scoring is missing or damaged.
     """
     data = config.data
     assert data.webdataset is not None

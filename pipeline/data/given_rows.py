@@ -27,11 +27,7 @@ class InputView:
     """Rows of one stored view; nothing is copied before `read`."""
 
     def __init__(self, view: View, decoder: Decoder | None, rows: InputRows) -> None:
-        """Checks shape and type; `decoder` is that of pictures, texts or graphs, None for vectors.
-
-        Raises:
-            InputError: shape or type do not fit the view.
-        """
+        """Raises InputError if shape or type do not fit the view; `decoder` is None for vectors."""
         self.view, self.decoder = view, decoder
         self.rows: Any = rows
         listed = isinstance(rows, list | tuple)
@@ -59,8 +55,7 @@ class InputView:
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Returns rows `start` to `stop` - 1 as `Reader.fill` has them.
 
-        Raises:
-            InputError: a number is not finite, or a picture cannot be read or is of another size.
+        Raises InputError if a number is not finite, or a picture is unreadable or of another size.
         """
         rows = self.rows[start:stop]
         if self.decoder is not None:
@@ -83,7 +78,6 @@ class InputView:
         return vectors
 
     def _array(self, rows: InputRows) -> Any:
-        """Returns rows as an array or a tensor."""
         if isinstance(rows, Tensor) and (fault := _sparse_fault(rows)):
             raise self._refused(fault)
         if isinstance(rows, Tensor | np.ndarray):
@@ -96,7 +90,6 @@ class InputView:
             raise self._refused(f"is no array ({error})") from None
 
     def _refuse_array(self, rows: Any) -> None:
-        """Raises an InputError if an array does not fit the view."""
         dtype = str(rows.dtype).removeprefix("torch.")
         description = f"is {dtype} {list(rows.shape)}"
         if isinstance(self.decoder, PictureDecoder):
@@ -127,7 +120,6 @@ class InputView:
 
 
 def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
-    """Decodes a text, a graph or a picture into `out`."""
     if isinstance(decoder, TextDecoder):
         decoder.decode(row.encode(), out)
     elif isinstance(decoder, GraphDecoder):
@@ -145,7 +137,6 @@ def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
 
 
 def _write_graph(decoder: GraphDecoder, graph: Any, out: NDArray[np.int32]) -> None:
-    """Writes a graph, given as bytes or as labels and edges, to `out`."""
     if isinstance(graph, bytes):
         return decoder.decode(graph, out)
     labels, edges = (_numpy(array) for array in graph)

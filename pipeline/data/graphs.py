@@ -29,8 +29,7 @@ Draw = Callable[[int], Tensor]
 class GraphDecoder:
     """Decodes the bytes of a graph into a row.
 
-    Attributes:
-        stored: maximal numbers of nodes and edges of a graph, and the number of node labels.
+    `stored` has the maximal numbers of nodes and edges of a graph, and the number of node labels.
     """
 
     stored: tuple[int, ...]
@@ -46,8 +45,7 @@ class GraphDecoder:
     def decode(self, data: bytes, out: NDArray[np.int32]) -> None:
         """Writes a graph to `out`, of `shape`.
 
-        Raises:
-            ValueError, ShardError: the bytes are no graph, or the graph is too large.
+        Raises ValueError or ShardError if the bytes are no graph, or the graph is too large.
         """
         self.write(*unpack_graph(data, self.stored), out)
 
@@ -89,10 +87,7 @@ def mask_nodes(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
 
 
 def perturb_edges(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
-    """Replaces a share of the edges, rounded down, by edges between random nodes.
-
-    An edge that is drawn twice, or exists already, is kept once.
-    """
+    """Replaces a share of the edges, rounded down, by random ones; duplicates are kept once."""
     labels, edges = parted(x, nodes)
     if not edges.numel():
         return x
@@ -163,6 +158,5 @@ def _induced_subgraph(
     edges: Int[Tensor, "rows edges 2"],
     kept: Bool[Tensor, "rows nodes"],
 ) -> Graphs:
-    """Returns the subgraphs of the kept nodes and the edges between them."""
     both_kept = kept.gather(1, edges.clamp(min=0).flatten(1).long()).view(edges.shape).all(2)
     return joined(torch.where(kept, labels, NONE), torch.where(both_kept[..., None], edges, NONE))

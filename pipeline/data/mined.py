@@ -24,16 +24,14 @@ class MinedStream:
     """A stream in which every batch ends with hard negatives of its random rows.
 
     The random rows are those of the stream without mining. The mined rows are a function of the
-    seed, the number of the batch and a table on disk, so batches are the same for any number of
-    processes and loader workers, and after a restart. The table mined after step s is used from
-    step s + `every_steps` on; until then it is computed in the background. Before the first table,
-    further random rows take the place of mined ones.
+    seed, the number of the batch and a table on disk, so batches do not depend on processes, loader
+    workers or restarts. The table mined after step s is used from step s + `every_steps` on; until
+    then it is computed in the background. Before the first table, random rows take the place of
+    mined ones.
 
     Attributes:
-        base: the stream of random rows.
         config: how many rows to mine, and how often the tables change.
         folder: of the tables, written by `pipeline.negatives.mine` and visible to all processes.
-        seed: the run's seed.
         ended: set when the run ends, so that no loader worker waits for a table forever.
     """
 
@@ -81,10 +79,7 @@ class MinedStream:
         return np.concatenate([passes, mined])
 
     def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
-        """Returns the rows of global batch t, or a slice of them; random rows first, each row once.
-
-        See `Stream.batch_rows`.
-        """
+        """See `Stream.batch_rows`; random rows come first, and each row is there once."""
         random = self.base.batch_rows(t)
         return np.concatenate([random, self._mined(t, random)])[local]
 

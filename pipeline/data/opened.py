@@ -30,10 +30,8 @@ ADDRESS_SPACE = ctypes.c_ubyte * 2**47  # all memory that a process can address
 class Indexes(Sequence[ShardIndex]):
     """The indexes of all shards, in the manifest's order; each is read and checked on demand.
 
-    The most recently used ones are kept.
-
-    Attributes:
-        starts: number of the first row of each shard, then the number of rows, [shards + 1].
+    The most recently used ones are kept. `starts` has each shard's first row, then the number of
+    rows.
     """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
@@ -55,11 +53,7 @@ class Indexes(Sequence[ShardIndex]):
         return self.__dict__ | empty
 
     def __getitem__(self, number: Any) -> Any:
-        """Returns the index of a shard.
-
-        Raises:
-            ShardError: the index is missing, or differs from what the manifest lists.
-        """
+        """Returns a shard's index; ShardError if it is missing or differs from the manifest."""
         if number not in self._indexes:
             shard = self.shards[number]
             where = self.store.where(shard.index_file)
@@ -91,9 +85,7 @@ class Indexes(Sequence[ShardIndex]):
     def labels(self, rows: Rows) -> NDArray[Any]:
         """Returns the labels of rows in the stored format, [rows, ...]; reads their shards.
 
-        Raises:
-            ConfigError: they are too many to be held at once.
-            ShardError: see `__getitem__`.
+        Raises ConfigError if they are too many to be held at once, and ShardError as `__getitem__`.
         """
         labels = self.manifest.labels
         label = np.empty(labels.row_shape, labels.dtype)
@@ -104,7 +96,6 @@ class Indexes(Sequence[ShardIndex]):
         return out
 
     def _labels_of(self, number: int) -> NDArray[Any]:
-        """Returns the labels of a shard's rows."""
         if number in self._indexes:
             return self._indexes[number].labels
         if number not in self._labels:
@@ -224,10 +215,9 @@ class OpenShard:
 def copy_rows(addresses: Rows, out: NDArray[Any]) -> None:
     """Copies rows of mapped blocks to `out`, C-contiguous, [rows, ...]; skips address 0.
 
-    One call copies the rows of all shards: a batch has a few rows of each of many shards, so that a
-    call per shard would cost more than the copying. The call sees all memory from the first to the
-    last row as overlapping rows, one beginning at each byte; memory between the requested rows is
-    not touched and need not be mapped.
+    A batch has few rows of each of many shards, so one call copies them all: a call per shard would
+    cost more than the copying. It sees all memory from the first to the last row as overlapping
+    rows, one beginning at each byte; what lies between the requested rows need not be mapped.
     """
     if not len(source := addresses[addresses != 0]):
         return

@@ -33,7 +33,6 @@ class PictureDecoder:
     Attributes:
         stored: height, width and channels in the manifest, -1 where they vary.
         shape: height, width and channels of the output.
-        varying: whether pictures have several sizes; each is brought to `shape`.
         draft: whether JPEGs may be decoded at a fraction of their size.
     """
 
@@ -47,8 +46,7 @@ class PictureDecoder:
     def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
         """Decodes the bytes of one picture into `out`, of `shape`.
 
-        Raises:
-            ValueError: it is no JPEG or PNG, is damaged, or its size differs from the manifest's.
+        Raises ValueError for no JPEG or PNG, a damaged one, or a size other than the manifest's.
         """
         if not self.varying and data.startswith(JPEG):
             min_size = self.shape[:2] if self.shape != self.stored else (0, 0)
@@ -87,8 +85,7 @@ class PictureDecoder:
     def fit(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Resamples a decoded picture to `shape`; if sizes vary, cuts its central square first.
 
-        Raises:
-            ValueError: it has neither `shape` nor the stored shape.
+        Raises ValueError if it has neither `shape` nor the stored shape.
         """
         stored = (*picture.shape[:2], self.stored[2]) if self.varying else self.stored
         if picture.shape not in (stored, self.shape) or picture.ndim != 3 or 0 in picture.shape:
@@ -109,13 +106,10 @@ class PictureDecoder:
 
 
 def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int, ...]:
-    """Returns the shape of a sample as the model sees it.
+    """Returns the shape of a sample as the model sees it; ConfigError if the options do not fit.
 
     It is (width,) of vectors, (height, width, channels) of pictures, (tokens, vocabulary) of texts,
     or (nodes, edges, 2, labels) of graphs.
-
-    Raises:
-        ConfigError: the options of the view do not fit the stored view.
     """
     image = stored.kind == "image"
     for augmentation in view.augment:
@@ -157,10 +151,8 @@ def picture_decoder(
     """Returns the decoder of stored pictures from which the model's `views` are made.
 
     A draft is decoded at 1/2, 1/4 or 1/8 of its size: the smallest at which no view is enlarged,
-    neither its smallest crop nor, without crops, the full picture.
-
-    Raises:
-        ConfigError: `data.decode_size` is less than a view's size.
+    neither its smallest crop nor, without crops, the full picture. Raises ConfigError if
+    `data.decode_size` is less than a view's size.
     """
     if -1 in stored.shape:
         needed = max(max(view.size) for view in views if view.size is not None)

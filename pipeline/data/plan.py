@@ -1,16 +1,15 @@
 """Plans which rows make up batch t, by index arithmetic alone: nothing is read for it.
 
-The order is a function of (seed, epoch, canonical streams) alone: it does not depend on the number
-of processes or loader workers. In every epoch the shards are permuted and concatenated; the
-sequence of their rows is cut into C contiguous canonical streams; each stream is shuffled within
-windows; batch t of B rows takes B / C rows of every stream. Each of P processes owns a contiguous
-share of the batch, so it touches about C / P streams, hence few shards at a time.
+The order is a function of (seed, epoch, canonical streams), not of the number of processes or
+loader workers. In every epoch the shards are permuted and concatenated; the sequence of their rows
+is cut into C contiguous canonical streams; each is shuffled within windows; batch t of B rows takes
+B / C rows of every stream. Each of P processes owns a contiguous share of the batch, so it touches
+about C / P streams, hence few shards at a time.
 
-A stream that fits into one window is permuted by a generator. A longer one is cut into windows, and
-a row's position in its window is computed by a bijection. So a plan needs only memory for a list of
-shards, whatever the number of rows, and only the rows of the requested batch are computed. The rows
-that take part are looked up by shard: in a list of eight bytes a row, or in a file of one byte a
-row.
+A stream that fits into one window is permuted by a generator; in a longer one, a row's position in
+its window is computed by a bijection. So a plan needs only memory for a list of shards, and only
+the requested rows are computed. Rows that take part are looked up by shard: in a list of eight
+bytes a row, or in a file of one byte a row.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def positions_by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
 
 
 class ShardRows(ABC):
-    """The selected rows of each shard, ascending within a shard and from shard to shard.
-
-    Attributes:
-        sizes: number of selected rows of each shard, [shards].
-    """
+    """The selected rows of each shard, ascending; `sizes` are their numbers by shard, [shards]."""
 
     sizes: Rows
 
@@ -170,7 +165,6 @@ class Marked(ShardRows):
         starts: the first row of each shard, then the end of the last one, [shards + 1].
         sizes: see `ShardRows`; shards of size 0 are not looked up.
         marks: an npy file with one byte per row of the data set, memory-mapped.
-        bits: bit mask of the selected roles.
     """
 
     starts: Rows
@@ -227,10 +221,9 @@ class Stream:
     """An endless sequence of global batches over one set of rows; each epoch is a full pass.
 
     Attributes:
-        name: of the stream; streams of other names are shuffled differently.
+        name: streams of other names are shuffled differently.
         by_shard: the rows of each shard that take part, as numbers in the data set.
         batch: rows of the global batch.
-        seed: the run's seed.
         n_streams: C, the number of canonical streams; divides the batch.
         window_rows: how many rows of a stream are shuffled together; no row leaves its window.
         salt: makes streams of the same name shuffle differently.
@@ -279,10 +272,7 @@ class Stream:
         return self.rows % self.batch
 
     def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
-        """Returns the rows of global batch t = 0, 1, ... of the run, or a slice of them, [rows].
-
-        Rows are ordered by canonical stream.
-        """
+        """Returns rows of global batch t = 0, 1, ... (or a slice) by canonical stream, [rows]."""
         rows: Rows = self.rows_of_batches(np.array([t]), local)[0]
         return rows
 

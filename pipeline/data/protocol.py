@@ -22,10 +22,8 @@ VALIDATION_DRAW = 1  # joins seed and fold, so that validation and labelled rows
 def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     """Assigns a role to every row of a split; the rows of a role are in the data set's order.
 
-    Raises:
-        ConfigError: more labelled rows are requested than there are, there are more folds than rows
-            of any label vector, the test split does not exist, or validation would get no row or
-            all rows.
+    Raises ConfigError for too many labelled rows, more folds than rows of a label vector, no test
+    split, or a validation set of no row or all rows.
     """
     if _needs_no_labels(reader, protocol):
         no_rows, shards = np.empty(0, np.int64), reader.shards_of(split)
@@ -76,7 +74,6 @@ def _needs_no_labels(reader: Reader, protocol: Protocol) -> bool:
 
 
 def _draw_validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows:
-    """Draws the validation rows from the labelled ones."""
     count = round(protocol.validation * len(labelled))
     if not protocol.validation:
         return labelled[:0]
@@ -96,10 +93,7 @@ def complementary(
     """Draws complementary labels: `count` of the wrong classes of each row, uniformly.
 
     MulCo, Section 5.1, with s = `count`, 1 to classes - 1; y is one-hot. The classes of a row are a
-    function of (seed, fold, row) alone.
-
-    Returns:
-        1 where a class is marked as wrong, [rows, classes].
+    function of (seed, fold, row) alone. The result is 1 where a class is marked, [rows, classes].
     """
     row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([protocol.fold]), rows))
     draws = uniforms(row_keys, salt=7, count=y.shape[1]).numpy()
@@ -128,10 +122,7 @@ def hide_views(reader: Reader, shares: Mapping[str, float], protocol: Protocol) 
     """Hides each view from its share of the rows of a data set; every row keeps at least one view.
 
     What is hidden is a function of (seed, row, view). A row that would lose all of its views keeps
-    the hidden one with the largest draw.
-
-    Raises:
-        ConfigError: a name is not that of a stored view.
+    the hidden one with the largest draw. Raises ConfigError for a name of no stored view.
     """
     names, stored = list(shares), [view.name for view in reader.manifest.views]
     if unknown := [name for name in names if name not in stored]:
@@ -160,10 +151,7 @@ def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
     """Makes single labels of labelled rows unknown; every row keeps at least one label.
 
     What is hidden is a function of (seed, row, label). A row that would lose all of its labels
-    keeps the one with the largest draw.
-
-    Raises:
-        ConfigError: the labels are not multi_label.
+    keeps the one with the largest draw. Raises ConfigError if the labels are not multi_label.
     """
     labels = reader.manifest.labels
     if labels.kind != "multi_label":
@@ -184,14 +172,8 @@ def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
 def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: Protocol) -> Roles:
     """Removes the rows that cannot be trained on or tested: see `Protocol.partial_rows`.
 
-    Args:
-        reader: of the data set.
-        roles: of the split's rows.
-        names: stored views that the model sees.
-        protocol: says what is done with rows that lack views or labels.
-
-    Raises:
-        ConfigError: partial rows are kept, and a row has none of these views.
+    `names` are the stored views that the model sees. Raises ConfigError if partial rows are kept,
+    and a row has none of these.
     """
     if not (reader.may_lack_views or reader.may_lack_labels):
         return roles
@@ -251,19 +233,12 @@ def _fold_rows(labels: NDArray[Any], folds: int, fold: int) -> Rows:
 def stratified(y: NDArray[np.float32], count: int, rng: np.random.Generator) -> Rows:
     """Draws `count` rows that have each label about as often as all rows have it.
 
-    Exclusive classes get their exact shares to within one row; the largest remainders are rounded
-    up. With several labels: iterative stratification into two parts (Sechidis, Tsoumakas and
-    Vlahavas, "On the stratification of multi-label data", ECML PKDD 2011, Algorithm 1). It takes
-    the label with the fewest rows left, and assigns each of these rows to the part that lacks most
-    of the label, or else most rows; rows without a label come last.
-
-    Args:
-        y: 0/1 labels, [rows, labels].
-        count: number of rows to draw, 0 to rows.
-        rng: orders the rows of a label.
-
-    Returns:
-        Positions of the drawn rows, ascending.
+    y is 0/1, [rows, labels]; returns positions in it, ascending. Exclusive classes get their exact
+    shares to within one row; the largest remainders are rounded up. With several labels: iterative
+    stratification into two parts (Sechidis, Tsoumakas and Vlahavas, "On the stratification of
+    multi-label data", ECML PKDD 2011, Algorithm 1). It takes the label with the fewest rows left,
+    and assigns each of these rows to the part that lacks most of the label, or else most rows; rows
+    without a label come last.
     """
     rows, has = len(y), y > 0
     if (has.sum(1) <= 1).all():

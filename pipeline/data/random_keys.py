@@ -23,10 +23,7 @@ Integers = TypeVar("Integers", Tensor, NDArray[np.int64])  # int64
 
 
 def rng_keys(seed: int, epoch: Integers, rows: Integers) -> Integers:
-    """Returns a key for the random numbers of each row in its epoch, [rows].
-
-    `epoch` has an entry per row, or one for all rows.
-    """
+    """Returns a key for each row's random numbers, [rows]; `epoch` is of each row, or of all."""
     return _mix(rows + _mix(epoch + _mixed_seed(seed)))
 
 

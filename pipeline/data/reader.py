@@ -30,9 +30,9 @@ class Reader:
     """Random access to a folder of shards; keeps the most recently used shards open.
 
     Rows are numbered over the splits in the manifest's order, shard by shard. The constructor
-    checks the manifest, and the presence and size of every shard. An index is read, and its
-    checksum compared, when its shard is first needed; payloads are read on demand, and verified by
-    `verify_payloads`. With `on_error` "skip", rows that cannot be read are listed in `lost`.
+    checks the manifest, and the presence and size of every shard. An index is checked when its
+    shard is first needed; payloads are verified by `verify_payloads`. With `on_error` "skip", rows
+    that cannot be read are listed in `lost`.
     """
 
     def __init__(
@@ -92,12 +92,9 @@ class Reader:
         return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
 
     def verify_payloads(self) -> None:
-        """Compares the checksum of every local shard with the manifest; reads all bytes once.
+        """Compares the checksums of local shards with the manifest; ShardError if one was altered.
 
         Skips shards verified before and unchanged since; remote ones are verified when fetched.
-
-        Raises:
-            ShardError: a shard was altered; `heron shards verify` names the sample.
         """
         for number, shard in enumerate(self.shards):
             store, name = self.store.locate(shard.file)
@@ -203,10 +200,8 @@ class Reader:
     def ground_truth(self, rows: Rows) -> NDArray[np.float32]:
         """Returns the ground truth for scoring, 0/1, [rows, labels]; zeros for unlabelled rows.
 
-        Unknown single labels of a labelled row are NaN.
-
-        Raises:
-            ConfigError: the complementary labels of a row leave more than one class.
+        Unknown single labels of a labelled row are NaN. Raises ConfigError if the complementary
+        labels of a row leave more than one class.
         """
         targets, known = self.targets(rows), self.is_labelled(rows)
         targets[~known] = 0
@@ -279,12 +274,9 @@ class Reader:
         """Reads stored views of the rows, in the given order, into the arrays of `out`.
 
         The arrays are C-contiguous: float32 [rows, width] for vectors, uint8 [rows, height, width,
-        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`. Where a
-        row lacks a view, its entries are 0, or -1 for texts and graphs.
-
-        Raises:
-            ShardError: a row cannot be read. With `on_error` "skip" the row is added to `lost`
-                instead and filled with zeros, a valid input of every model.
+        channels] for images, int32 [rows, tokens] for texts, int32 rows of `data.graphs`. A missing
+        view is 0, or -1 for texts and graphs. A row that cannot be read is a ShardError; with
+        `on_error` "skip" it is added to `lost` and filled with zeros, a valid input of every model.
         """
         shards, local_rows = self.indexes.locate(rows)
         samples, offsets = np.divmod(local_rows, self.manifest.block_rows or 1)
@@ -336,7 +328,6 @@ class Reader:
     def _copy_from_blocks(
         self, view: View, shards: Rows, samples: Rows, offsets: Rows, out: NDArray[Any]
     ) -> None:
-        """Copies rows out of memory-mapped blocks into `out`."""
         if view.name not in self._block_addresses:
             rows = int(np.diff(self.starts).max(initial=0))
             shape = self.max_open_shards + 1, -(-rows // (self.manifest.block_rows or 1))

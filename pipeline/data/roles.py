@@ -22,11 +22,8 @@ MARKS, SIZES = "marks.npy", "sizes.npy"  # marks [rows], and row counts [roles, 
 class Roles:
     """Row numbers by role; labelled, validation and unlabelled rows partition the split.
 
-    Only rows with a label are tested, and no validation row is. A role is a list of row numbers, or
-    marks that are looked up shard by shard and listed only on request.
-
-    Attributes:
-        by_shard: the rows of each role, over all shards.
+    Only rows with a label are tested, and no validation row is. `by_shard` has the rows of each
+    role: lists, or marks that are looked up shard by shard and listed only on request.
     """
 
     def __init__(self, starts: Rows, *roles: Rows | Marked) -> None:
@@ -99,8 +96,7 @@ def role_inputs(data: Data) -> dict[str, Any]:
 def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> WrittenRoles:
     """Writes the roles of a data set's rows to a new folder.
 
-    Raises:
-        ConfigError: the folder exists, or the protocol hides views or labels.
+    Raises ConfigError if the folder exists, or the protocol hides views or labels.
     """
     if data.protocol.hide_views or data.protocol.hide_labels:
         raise ConfigError(
@@ -125,11 +121,7 @@ def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> Writt
 
 
 def read_roles(reader: Reader, data: Data, folder: Path) -> Roles:
-    """Returns written roles, which are looked up shard by shard.
-
-    Raises:
-        ConfigError: they belong to another data set or protocol, or were altered.
-    """
+    """Returns written roles; ConfigError if they belong to other data or were altered."""
     manifest = WrittenRoles.read(folder / MANIFEST)
     for what, found, expected in (
         ("the data set", manifest.data, reader.manifest.fingerprint),

@@ -26,8 +26,6 @@ class Streams:
     """The streams that the trainer draws from.
 
     Attributes:
-        reader: the data set.
-        roles: rows by role.
         labelled: the stream of labelled rows, or None.
         unlabelled: the stream of unlabelled rows, or None.
         epoch_stream: the stream whose pass is an epoch.
@@ -79,10 +77,7 @@ class Streams:
         return SkippedRows(self.roles.union([*names, "test", "validation"]), max_fraction)
 
     def rows_by_views(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Returns {"rows_by_views": {role: {views: rows}}} for the run's result.
-
-        The result is empty where all rows have all views.
-        """
+        """Returns {"rows_by_views": {role: {views: rows}}}; empty where all rows have all views."""
         if not self.reader.may_lack_views:
             return {}
         counts = {
@@ -118,9 +113,8 @@ def open_data(config: Config) -> Streams:
 def open_streams(config: Config) -> Streams:
     """Opens the shards and plans the batches.
 
-    Raises:
-        ConfigError: the protocol or a batch size does not fit the data, or both streams are empty.
-        ShardError: the data set is missing or damaged.
+    Raises ConfigError if the protocol or a batch size does not fit the data, or both streams are
+    empty; ShardError if the data set is missing or damaged.
     """
     data = config.data
     reader = open_reader(data)
@@ -250,11 +244,7 @@ def refuse_unscored(reader: Reader, roles: Roles) -> None:
 
 
 def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
-    """Returns the labelled stream with mined hard negatives.
-
-    Raises:
-        ConfigError: there are no labels that define hard negatives, or too few rows.
-    """
+    """Returns the labelled stream with hard negatives; ConfigError if no labels define them."""
     supported = "multi_label", "multi_class", "hierarchical"
     if random is None or isinstance(random, Balanced) or kind not in supported:
         reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
@@ -272,12 +262,7 @@ def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: 
 
 
 def _check_labels(streams: Streams) -> None:
-    """Refuses labels that no loss can use.
-
-    Raises:
-        ConfigError: a row's complementary labels are none or all of the classes, or the hierarchy
-            is no tree.
-    """
+    """Raises ConfigError for labels that no loss can use."""
     reader = streams.reader
     if reader.manifest.labels.kind not in ("complementary", "hierarchical"):
         return

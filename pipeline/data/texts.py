@@ -61,11 +61,7 @@ class TextDecoder:
         return 1 + max(self._loaded_tokenizer.get_vocab().values(), default=-1)
 
     def decode(self, data: bytes, out: NDArray[np.int32]) -> None:
-        """Writes the token ids of a text to `out`, [tokens].
-
-        Raises:
-            ValueError: it is no text (see `read_text`), or has no token.
-        """
+        """Writes a text's ids to `out`, [tokens]; ValueError if it has none or is no text."""
         text = read_text(data, self.field)
         if self.tokenizer == BYTES:
             ids = [START, *(FIRST + byte for byte in text.encode())][: self.tokens]
@@ -78,11 +74,7 @@ class TextDecoder:
 
 
 def text_decoder(view: ModelView, field: str | None) -> TextDecoder:
-    """Returns the decoder of the texts of a view.
-
-    Raises:
-        ConfigError: its tokenizer cannot be read.
-    """
+    """Returns the decoder of a view's texts; ConfigError if its tokenizer cannot be read."""
     try:
         decoder = TextDecoder(view.tokens, _tokenizer_text(view.tokenizer), field)
         decoder.vocabulary  # noqa: B018 - loads the tokenizer

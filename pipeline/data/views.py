@@ -59,9 +59,8 @@ class Views:
     def __init__(self, data_set: StoredViews, config: Data, device: torch.device) -> None:
         """Looks up the stored views.
 
-        Raises:
-            ConfigError: a stored view is not in the data set, or its kind does not fit the size or
-                the augmentations of the model's view.
+        Raises ConfigError if one is missing, or its kind does not fit the view's size or
+        augmentations.
         """
         self.views, self.names = config.views, config.view_names
         self.device = device
@@ -89,11 +88,9 @@ class Views:
     def __call__(self, batch: Batch, train: bool, first: int | None = None) -> list[Tensor]:
         """Returns the model's inputs: a tensor for each of the first `first` views, or of all.
 
-        Without `train` views are not augmented, only brought to their size.
-
-        Returns:
-            [rows, width] for vectors; [rows, channels, height, width] in [0, 1] for images; token
-            ids, int32 [rows, tokens], for texts; rows of `data.graphs` for graphs.
+        They are [rows, width] for vectors; [rows, channels, height, width] in [0, 1] for images;
+        token ids, int32 [rows, tokens], for texts; rows of `data.graphs` for graphs. Without
+        `train` they are not augmented, only brought to their size.
         """
         inputs = []
         names = dict.fromkeys(view.stored for view in self.views[:first])
@@ -135,10 +132,7 @@ class Views:
 
 
 def _with_salts(augmentations: Sequence[Augmentation], view: int) -> list[tuple[str, Any, int]]:
-    """Returns name, options and salt of each augmentation of view number `view`.
-
-    Salts make random numbers differ, also between repetitions of an augmentation.
-    """
+    """Returns name, options and salt of each augmentation; salts tell repetitions apart."""
     salted: list[tuple[str, Any, int]] = []
     for name, options in ((x.name, x.options) for x in augmentations):
         own = isinstance(options, OwnAugmentation)
@@ -151,11 +145,7 @@ def _with_salts(augmentations: Sequence[Augmentation], view: int) -> list[tuple[
 def _apply_own(
     name: str, options: OwnAugmentation, x: Tensor, draw: Callable[[int], Tensor]
 ) -> Tensor:
-    """Applies a user's augmentation to a batch.
-
-    Raises:
-        ConfigError: it changes its input, or returns another shape or dtype.
-    """
+    """Applies a user's augmentation; ConfigError if it alters its input, the shape or the dtype."""
     version = x._version
     y: object = options(x, draw)
     if x._version != version:

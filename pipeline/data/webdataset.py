@@ -34,11 +34,7 @@ class EndlessBatches:
     def __init__(
         self, streams: EndlessStreams, config: Config, rank: int, world: int, start: int
     ) -> None:
-        """Opens nothing yet; resuming from another step `start` draws another order.
-
-        Raises:
-            ConfigError: a loader worker would have no tar.
-        """
+        """Opens no tar; another `start` gives another order. ConfigError if a worker has none."""
         self.streams, self.seed, self.rank, self.world = streams, config.seed, rank, world
         self.start, self.on_error = start, config.data.on_error
         self.max_bad_fraction = config.data.max_bad_fraction

@@ -19,8 +19,8 @@ def cores_per_process() -> int:
 def worker_count(data: Data) -> int:
     """Returns `data.workers`; `auto` gives pictures one worker per core available for decoding.
 
-    With a GPU these are all cores but one; on a CPU, whose cores also train, a quarter of them;
-    16 at most. Other data is copied, not decoded: 1 worker with a GPU, else 0.
+    With a GPU these are all cores but one; on a CPU, whose cores also train, a quarter of them; 16
+    at most. Other data is copied, not decoded: 1 worker with a GPU, else 0.
     """
     if data.workers != "auto":
         return data.workers

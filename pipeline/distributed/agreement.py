@@ -1,4 +1,4 @@
-"""Checks, before training, that all processes that were started together would train the same run.
+"""Checks, before training, that all processes that were started together train the same run.
 
 Ranks that differ in a seed, the data or the code would train without an error, each something else.
 """
@@ -88,10 +88,8 @@ def agree(
 ) -> None:
     """Compares every process's facts with those of the first; every process calls it.
 
-    Args:
-        facts: plain values, in nested mappings.
-        timeout_s: how long to wait for all processes.
-        stop: returns whether a signal was received, which ends the wait.
+    `facts` are plain values, in nested mappings; `stop` returns whether a signal was received,
+    which ends the wait.
 
     Raises:
         TrainingError: on every process: some differ, and in which keys.

@@ -97,10 +97,7 @@ def gather_if_any(value: Any) -> list[Any]:
 
 
 def broadcast_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the first process's tensors by name, in host memory; a broadcast for each.
-
-    Every process calls it; what the others pass is ignored.
-    """
+    """Returns the first process's tensors, in host memory; what the others pass is ignored."""
     if world_size() == 1:
         return tensors
     received, device = {}, _device()
@@ -142,15 +139,10 @@ def close() -> None:
 def gather_all(tensors: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Returns all processes' rows of several tensors, in order of rank, by one collective.
 
-    They are sent as bytes, so they may differ in dtype; shorter shares are padded.
-
-    Args:
-        tensors: this process's rows, [own rows, ...] each.
-        sizes: for each tensor, the number of rows of every process; it follows from the plan, so it
-            is not exchanged. With one number, that of this process alone, nothing is exchanged.
-
-    Returns:
-        [sum of the sizes, ...] each, without gradient.
+    `tensors` are [own rows, ...] each; the results are [sum of the sizes, ...], without gradient.
+    They are sent as bytes, so they may differ in dtype; shorter shares are padded. `sizes` has, for
+    each tensor, every process's number of rows; it follows from the plan, so it is not exchanged.
+    With one number, that of this process alone, nothing is exchanged.
     """
     if len(sizes[0]) == 1:
         return [x.detach() for x in tensors]
@@ -180,15 +172,10 @@ def ring(
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Yields this process's rows, then those of every other, each received while the last is used.
 
-    Each process passes on what it has received, so it holds the rows of at most two others.
+    Yields a rank and its rows of each tensor: this process's first, then those of the rank before
+    it. Each process passes on what it has received, so it holds the rows of at most two others.
     Every process must exhaust the iterator; what it yields is overwritten when it moves on.
-
-    Args:
-        tensors: this process's rows, [own rows, ...] each, of one dtype; without gradient.
-        sizes: as of `gather_all`.
-
-    Yields:
-        A rank and its rows of each tensor: this process's first, then those of the rank before it.
+    `tensors`, of one dtype and without gradient, and `sizes` are as of `gather_all`.
     """
     world, local_rank = len(sizes[0]), rank() if len(sizes[0]) > 1 else 0
     widths = [x[:0].new_empty(1, *x.shape[1:]).numel() for x in tensors]
@@ -262,13 +249,9 @@ def with_local_gradient(x: Tensor, gathered: Tensor, rows: slice) -> Tensor:
 
 
 def gather(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Returns all processes' rows in order of rank, differentiable; shares may differ in length.
+    """Returns all processes' rows, [sum(sizes), ...], in order of rank, differentiable.
 
-    Args:
-        x: this process's rows, [own rows, ...].
-        sizes: every process's number of rows; see `gather_all`.
-
-    Returns:
-        [sum(sizes), ...]. In backward each row's gradient is summed over the processes.
+    `x` is [own rows, ...]; `sizes` has every process's number of rows. In backward each row's
+    gradient is summed over the processes.
     """
     return with_summed_gradient(x, gather_all([x], [sizes])[0], sizes)

@@ -70,22 +70,13 @@ def gather_batch(
 ) -> GlobalBatch:
     """Gathers from all processes only what the terms need, in one collective.
 
-    Args:
-        features: those of this process's rows, the labelled ones first.
-        batch: the rows, with the labels of the labelled ones.
-        inputs: the tensors that the features were computed from, one a view.
-        sizes: the rows of every process.
-        objective: its terms state their needs.
-        epoch: of training, with its fraction.
-        half: send vectors as bfloat16, to which they are rounded on one process, too. What terms
-            send round a ring is float32.
-        by_ring: leave out the vectors that are sent round a ring.
+    The features and the batch are of this process's rows, the labelled ones first; `inputs` are the
+    tensors, one a view, that the features were computed from. The result is differentiable back to
+    every process's features. Raises ConfigError if a term needs a feature that neither the model
+    nor the batch has.
 
-    Returns:
-        The global batch, differentiable back to every process's features.
-
-    Raises:
-        ConfigError: a term needs a feature that neither the model nor the batch has.
+    With `half`, vectors are sent as bfloat16, to which they are rounded on one process, too; what
+    terms send round a ring is float32. `by_ring` leaves out the vectors that are sent round a ring.
     """
     needs, features = objective.needs, dict(features)
     has_float64 = any(x.dtype == torch.float64 for xs in features.values() for x in xs)
@@ -143,22 +134,11 @@ def exchange(
 ) -> GlobalBatch:
     """Gathers features of all rows, and of the labelled ones, in one collective.
 
-    Where a feature is gathered for all rows, its labelled rows are selected from those. Features,
-    targets, inputs, indices, rng_keys and present are of this process's rows, labelled ones first.
-
-    Args:
-        features: all features, by name.
-        needs: which of them to gather.
-        sizes: the rows of every process.
-        targets: labels of the labelled rows.
-        inputs: a tensor a view.
-        indices: numbers of the rows in the data set.
-        rng_keys: of the rows' random numbers.
-        epoch: of training, with its fraction.
-        present: which views each row has; None: all of them.
-        wire_dtypes: dtypes by feature in which they are sent, and to which they are rounded on one
-            process, too; other features keep theirs.
-        by_ring: whether `vectors` and `labelled_vectors` are left those of this process's rows.
+    Where a feature is gathered for all rows, its labelled rows are selected from those. Tensors are
+    of this process's rows, labelled ones first: `targets` of the labelled rows alone, `inputs` one
+    a view, `present` None if every row has all views. `wire_dtypes` are dtypes by feature in which
+    they are sent, and to which they are rounded on one process, too; other features keep theirs.
+    With `by_ring`, `vectors` and `labelled_vectors` are left those of this process's rows.
     """
     rows, labelled = sizes.rows, list(sizes.labelled)
     local_labelled = labelled[_exchange_rank(rows)]
@@ -272,14 +252,9 @@ def uses_ring(
 ) -> bool:
     """Returns whether a run sends vectors round a ring; every process calls it.
 
-    Args:
-        mode: `distributed.exchange`. `auto` means a ring where every term has one, and where on
-            some process all rows' vectors would take more than `RING_FROM` of the memory, counted
-            three times: as received, as unit vectors, and laid end to end.
-        features: those of this process's rows.
-        objective: its terms state which vectors they compare.
-        sizes: the rows of every process.
-        memory: of this process, in bytes.
+    `mode` is `distributed.exchange`. `auto` means a ring where every term has one, and where on
+    some process all rows' vectors would take more than `RING_FROM` of the `memory` of this process
+    in bytes, counted three times: as received, as unit vectors, and laid end to end.
     """
     if len(sizes.rows) == 1 or mode != "auto" or not objective.rings:
         return mode == "ring" and len(sizes.rows) > 1
@@ -293,7 +268,6 @@ def uses_ring(
 
 
 def _refuse_missing_features(objective: Objective, features: Features) -> NoReturn:
-    """Raises ConfigError with the first term that needs a feature which is missing."""
     for name, term in objective.terms.items():
         if missing := sorted(term.requires().features - features.keys()):
             expected = ", ".join(sorted({*features, *COMMON}))

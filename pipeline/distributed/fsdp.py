@@ -26,15 +26,10 @@ class Fsdp(Strategy):
     """A model that is sharded in place, which keeps its modules and the names of parameters."""
 
     def __init__(self, model: Heterogeneous, optimizer: Optimizer, device: torch.device) -> None:
-        """Shards the model, and gives the optimiser the shards.
+        """Shards the model, and gives the optimiser, which has no state yet, the shards.
 
-        Args:
-            model: in its initial state, or in that of a checkpoint.
-            optimizer: of its parameters, with no state yet.
-            device: of this process.
-
-        Raises:
-            TrainingError: the optimiser does not work on shards, or the model is compiled.
+        The model is in its initial state or a checkpoint's. Raises TrainingError if the optimiser
+        does not work on shards, or the model is compiled.
         """
         if isinstance(optimizer, Lars):
             raise TrainingError(

@@ -38,8 +38,7 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
     """Joins the processes that the launcher started, and refuses a launch that started too few.
 
     Without a GPU `accelerate launch --num_processes 2` silently starts one process; it is
-    recognised by a rendezvous address without a rank. `stop` returns whether a signal was
-    received: see `agree`.
+    recognised by a rendezvous address without a rank. See `agree` for `stop`.
     """
     environment = os.environ
     launched = "ACCELERATE_MIXED_PRECISION" in environment
@@ -107,11 +106,8 @@ def prepare(
 ) -> Strategy:
     """Returns the strategy of the launcher's configuration.
 
-    Args:
-        accelerator: from `start_processes`.
-        model: with the weights that training begins with.
-        optimizer: of its parameters, with no state yet.
-        rows: most rows of a process in a step.
+    The model has the weights that training begins with, and the optimiser no state yet; `rows` are
+    the most rows of a process in a step.
     """
     if accelerator.distributed_type == "DEEPSPEED":
         from heron.pipeline.distributed.zero import Zero

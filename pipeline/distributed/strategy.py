@@ -1,8 +1,7 @@
 """How parameters and optimiser state are distributed over processes, and how a step updates them.
 
 A strategy differentiates a process's share of the global loss, and leaves the gradient of the
-global loss on the parameters, whatever the number of processes. The exchange of features is in
-`collectives`.
+global loss on the parameters, whatever the number of processes.
 
 Steps over more rows than fit into memory have the exact gradient, too: GradCache (Gao, Zhang, Han
 and Callan 2021, arXiv:2101.06983) embeds all rows without a graph, takes the gradient of the loss
@@ -34,9 +33,7 @@ State = dict[str, Tensor]
 class Strategy:
     """One process, or DistributedDataParallel: every process holds all parameters.
 
-    Attributes:
-        model: the model, unwrapped.
-        parameters: the number of its parameters.
+    `model` is unwrapped; `parameters` is the number of its parameters.
     """
 
     def __init__(self, model: Heterogeneous, wrapped: nn.Module, optimizer: Optimizer) -> None:
@@ -50,14 +47,9 @@ class Strategy:
     ) -> tuple[Features, Callable[[Tensor], None]]:
         """Returns the features of a process's rows, and the function that runs backward.
 
-        Args:
-            inputs: a tensor a view, [rows, ...].
-            batch: the rows.
-            micro: the micro-batches; a single one holds all rows.
-
-        Returns:
-            The features, and a function that takes this process's share of the loss and
-            accumulates the parameters' gradients; every process must call it once.
+        `inputs` are a tensor a view, [rows, ...]; a single micro-batch in `micro` holds all rows.
+        The function takes this process's share of the loss and accumulates the parameters'
+        gradients; every process must call it once.
         """
         labels = batch.targets.new_zeros(len(batch.rng_keys), batch.targets.shape[1])
         labels[: len(batch.targets)] = batch.targets  # unlabelled rows show the model no label
@@ -178,7 +170,6 @@ def _cpu_copy(value: Tensor) -> Tensor:
 
 
 def _entries_of(state: State, name: str) -> State:
-    """Returns the entries of one parameter, by key."""
     return {
         key.rpartition("/")[2]: value
         for key, value in state.items()
@@ -202,9 +193,7 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 class MicroBatch:
     """Some of a process's rows of a step.
 
-    Attributes:
-        indices: of these rows among the process's, in order.
-        sizes: the number of rows of each stream, in order.
+    `indices` are of these rows among the process's; `sizes` are the rows of each stream, in order.
     """
 
     indices: Tensor
@@ -214,13 +203,8 @@ class MicroBatch:
 def count_micro_batches(micro_batch: int | None, sizes: ShardSizes, norm: bool) -> int:
     """Returns the number of micro-batches of a step, the same on every process.
 
-    Args:
-        micro_batch: about the most rows of a process that are embedded with a graph at a time.
-        sizes: the rows of every process.
-        norm: whether the model has batch norm, which needs two rows of a stream.
-
-    Raises:
-        ConfigError: a stream has too few rows for so many micro-batches.
+    `micro_batch` is about the most rows of a process that are embedded with a graph at a time; with
+    `norm`, batch norm needs two rows of a stream. Raises ConfigError for too few rows.
     """
     if micro_batch is None:
         return 1
@@ -239,12 +223,8 @@ def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> 
     """Splits a process's rows into micro-batches that do not depend on the number of processes.
 
     Row r of a stream's global batch is in micro-batch r mod `number`, so that batch norm over a
-    micro-batch of all processes sees the same rows on any number of them.
-
-    Args:
-        sizes: rows of each stream on this process.
-        offsets: where the process's share of each stream's global batch begins.
-        number: of micro-batches.
+    micro-batch of all processes sees the same rows on any number of them. `offsets` say where the
+    process's share of each stream's global batch begins.
     """
     rows_by_stream: list[list[Tensor]] = [[] for _ in range(number)]  # of each micro-batch
     starts = itertools.accumulate([0, *sizes[:-1]])
@@ -261,13 +241,8 @@ def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> 
 def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequence[str]) -> None:
     """Refuses a step in which batch norm would see one row of a view; every process calls it.
 
-    Args:
-        batch: the rows.
-        micro: the micro-batches, each of which is normalised by itself.
-        names: of the views.
-
-    Raises:
-        TrainingError: a view is in exactly one row of a stream, over all processes.
+    Each micro-batch is normalised by itself. Raises TrainingError if a view is in exactly one row
+    of a stream, over all processes.
     """
     if batch.present is None:
         return

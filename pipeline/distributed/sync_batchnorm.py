@@ -64,12 +64,9 @@ def call_by_stream(
     Labelled and unlabelled rows are drawn differently, so batch norm sees each alone, as in
     HeroCon's code (on Scene, statistics of both together cost more than ten points of F1).
 
-    Args:
-        modules: one a view; they may be the same.
-        sizes: the number of rows of each stream, in order.
-        inputs: the arguments of each view's module, tensors [rows, ...].
-        present: which views each row has, [rows, views]; a module sees only those rows, and the
-            result is zeros for the others. None: all of them.
+    Modules may be the same. `sizes` are the rows of each stream, in order; `inputs` are the
+    arguments of each view's module, tensors [rows, ...]. A module sees only the rows with its view
+    in `present`, [rows, views], None for all; the result is zeros for the others.
     """
     calls, rows_of_views = [], []
     for view, (module, arguments) in enumerate(zip(modules, inputs, strict=True)):
@@ -96,10 +93,9 @@ def call_by_stream(
 def side_by_side(calls: Sequence[Callable[[], Result]]) -> list[Result]:
     """Returns the results of independent calls, such as those of the encoders of several views.
 
-    With several processes each call runs up to its first batch norm, where the statistics of all
-    are exchanged in one message, then up to its second, and so on; gradients are exchanged in the
-    same way in backward. The calls take turns on one thread, in order, and every process must make
-    the same ones.
+    With several processes the calls take turns on one thread, each up to its next batch norm, where
+    the statistics of all are exchanged in one message; backward does the same with gradients. Every
+    process must make the same calls in the same order.
     """
     if len(calls) == 1 or (world_size() == 1 and not _recordings):
         return [call() for call in calls]
@@ -188,8 +184,8 @@ def _normalise(calls: list[NormCall]) -> list[Tensor]:
 class _Normalise(torch.autograd.Function):
     """Several batch norms over all processes' rows, by PyTorch's kernels and one exchange each way.
 
-    Its arguments are an input, a weight, a bias and an epsilon for each norm. It returns all
-    outputs, then a mean, a variance and the number of values per channel for each.
+    Takes an input, a weight, a bias and an epsilon for each norm; returns all outputs, then a mean,
+    a variance and the number of values per channel for each.
     """
 
     @staticmethod
@@ -255,10 +251,9 @@ def has_norm(model: nn.Module) -> bool:
 
 
 def synchronise(model: nn.Module) -> None:
-    """Replaces the model's batch norms by ones over all processes, in place.
+    """Replaces the model's batch norms by ones over all processes, in place; parameters stay.
 
-    They are `GpuBatchNorm` on GPUs and `GlobalBatchNorm` elsewhere, and keep the parameters. With
-    one process nothing is changed.
+    They are `GpuBatchNorm` on GPUs, else `GlobalBatchNorm`. With one process nothing changes.
     """
     if world_size() == 1:
         return

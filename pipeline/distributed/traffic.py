@@ -29,7 +29,6 @@ class Exchange:
     Attributes:
         kind: `gathered` is an all-gather, `passed` messages of each process to the next,
             `scattered` a reduce-scatter; the others are all-reduces.
-        content: the thing that is sent.
         rows: of one process, padded to the longest share; 1 where it does not depend on rows.
         width: elements a row.
         size: bytes an element.
@@ -157,10 +156,9 @@ def norms(
 def row_shapes(
     model: Heterogeneous, shapes: Sequence[Sequence[int]], labels: int
 ) -> dict[str, list[torch.Size]]:
-    """Returns the shapes of one row's features in training, and of its flat inputs, by name.
+    """Returns, by name, the shapes of a row's features in training and of its flat inputs.
 
-    There is one shape a view for features that views have each; a copy of the model computes them
-    on the meta device.
+    Features that views have each have a shape a view; a copy of the model runs on the meta device.
     """
     meta, inputs, rng_keys = meta_copy(model, shapes, 1)
     features = meta.embed(inputs, rng_keys, [1], torch.empty(1, labels, device="meta"))

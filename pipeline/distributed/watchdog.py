@@ -50,12 +50,7 @@ class Heartbeat:
 
 
 class Watchdog:
-    """Watches a process from its first step to its last.
-
-    Attributes:
-        step: the current step of the process.
-        started: whether `start` was called.
-    """
+    """Watches a process from its first step to its last; `step` is the current one."""
 
     def __init__(self, timeout_s: float) -> None:
         """Waits `timeout_s` for progress; watches nothing before `start`."""
@@ -103,10 +98,7 @@ class Watchdog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the threads, and waits for them.
-
-        A thread that uses the store while the interpreter ends would abort the process.
-        """
+        """Joins the threads: one in the store when the interpreter ends would abort the process."""
         self._ended.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -172,7 +164,6 @@ class Watchdog:
             self._silent = {int(other): line for other, line in lines.items()}
 
     def _line(self, other: int) -> str:
-        """Returns a line about another process."""
         now, heartbeat = time.monotonic(), self._heartbeats[other]
         _, step, host, address = heartbeat.status
         return (

@@ -38,13 +38,10 @@ class Zero(Strategy):
     def __init__(
         self, accelerator: Accelerator, model: Heterogeneous, optimizer: Optimizer, rows: int
     ) -> None:
-        """Gives the model to DeepSpeed.
+        """Gives DeepSpeed the model, in its initial state or a checkpoint's.
 
-        Args:
-            accelerator: built from a DeepSpeed configuration.
-            model: in its initial state, or in that of a checkpoint.
-            optimizer: of its parameters, with no state yet.
-            rows: most rows of a process in a step, which DeepSpeed's configuration needs.
+        The accelerator is built from a DeepSpeed configuration, which needs `rows`, the most rows
+        of a process in a step; the optimiser has no state yet.
 
         Raises:
             TrainingError: the optimiser does not work on partitions, or DeepSpeed's configuration

@@ -12,11 +12,10 @@ _SETTINGS = "MALLOC_MMAP_", "MALLOC_TRIM_", "MALLOC_TOP_", "GLIBC_TUNABLES"
 def keep_freed_memory() -> bool:
     """Makes malloc keep freed memory for later tensors; returns whether it does.
 
-    By default glibc returns every freed block above 32 MB to the kernel, which clears its pages one
-    by one when the next step allocates as much: most of a step of a small convolutional network.
-    With this the process holds its peak memory until `release_freed_memory`.
-
-    It does nothing without glibc, or where the environment configures malloc.
+    By default glibc returns freed blocks above 32 MB to the kernel, which clears their pages at the
+    next step: most of a step of a small convolutional network. With this the process holds its peak
+    memory until `release_freed_memory`. It does nothing without glibc, or where the environment
+    configures malloc.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(_SETTINGS) for name in os.environ):
         return False

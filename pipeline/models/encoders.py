@@ -101,12 +101,7 @@ def mlp(
 ) -> list[nn.Module]:
     """Returns Linear-ReLU-BatchNorm layers, in the order of HeroCon's networks, with dropout.
 
-    Args:
-        width: of the input.
-        widths: of each layer's output.
-        dropout: probability; 0 adds no layer.
-        salt: of the first layer's dropout.
-        norm: whether to add batch norm.
+    `widths` are of the layers' outputs. A `dropout` of 0 adds no layer; `salt` is the first one's.
     """
     layers: list[nn.Module] = []
     for number, out in enumerate(widths):
@@ -122,13 +117,7 @@ def mlp(
 def cnn(config: Cnn, channels: int, salt: int) -> tuple[list[nn.Module], int]:
     """Returns 3 x 3 convolutions of stride 2, with BatchNorm and ReLU, average pooling and `mlp`.
 
-    Args:
-        config: channels, places, widths, dropout.
-        channels: of the input, [batch, channels, height, width].
-        salt: of the first dropout's random numbers.
-
-    Returns:
-        The layers, and the width of the features.
+    The input is [batch, `channels`, height, width]; also returns the width of the features.
     """
     layers: list[nn.Module] = []
     for out in config.channels:
@@ -146,13 +135,9 @@ def cnn(config: Cnn, channels: int, salt: int) -> tuple[list[nn.Module], int]:
 def convnet(config: Convnet, shape: Sequence[int], salt: int) -> list[nn.Module]:
     """Returns convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
 
-    HeroCon's network for N-MNIST has two stages and two widths. The paper gives no kernel size
-    and no width; here they are options. A convolution preserves height and width.
-
-    Args:
-        config: channels, kernel, widths, dropout, norm.
-        shape: of the input, (channels, height, width).
-        salt: of the first dropout's random numbers.
+    HeroCon's network for N-MNIST has two stages and two widths. The paper gives no kernel size and
+    no width; here they are options. A convolution preserves height and width. The `shape` of the
+    input is (channels, height, width).
     """
     channels, height, width = shape
     layers: list[nn.Module] = []
@@ -170,11 +155,6 @@ def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
 
     Simonyan and Zisserman 2015, Table 1, column D by default. Weights are He normal by the fan-out
     of a layer, without which sixteen layers do not learn from scratch.
-
-    Args:
-        config: channels, depths, widths, places, dropout, norm.
-        channels: of the input.
-        salt: of the first dropout's random numbers.
     """
     layers: list[nn.Module] = []
     for out, depth in zip(config.channels, config.depths, strict=True):
@@ -269,7 +249,6 @@ def build_encoder(
 
 
 def _image_shape(config: Convnet, shape: Sequence[int], key: str) -> tuple[int, int, int]:
-    """Returns channels, height and width of a convnet's input; see `build_encoder`."""
     requested = config.shape
     if len(shape) == 3:
         height, width, channels = shape

@@ -58,8 +58,6 @@ class Encoded:
         hidden: features of each view, [rows, its width].
         classified: the features that the classifier sees, concatenated.
         projections: z of each view, or none.
-        logits: of the classifier, if there is one.
-        classifier: the module, if there is one.
         targets: the rows' labels as 0/1; None in evaluation.
         nodes: features of the nodes of graphs, a tensor a view [rows, nodes, width], 0 where there
             is no node; empty unless the part of a term has `reads_nodes = True`.
@@ -118,18 +116,12 @@ class Heterogeneous(nn.Module):
         names: Sequence[str] = (),
         batch: int = 0,
     ) -> None:
-        """Builds the parts.
+        """Builds the parts that compute what the losses of `terms` read.
 
-        Args:
-            config: widths and kinds.
-            shapes: of one sample of each view, as the model sees it.
-            labels: width of the classifier's output.
-            terms: by name; the features that their losses read are built.
-            names: of the views; `model.encoders` may give a view an encoder of its own by name.
-            batch: rows of a global batch; 0: unknown, as where weights are loaded.
-
-        Raises:
-            ConfigError: views, encoders and terms do not fit each other.
+        `shapes` are of one sample of each view, as the model sees it; `labels` is the width of the
+        classifier's output. `model.encoders` may give a view an encoder of its own by its name in
+        `names`. `batch`, the rows of a global batch, is 0 where unknown, as where weights are
+        loaded. Raises ConfigError if views, encoders and terms do not fit each other.
         """
         super().__init__()
         self.views = len(shapes)

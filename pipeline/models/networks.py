@@ -21,12 +21,7 @@ HUB_FILES = ["config.json", "preprocessor_config.json", "tokenizer.json", "*.saf
 
 
 class NetworkEncoder(nn.Module):
-    """A network of another library, without dropout, so that it draws nothing at random.
-
-    Attributes:
-        network: the network itself.
-        options: of the encoder.
-    """
+    """A `network` of another library, without dropout, so that it draws nothing at random."""
 
     mean: Tensor
     std: Tensor
@@ -108,10 +103,7 @@ def build_network(
 ) -> tuple[nn.Module, int]:
     """Returns a network as an encoder, and the width of its features.
 
-    Args:
-        options: which network.
-        shape: of one sample: [height, width, channels], or [tokens, vocabulary].
-        key: of the configuration, for errors.
+    `shape` is of one sample: [height, width, channels], or [tokens, vocabulary]; errors name `key`.
 
     Raises:
         ConfigError: the library does not know it, its weights cannot be read or do not fit it, or
@@ -208,11 +200,7 @@ def _timm(options: Timm, shape: Sequence[int], key: str) -> NetworkEncoder:
 
 
 def _load(network: nn.Module, path: Path, key: str) -> None:
-    """Loads weights, but no classifier.
-
-    Raises:
-        ConfigError: the file lacks weights of the network, or has others.
-    """
+    """Loads weights, but no classifier; ConfigError if the file lacks some or has others."""
     state = load_file(path)
     keys = network.load_state_dict(state, strict=False)
     extra = [name for name in keys.unexpected_keys if not name.startswith(("head", "fc", "cla"))]
@@ -263,10 +251,7 @@ def _set_rates(network: nn.Module, decay: float) -> None:
 
 
 def _freeze_unused(encoder: nn.Module, sample: Tensor) -> int:
-    """Freezes weights that the features do not depend on; returns the width of the features.
-
-    A pooler has such weights, and DDP refuses a parameter without a gradient.
-    """
+    """Freezes weights that no feature depends on, as DDP requires; returns the features' width."""
     encoder.eval()
     features = encoder(sample, torch.zeros(len(sample), dtype=torch.int64))
     if features.requires_grad:
@@ -279,11 +264,7 @@ def _freeze_unused(encoder: nn.Module, sample: Tensor) -> int:
 
 
 def weights_folder(weights: str, key: str) -> Path:
-    """Returns the local folder of weights, which are downloaded if they are on the hub.
-
-    Raises:
-        ConfigError: there are no such weights.
-    """
+    """Returns the local folder of weights, fetched from the hub if need be; ConfigError if none."""
     if not weights.startswith(HUB):
         if not (Path(weights) / "config.json").is_file():
             raise ConfigError(

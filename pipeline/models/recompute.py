@@ -35,10 +35,7 @@ def recompute_blocks(encoder: nn.Module) -> int:
 
 
 def again(call: Callable[..., Any], modules: Sequence[nn.Module], *args: Any) -> Any:
-    """Calls a function that runs `modules`, and again in backward with the same numbers.
-
-    It may not draw from a random generator.
-    """
+    """Calls a function that runs `modules`, now and in backward; it may draw no random numbers."""
     if not torch.is_grad_enabled():
         return call(*args)
     return checkpoint(
@@ -61,10 +58,7 @@ def _composites(modules: Any) -> list[nn.Module]:
 
 
 def _recompute(block: nn.Module) -> None:
-    """Changes the class of a block to one whose forward is recomputed in backward.
-
-    A wrapper would change the names of the block's parameters.
-    """
+    """Changes a block's class to one that recomputes; a wrapper would rename its parameters."""
     kind = type(block)
 
     def forward(self: nn.Module, *args: Any, **options: Any) -> Any:

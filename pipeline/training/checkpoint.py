@@ -44,7 +44,6 @@ class Snapshot:
     and no loader has a state.
 
     Attributes:
-        position: the step.
         model: parameters and buffers by name.
         optimizer: its state, as NAME/KEY: see `Strategy.optimizer_state`.
         memories: those of the terms, as TERM/NAME: see `Objective.memory_state`.
@@ -105,17 +104,11 @@ def save_on_main(
     newest: int,
     watchdog: Watchdog,
 ) -> None:
-    """Writes a snapshot on the main process; every process must call it.
+    """Writes a snapshot on the main process, where it is in full; every process must call it.
 
-    Args:
-        folder: the run's `checkpoints/`.
-        snapshot: in full on the main process.
-        texts: files beside the tensors, by name: config.yaml, model.json.
-        newest: how many of the newest checkpoints are kept.
-        watchdog: is told that the main process is busy while it writes.
-
-    Raises:
-        CheckpointError: on every process: it could not be written; earlier checkpoints stay.
+    `texts` are files beside the tensors, by name: config.yaml, model.json; the `newest` newest
+    checkpoints are kept. If one cannot be written, every process raises CheckpointError and earlier
+    ones stay.
     """
     fault = ""
     if rank() == 0:
@@ -134,10 +127,9 @@ def save_on_main(
 
 
 def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -> Path:
-    """Writes a checkpoint: under a temporary name, marked complete, then renamed.
+    """Writes a checkpoint under a temporary name, marks it complete, then renames it.
 
-    Returns:
-        The checkpoint's folder, `step-00000200`; `latest` points at it.
+    Returns its folder, `step-00000200`; `latest` points at it.
     """
     final = folder / f"step-{snapshot.position.step:08d}"
     partial = folder / f".{final.name}.part"
@@ -180,10 +172,9 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
 
 
 def set_aside(folder: Path, files: str = f"step-*/{COMPLETE}") -> Path | None:
-    """Moves the checkpoints of an earlier run away, so that a new run does not overwrite them.
+    """Moves an earlier run's checkpoints to a new folder, such as `checkpoints-1`, and returns it.
 
-    Returns:
-        The new folder, such as `checkpoints-1`, or None where nothing matches the glob `files`.
+    Returns None where nothing matches the glob `files`.
     """
     if not any(folder.glob(files)):
         return None
@@ -204,17 +195,12 @@ def resume(
 ) -> tuple[Snapshot | None, list[str]]:
     """Returns the newest undamaged checkpoint on every process; every process must call it.
 
-    Only the first process reads it, and broadcasts it.
-
-    Args:
-        folder: the run's `checkpoints/`.
-        config: of the run that resumes.
-        data: the fingerprint of that run's data set.
-        watchdog: is told that the first process is busy while it reads.
+    Only the first process reads it, and broadcasts it. `config` and `data`, the fingerprint of the
+    data set, are of the run that resumes.
 
     Returns:
         The snapshot, or None where there is no checkpoint at all; and lines about newer checkpoints
-        that are damaged, and about allowed differences of configuration, data and versions.
+            that are damaged, and about allowed differences of configuration, data and versions.
 
     Raises:
         CheckpointError: on every process: it was made from other data or with a configuration under
@@ -239,7 +225,6 @@ def resume(
 def _load_newest(
     folder: Path, config: Config, data: str, watchdog: Watchdog
 ) -> tuple[Snapshot | None, list[str]]:
-    """Reads the newest undamaged checkpoint on one process: see `resume`."""
     lines, candidates = list[str](), complete_checkpoints(folder)
     if not candidates and (incomplete := sorted(folder.glob("step-*"))):
         lines.append(f"{incomplete[-1]} is not complete: {COMPLETE} is missing")
@@ -279,7 +264,7 @@ def _load_checked(
 def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str) -> list[str]:
     """Returns how configuration and data of a checkpoint differ from those of a run that resumes.
 
-    Raises a CheckpointError where its weights are those of another model, which nothing can force.
+    Raises CheckpointError for weights of another model, which nothing can force.
     """
     try:
         made_with = load_run_config(path / "config.yaml")
@@ -306,11 +291,7 @@ def find_damage(path: Path) -> str:
 
 
 def load(path: Path) -> Snapshot:
-    """Reads a checkpoint, without unpickling anything.
-
-    Raises:
-        CheckpointError: it cannot be read, or differs from what was written.
-    """
+    """Reads a checkpoint, without unpickling; CheckpointError if unreadable or altered."""
     manifest = CheckpointManifest.read(path / STATE)
     old = manifest.format == FIRST_EDITION
     memories = path / ("momentum.safetensors" if old else "memories.safetensors")

@@ -16,9 +16,8 @@ FILES = (
 def cgroup_limits(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
     """Returns the memory limits of the containers and jobs that this process is in; bytes.
 
-    Args:
-        groups: a file of lines HIERARCHY:CONTROLLERS:PATH; version 2 names no controller.
-        mounted: the folder of the hierarchies; version 1 has its memory limits in `memory`.
+    `groups` has lines HIERARCHY:CONTROLLERS:PATH; version 2 names no controller. `mounted` is the
+    folder of the hierarchies; version 1 has its memory limits in `memory`.
     """
     limits = [sys.maxsize]
     for folder in _folders(groups, mounted):

@@ -14,11 +14,7 @@ REPOSITORY = re.compile(rf"({NAME}/{NAME})(?:@({NAME}(?:/{NAME})*))?")
 
 
 def parse(text: str) -> tuple[str, str | None]:
-    """Returns repository and revision of `org/name@revision`, with or without `hf://`.
-
-    Raises:
-        CheckpointError: it is no such name.
-    """
+    """Splits `org/name@revision`, with or without `hf://`; CheckpointError for other names."""
     match = REPOSITORY.fullmatch(text.removeprefix(SCHEME))
     if match is None:
         raise CheckpointError(
@@ -29,13 +25,10 @@ def parse(text: str) -> tuple[str, str | None]:
 
 
 def fetch(address: str) -> Path:
-    """Downloads a model into the cache of `huggingface_hub`, and returns its folder.
+    """Downloads a model's files, and no others, into the hub's cache, and returns its folder.
 
-    Only the files of a saved model are downloaded, whatever else the repository holds.
-
-    Raises:
-        CheckpointError: it cannot be fetched, or was not saved by Heron.
-        MissingPackage: `huggingface_hub` is not installed.
+    Raises CheckpointError if it cannot be fetched or was not saved by Heron, and MissingPackage
+    without `huggingface_hub`.
     """
     hub, (name, revision) = require("huggingface_hub", address), parse(address)
     try:
@@ -59,9 +52,8 @@ def fetch(address: str) -> Path:
 def publish(folder: Path, repository: str, private: bool | None = None) -> None:
     """Uploads a saved model's folder in one commit; an existing card is kept.
 
-    Raises:
-        CheckpointError: the name is not valid, or the hub refuses it.
-        MissingPackage: `huggingface_hub` is not installed.
+    Raises CheckpointError if the hub refuses it or its name, MissingPackage without
+    `huggingface_hub`.
     """
     name, revision = parse(repository)
     api = require("huggingface_hub", f"{SCHEME}{name}").HfApi()

@@ -39,10 +39,7 @@ class Lars(SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Scales each gradient, then takes SGD's step.
-
-        The scaling is done on the gradients in place, so one `backward` serves one step.
-        """
+        """Scales each gradient in place, then takes SGD's step: one `backward` serves one step."""
         decays = [group["weight_decay"] for group in self.param_groups]
         for group in self.param_groups:
             for p in group["params"]:

@@ -23,8 +23,7 @@ from heron.shards.artefact import MANIFEST, sha256
 def locate(path: str | Path) -> Path:
     """Returns the folder of a model: the path itself, or the newest checkpoint of a run.
 
-    Raises:
-        CheckpointError: there is none, or it was altered.
+    Raises CheckpointError if there is none, or it was altered.
     """
     folder = Path(path)
     if not (folder / "model.safetensors").exists():

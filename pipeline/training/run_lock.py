@@ -71,12 +71,9 @@ class RunLock:
     def acquire(self, watchdog: "Watchdog", stop: Callable[[], object] = lambda: False) -> None:
         """Creates and locks the folder on the main process; every process calls it.
 
-        `stop` returns whether a signal was received, which ends the wait for the lock.
-
-        Raises:
-            Held: on every process: another run still has the folder after `WAIT_S` seconds.
-            Stopped: on every process: `stop` returned true.
-            TrainingError: on every process: nothing can be written to the folder.
+        `stop` returns whether a signal was received, which ends the wait for the lock. Every
+        process raises Held if another run still has the folder after `WAIT_S` seconds, Stopped if
+        `stop` returned true, or TrainingError if nothing can be written to the folder.
         """
         from heron.pipeline.distributed.collectives import broadcast_object, rank
 

@@ -58,11 +58,7 @@ class SavedModel(Artefact):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Reads the manifest of a folder, and verifies the files.
-
-        Raises:
-            CheckpointError: it, or a file that it lists, is not what was written.
-        """
+        """Reads a folder's manifest and verifies its files; CheckpointError if any was altered."""
         manifest = cls.read(folder / MANIFEST)
         if sorted(manifest.files) != sorted(READ):
             raise CheckpointError(
@@ -87,20 +83,14 @@ def save(
     origin: Path | None = None,
     where: str = "",
 ) -> SavedModel:
-    """Writes a model's folder, atomically.
+    """Writes a model's folder, atomically; it must not exist yet, or be empty.
 
-    Args:
-        folder: to create; it does not exist, or is empty.
-        network: the model, on any device.
-        config: the experiment; paths of the author's machine are left out.
-        signature: of the model.
-        origin: checkpoint or saved model that the model was read from; None: unknown. Its history
-            is kept where the weights are still the same.
-        where: the argument of `from_pretrained` in the card; "": the folder's name.
+    `network` may be on any device. Paths of the author's machine in `config` are left out. `origin`
+    is the checkpoint or saved model that the model was read from, None if unknown; its history is
+    kept where the weights are still the same. `where` is the argument of `from_pretrained` in the
+    card; "" is the folder's name.
 
-    Raises:
-        CheckpointError: the folder is not empty.
-        OSError: it cannot be written.
+    Raises CheckpointError if the folder is not empty, and OSError if it cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise CheckpointError(
@@ -133,12 +123,8 @@ def model_card(
 ) -> str:
     """Returns a model card for Hugging Face's hub: use, inputs, scores, training.
 
-    Args:
-        manifest: of the saved model.
-        where: the argument of `from_pretrained` in the example.
-        width: of the vectors that `encode` returns.
-        config: the experiment.
-        signature: of the model.
+    `where` is the argument of `from_pretrained` in the example; `width` is that of `encode`'s
+    vectors.
     """
     terms = [name.rpartition(".")[2] for name in config.objective.terms()]
     tags = ["heron", "contrastive-learning", "multi-view", *terms]

@@ -20,9 +20,7 @@ class StopSignals:
     """While it is open, SIGTERM and SIGUSR1 only set a flag, which the training loop reads.
 
     So does the first Ctrl-C inside `saving`; the second, or one outside, raises KeyboardInterrupt.
-
-    Attributes:
-        name: of the signal that was received, or "".
+    `name` is of the signal that was received, or "".
     """
 
     def __init__(self, workers: bool) -> None:

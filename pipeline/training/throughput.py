@@ -39,17 +39,12 @@ _TERA_FLOPS: dict[str, tuple[float, float | None, float | None]] = {
 
 
 def peak_flops(device: torch.device | str, precision: MatmulPrecision) -> float | None:
-    """Returns the published dense peak of one device, FLOP/s.
+    """Returns the published dense peak of one device, FLOP/s, whatever its power cap, or None.
 
     The precision is that of matrix products; `tf32` is float32 where PyTorch may round the factors
-    (`torch.backends.cuda.matmul.allow_tf32`, and by default cuDNN's convolutions).
-
-    Returns:
-        None for a CPU, for a device that the table lacks, and for a precision that it has no
-        units for. A board whose power is capped counts as one at full power.
-
-    Raises:
-        ValueError: an unknown precision.
+    (`torch.backends.cuda.matmul.allow_tf32`, and by default cuDNN's convolutions). None is for a
+    CPU, a device that the table lacks, and a precision that it has no units for. Raises ValueError
+    for an unknown precision.
     """
     if precision not in get_args(MatmulPrecision):
         raise ValueError(
@@ -75,13 +70,10 @@ def step_flops(forward: Callable[[], object]) -> int:
 
     Matrix products, convolutions and attention are counted, a multiplication and an addition as
     two; elementwise operations, normalisation, reductions, the optimiser, and kernels that PyTorch
-    does not know (Triton's) are not. So `forward` should run the encoders and the heads, and leave
-    out a loss that computes its own gradients in its forward.
-
-    Args:
-        forward: called once, for this process's rows of a step. Its side effects stay: batch norm's
-            averages move and random numbers are drawn, unless it runs on a copy; a copy on the meta
-            device costs nothing and counts the same.
+    does not know (Triton's) are not. So `forward` should run the encoders and heads on a process's
+    rows, but no loss that computes its own gradients. It is called once; its side effects (batch
+    norm's averages, random numbers) stay unless it runs on a copy, which costs nothing on the meta
+    device.
     """
     from torch.utils.flop_counter import FlopCounterMode  # here: it loads torch's compiler
 
@@ -95,8 +87,7 @@ def meta_copy(
 ) -> tuple[Heterogeneous, list[torch.Tensor], torch.Tensor]:
     """Returns a copy of a model on the meta device, with inputs and keys of `rows` rows.
 
-    `shapes` are of one sample of each view as it is stored: [..., channels] of pictures,
-    (tokens, vocabulary) of texts.
+    `shapes` are of a sample of each view as stored: [..., channels] or (tokens, vocabulary).
     """
     meta = copy.deepcopy(model).to("meta").eval()
     inputs = [

@@ -70,8 +70,7 @@ class Trackers:
     def __init__(self, config: Config, watchdog: Watchdog) -> None:
         """Finds the trackers' classes, on the main process; every process calls it.
 
-        Raises:
-            TrainingError: on every process: a tracker is unknown, not installed, or lacks a key.
+        Every process raises TrainingError if one is unknown, not installed, or lacks a key.
         """
         self.config, self.watchdog = config, watchdog
         self.kinds: dict[str, type[GeneralTracker]] = {}
@@ -89,13 +88,9 @@ class Trackers:
     def start(self, start: int, step: int, scores: int) -> list[str]:
         """Starts the trackers' runs, or continues those of tracking.json.
 
-        Args:
-            start: the first step to come; at 0 all runs are new.
-            step: the last step in metrics.jsonl, before this start.
-            scores: the step of its last evaluation.
-
-        Raises:
-            TrainingError: tracking.json is damaged.
+        At `start` 0 all runs are new. `step` and `scores` are the steps of the last metrics and
+        evaluation in metrics.jsonl, before this start. Raises TrainingError if tracking.json is
+        damaged.
         """
         path = Path(self.config.run.dir) / TRACKING_FILE
         state = TrackerState()

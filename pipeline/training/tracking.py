@@ -35,8 +35,7 @@ FACTS = (  # fields of a result that are no scores
 class RunLog:
     """Writes on the main process; on the others every method does nothing.
 
-    Attributes:
-        earlier_s: seconds that the steps before this start took, as far as they are known.
+    `earlier_s` are the seconds that steps before this start took, as far as they are known.
     """
 
     def __init__(
@@ -167,10 +166,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
     """Returns the lines of a file of JSON objects; none where the file does not exist.
 
-    An incomplete last line is left out. `kind` is the type of a line, for pydantic.
-
-    Raises:
-        TrainingError: a line is not of its kind; names file and line.
+    An incomplete last line is left out; `kind` is the type of a line, for pydantic. Raises
+    TrainingError, with file and line, if one is not of its kind.
     """
     data = path.read_bytes() if path.exists() else b""
     lines, adapter, rows = data.split(b"\n"), TypeAdapter(kind), []
@@ -202,14 +199,9 @@ def read_result(
 ) -> dict[str, Any]:
     """Returns the content of a result.json, or of another JSON file of a run.
 
-    Args:
-        path: of the file.
-        numbers: fields that must be there, as numbers or null.
-        kind: its type, for pydantic.
-        expected: the expectation and remedy in the error.
-
-    Raises:
-        TrainingError: it cannot be read, or is not of its kind.
+    `numbers` are fields that must be there, as numbers or null; `kind` is the file's type, for
+    pydantic; `expected` is the expectation and remedy of the TrainingError if it is unreadable or
+    not of its kind.
     """
     try:
         with path.open("rb") as stream:

@@ -67,9 +67,7 @@ def train(
 class Trainer:
     """One run on one process; `train` calls its methods in the order in which they stand.
 
-    Attributes:
-        start_step: the number of steps that were taken before this process began.
-        steps: the number of steps after which the run ends.
+    `start_step` steps were taken before this process began; the run ends after `steps` in all.
     """
 
     def __init__(self, config: Config, watchdog: Watchdog, signals: StopSignals) -> None:

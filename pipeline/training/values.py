@@ -48,7 +48,6 @@ class PendingStep(NamedTuple):
     """A step whose metrics have not been read yet.
 
     Attributes:
-        step: its number.
         summed: its metrics that are still being computed or copied.
         values: its other metrics, by name.
         features: of this process's rows; an error names those that are not finite.
