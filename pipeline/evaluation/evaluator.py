@@ -118,10 +118,8 @@ class Evaluator:
     ) -> tuple[dict[str, Predictions], Scores]:
         """Returns predictions by the prefix of their scores, and the scores that need no labels.
 
-        The probe and the vote learn from `labelled_rows`.
-
-        Raises:
-            TrainingError: hidden features or projections are not finite.
+        The probe and the vote learn from `labelled_rows`. Raises TrainingError for non-finite
+        features.
         """
         no_classifier = model.classifier is None
         use_probe = self.config.probe == "always" or (self.config.probe == "auto" and no_classifier)
@@ -207,7 +205,7 @@ class Evaluator:
         """Returns the model's inputs as `hidden` [rows, columns]; this process reads all rows.
 
         `transforms` maps a view's index to the function that turns its values into columns; None
-        takes the values of all views. A view that a row lacks gets the mean of the other rows.
+        takes all values. A view that a row lacks gets the mean of the other rows.
         """
         transforms = (
             dict.fromkeys(range(len(self.views.views)), np.asarray)

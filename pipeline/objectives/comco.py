@@ -44,9 +44,9 @@ class Comco(MomentumTerm):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """The label of each anchor's N(i), its neighbours, and the gradients of its logits and sum.
+        """Counts N(i)'s label, the neighbours, and the gradients of their logits and of the sum.
 
-        An upper bound: there are no neighbours before `neighbour_epochs`.
+        It is an upper bound: there are no neighbours before `neighbour_epochs`.
         """
         return [2 + 2 * self.neighbours]
 
@@ -212,15 +212,10 @@ def _choices_and_gradients(
 def _gradient_as_keys(
     anchors: Tensor, queries: Tensor, ybar: Tensor | None, choices: Tensor, own: Tensor
 ) -> Tensor:
-    """Returns a scalar whose gradient is that of the own rows as keys of all queries.
+    """Returns a scalar whose gradient is that of the rows `own` as keys of all queries.
 
-    Args:
-        anchors: own rows.
-        queries: of all rows, divided by tau.
-        ybar: complementary labels of all rows; None: N(i) is all of A(i).
-        choices: of all queries, the gradient of their sum, the c of N(i), their neighbours, and the
-            gradients of the neighbours' logits.
-        own: numbers of the own rows.
+    `queries` are divided by tau; `ybar` is None where N(i) is all of A(i). `choices` has for every
+    query the gradient of its sum, the c of N(i), its neighbours, and the gradients of their logits.
     """
     d_sums, far_label = choices[:, :1], choices[:, 1].long()
     near, d_near = choices[:, 2:].chunk(2, 1)

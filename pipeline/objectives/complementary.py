@@ -114,10 +114,9 @@ def _log_outside(logits: Tensor, ybar: Tensor) -> Tensor:
 
 
 def _unbiased(losses: Tensor, ybar: Tensor) -> Tensor:
-    """Feng et al. 2020, Theorem 3: an unbiased estimate of a loss from complementary labels.
+    """Sums an unbiased estimate of a loss from complementary labels (Feng et al. 2020, Theorem 3).
 
-    It is the sum over classes outside the set minus (K - 1 - s) / s times the sum over those
-    inside, summed over rows. For bounded losses only: else the estimate has no lower bound.
+    Losses must be bounded: otherwise the estimate has no lower bound.
     """
     size = ybar.sum(1)
     factor = (ybar.shape[1] - 1 - size) / size

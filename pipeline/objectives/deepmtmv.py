@@ -128,11 +128,10 @@ class _SelectGroups(torch.autograd.Function):
 class GroupedLinear(nn.Module):
     """A linear layer per group of tasks.
 
-    Every task has weights of its own. Those of a group are equal and get the gradient of the layer
-    that they share, so they stay equal, up to rounding, under any optimiser that updates elements
-    one by one or a parameter by its norm; a group uses the weights of its first task. Splitting a
-    group then only changes `groups`: the new groups start with copies of weights and of optimiser
-    state, however a strategy shards these, and the set of parameters never changes.
+    Every task has weights of its own. Those of a group start equal and get the gradient of the
+    shared layer, so they stay equal, up to rounding, under any optimiser that updates elements one
+    by one or a parameter by its norm; a group uses the weights of its first task. Splitting a group
+    then only changes `groups`, whatever the optimiser state and however a strategy shards it.
 
     Attributes:
         groups: number of each task's group, which is that of its first task; part of the state.
@@ -163,9 +162,8 @@ class GroupedLinear(nn.Module):
     ) -> Float[Tensor, "groups rows out"]:
         """Applies each group's layer to the output of the group below that holds its tasks.
 
-        Args:
-            x: outputs of the layer below, a slice per group, in order of group number.
-            groups_below: `group_of_task` of the layer below, whose groups contain those here.
+        `x` has a slice per group of the layer below, in order of group number; `groups_below` is
+        that layer's `group_of_task`.
         """
         first_tasks, slices = sorted(set(self.group_of_task)), sorted(set(groups_below))
         index = [slices.index(groups_below[task]) for task in first_tasks]
@@ -181,9 +179,9 @@ class TaskGroups(nn.Module):
     """The classifier of DeepMTMV (Zheng, Cheng and He 2019), in which a task is a label.
 
     Layers shared by groups of tasks take the views' concatenated features; each task has an output
-    unit of its own. At first all tasks share all layers. From the top down, a layer is split into
-    groups of tasks that find the same samples difficult (see `partition`). The tasks' errors are
-    averaged over batches; the averages are part of the state and the same on every process.
+    unit of its own. At first all tasks share all layers; from the top down, layers are split into
+    groups of tasks that find the same samples difficult (see `partition`). The averages of the
+    errors over batches are part of the state and the same on every process.
 
     Attributes:
         margins: mean error of each task, [views, tasks].
@@ -237,11 +235,11 @@ class TaskGroups(nn.Module):
 
     @torch.no_grad()
     def update_averages(self, errors: Float[Tensor, "rows views tasks"]) -> None:
-        r"""Adds the errors |y - p| of a whole batch's labelled rows to the averages.
+        """Adds the errors |y - p| of a whole batch's labelled rows to the averages.
 
         With e = 1 where an error is at least the mean of the batches before, the agreement of two
-        tasks is E[e_i e_j + (1 - e_i)(1 - e_j)] (Lu et al. 2017, the affinity of tasks). A batch
-        has the weight 1, and the weight of those before it is multiplied by `decay`.
+        tasks is E[e_i e_j + (1 - e_i)(1 - e_j)] (Lu et al. 2017). `decay` multiplies the weight of
+        earlier batches; the new one has the weight 1.
         """
         if not len(errors):
             return
@@ -255,10 +253,10 @@ class TaskGroups(nn.Module):
 
     @torch.no_grad()
     def choose_groups(self) -> tuple[int, list[list[int]]]:
-        """Chooses how to split the highest layer that all tasks share.
+        """Returns the highest layer that all tasks share, by number, and its new groups of tasks.
 
-        It needs the full, gathered weights. Returns the layer's number and its groups of tasks: one
-        group, if no split is cheaper or no layer is left to split.
+        It needs the full, gathered weights. There is one group if no split is cheaper or no layer
+        is left to split.
         """
         tasks = self.heads.group_of_task
         shared = [i for i, layer in enumerate(self.layers) if not any(layer.group_of_task)]

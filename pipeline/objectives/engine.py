@@ -1,10 +1,9 @@
 """The block loop under every contrastive term: anchors against keys, a strip of rows at a time.
 
-A contrastive term is a sum over anchors of a function of the anchor's row of logits
-(``anchors @ keys.T``). Holding all rows at once takes N x N memory; this engine holds one strip.
-The loss is a scalar and a strip holds whole rows, so a strip's gradient is taken together with its
-loss: logits are computed once, not again in a backward pass, and only the gradient of the inputs,
-linear in the batch, is stored for backward.
+A contrastive term is a sum over anchors of a function of the anchor's row of logits (``anchors @
+keys.T``). All rows at once take N x N memory; this engine holds one strip of whole rows and takes
+its gradient together with its loss. So logits are computed once, and only the gradient of the
+inputs, linear in the batch, is stored for backward.
 
 A term supplies a *rule*: strip of logits -> (its share of the loss, the gradient of that share).
 """
@@ -29,14 +28,7 @@ MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the mac
 
 
 def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-    """Scales rows to unit length; a zero row stays zero and has a finite gradient.
-
-    Args:
-        x: vectors in any float type.
-
-    Returns:
-        Vectors of length 1 (or 0) in x's type, at least float32.
-    """
+    """Scales rows to unit length, in at least float32; a zero row stays zero with finite gradient."""
     x = x if x.dtype == torch.float64 else x.float()
     length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)
@@ -47,13 +39,6 @@ def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
 
     ``|cos| <= 1``, so every ratio of exponentials lies within exp(+-2 / tau). Up to 2 / tau = 60
     float32 holds them, and sums of a million of them; lower temperatures need float64.
-
-    Args:
-        dtype: the type of the embeddings.
-        tau: temperature, > 0.
-
-    Returns:
-        float32 or float64.
 
     Raises:
         ValueError: tau is not a positive number, or below 0.003.
@@ -92,18 +77,10 @@ def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iter
 
 
 def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
-    """Numbers the classes from 0 on.
-
-    Args:
-        label: one whole number per sample.
-        batch: the number of samples.
-        term: the calling term, for the message.
-
-    Returns:
-        The class of each sample, and the number of classes.
+    """Returns the class of each sample, numbered from 0 on, and the number of classes.
 
     Raises:
-        ValueError: the labels have another shape, or are no whole numbers.
+        ValueError: the labels are not one whole number per sample; the message names `term`.
     """
     if label.shape != (batch,) or label.is_floating_point() or label.is_complex():
         raise ValueError(
@@ -179,7 +156,8 @@ def blockwise(
     """Sums a rule over all anchors, in memory linear in anchors + keys.
 
     Heads have the same anchors and keys, but each has vectors of its own: head h has the logits
-    ``anchors[h] @ keys[h].T``, and the rule sees all heads of a strip together.
+    ``anchors[h] @ keys[h].T``, and the rule sees all heads of a strip together. The result is
+    differentiable once with respect to anchors, keys and per_anchor.
 
     Args:
         rule: maps a strip to its share of the loss and the gradient of that share.
@@ -187,9 +165,6 @@ def blockwise(
         keys: one tensor per head.
         per_anchor: tensors whose rows of the strip are passed to the rule; differentiable.
         divisor: by how much the usual number of logits of a strip is divided.
-
-    Returns:
-        The loss, differentiable once with respect to anchors, keys and per_anchor.
     """
     if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))

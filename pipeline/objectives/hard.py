@@ -337,12 +337,7 @@ def debiased(
 def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus: float) -> Tensor:
     """Estimates the sum of f over true negatives (Chuang et al. 2020, Eq. 7), clamped below.
 
-    Args:
-        total: sum of f over all negatives.
-        positive: logit of the positive.
-        negatives: number of negatives.
-        tau: temperature.
-        tau_plus: prior of the anchor's class.
+    `total` is the sum of f over all `negatives`, `positive` the logit of the positive.
 
     Raises:
         ValueError: tau_plus outside [0, 1).

@@ -25,10 +25,9 @@ from heron.shards.artefact import Count
 
 
 class Disambiguation(nn.Module):
-    """Prototypes mu and pseudo-targets s (Wang et al. 2022, Eq. 5 and 6).
+    """Prototypes mu and pseudo-targets s (Wang et al. 2022, Eq. 5 and 6), equal on all processes.
 
-    A candidate of a row is a class that is not among its complementary labels. s starts uniform
-    over the candidates, the prototypes at zero. All processes hold the same values.
+    A candidate of a row is a class that is not among its complementary labels.
     """
 
     prototypes: Tensor
@@ -42,13 +41,10 @@ class Disambiguation(nn.Module):
         dim: int,
         gamma: float,
     ) -> None:
-        """Starts with prototypes of zero and uniform pseudo-targets.
+        """Starts with prototypes of zero, and pseudo-targets uniform over the candidates.
 
-        Args:
-            rows: numbers of all labelled rows, in any order.
-            ybar: their complementary labels, 1 where a class is known to be wrong.
-            dim: width of an embedding.
-            gamma: share of a prototype that an update keeps.
+        `rows` numbers all labelled rows, in any order; `ybar` is 1 where a class is known to be
+        wrong, and `gamma` is the share of a prototype that an update keeps.
         """
         super().__init__()
         self.gamma = gamma

@@ -33,7 +33,7 @@ class SecondNetwork(nn.ModuleList):
         super().__init__([encoder, nn.Linear(spec.classified_width, spec.labels)])
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns `networks`, logits of each view by one network and then by the other.
+        """Returns `networks`, each view's logits by one network and then by the other, and `logits`.
 
         `logits`, a row's prediction, is the mean of both networks' on the first view.
         """
@@ -162,14 +162,14 @@ def plnl(
 
 
 class PlnlMemory(Memory):
-    """The outputs of two networks over epochs, guessed labels and enhanced sets (Li et al. 2025).
+    """Two networks' outputs over epochs, guessed labels and enhanced sets (Li et al. 2025).
 
     A guess for a network is made from the outputs of the other. All processes hold the same.
 
     Attributes:
         logits: of each network for each row when it was last seen, [networks, rows, classes].
-        history: probabilities at the ends of the last epochs, oldest first,
-            [networks, epochs, rows, classes].
+        history: probabilities at the last epochs' ends, oldest first, [networks, epochs, rows,
+            classes].
         sets: complementary labels, the added ones included, [networks, rows, classes].
         guesses: each row's guessed class, or -1, [networks, rows].
         closed: number of epochs done.
@@ -186,12 +186,9 @@ class PlnlMemory(Memory):
     def __init__(
         self, rows: Int[Tensor, " labelled"], ybar: Float[Tensor, "labelled classes"], term: "Plnl"
     ) -> None:
-        """Starts without guesses, with uniform probabilities and the given labels.
+        """Starts without guesses, with uniform probabilities and the complementary labels of all rows.
 
-        Args:
-            rows: numbers of all labelled rows, in any order.
-            ybar: their complementary labels, 1 where a class is known to be wrong.
-            term: the term, which has the options.
+        `rows` numbers all labelled rows, in any order; `term` has the options.
         """
         super().__init__()
         self.term = term
@@ -241,10 +238,10 @@ def guess(
     sets: Float[Tensor, "rows classes"],
     sure: float,
 ) -> Int[Tensor, " rows"]:
-    """Positive label guessing: the class of the largest mean probability over epochs, or -1.
+    """Guesses positive labels: the class of the largest mean probability over epochs, or -1.
 
-    The class is guessed if it is no complementary label, its mean is above `sure`, and all epochs
-    agree on the most probable class.
+    The class must be no complementary label, have a mean above `sure`, and be the most probable in
+    every epoch.
     """
     probability, label = history.mean(0).max(1)
     is_candidate = sets.gather(1, label[:, None])[:, 0] == 0
@@ -258,12 +255,12 @@ def enhance(
     neighbours: int,
     share: float,
 ) -> Float[Tensor, "rows classes"]:
-    """Negative label enhancement: adds the complementary labels that most neighbours have.
+    """Enhances negative labels: adds the complementary labels that most neighbours have.
 
-    A row's neighbours are the rows with the largest cosine of logits. A set of s labels could take
-    K - 1 - s more. A row whose largest probability is above the mean of all rows takes the `share`
-    of these, rounded up, that most neighbours exclude; any other row takes one. Labels that are in
-    the set already count among those taken.
+    A row's neighbours are the rows with the largest cosine of logits. A row whose largest
+    probability is above the mean takes the `share`, rounded up, of the K - 1 - s labels that its
+    set of s could still take; any other takes one. Labels already in the set count among those
+    taken.
     """
     count, classes = ybar.shape
     unit = F.normalize(logits, dim=1)

@@ -16,14 +16,7 @@ def join_views(
     rows: slice = slice(None),
     view_numbers: Sequence[int] | None = None,
 ) -> Tensor:
-    """Concatenates the rows of each view, without the rows that lack it.
-
-    Args:
-        views: a tensor [batch, ...] per view.
-        present: which views each row has.
-        rows: the rows to take.
-        view_numbers: the views to take; None: all.
-    """
+    """Concatenates `rows` of the views in `view_numbers` (None: all), without rows that lack a view."""
     numbers = range(len(views)) if view_numbers is None else view_numbers
     if present is None:
         return torch.cat([views[v][rows] for v in numbers])
@@ -51,9 +44,8 @@ class Ring:
 
     Attributes:
         shares: the rows of each process among all rows.
-        rotate: takes the own tensors, and the number of rows of each tensor on every process;
-            yields the number of each process and its tensors, own ones first; see
-            `objectives.ring`.
+        rotate: takes the own tensors and the rows of each on every process; yields each process's
+            number and tensors, own ones first; see `objectives.ring`.
     """
 
     shares: Sequence[slice]
@@ -66,9 +58,9 @@ class Ring:
 class OwnRows:
     """One process's rows of a batch, of whose vectors these alone have a gradient.
 
-    A row is an anchor on its own process and a key of every process's anchors. Processes exchange
-    a few numbers per anchor (the slopes by its sums); with them a row's whole gradient is taken on
-    its own process, so no process computes, or sends, gradients of another's rows.
+    A row is an anchor on its own process and a key of every process's anchors. Processes exchange a
+    few numbers per anchor, from which each takes the whole gradient of its own rows; see
+    `objectives.mirroring`.
 
     Attributes:
         slice: the own rows among all rows.
@@ -98,11 +90,7 @@ def gather_head_values(
 ) -> list[Float[Tensor, "_ _"]]:
     """Gathers numbers of the own anchors of each head from all processes, in one collective.
 
-    Args:
-        own: a tensor [own anchors, numbers] per head, in the order of `join_views`.
-        rows: the own rows.
-        present: which views each row has.
-        views_of_heads: the views of each head's anchors.
+    `own` has a tensor [own anchors, numbers] per head, in the order of `join_views` of its views.
     """
     by_row, count = [], rows.slice.stop - rows.slice.start
     for numbers, views in zip(own, views_of_heads, strict=True):

@@ -203,9 +203,9 @@ def _by_kernels(
 class _SharedPairs(torch.autograd.Function):
     """L_s of own anchors with the full gradient of their rows, in two passes as in `mirroring`.
 
-    The first pass computes D of each own anchor and label and the gradient with respect to it,
-    which the processes then gather; the second the gradient of the rows as anchors and as keys.
-    The loss of a pair needs the full D, so where keys come block by block, D takes a pass before.
+    The first pass computes D and its gradient, which the processes gather; the second the gradient
+    of the rows as anchors and as keys. The loss of a pair needs the full D, so where keys come
+    block by block, D takes a pass before.
     """
 
     @staticmethod
@@ -318,10 +318,7 @@ class _PairRule:
     def loss_and_gradient(
         self, rows: slice, logits: Tensor, total: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the loss of a strip, D, and d loss / d D.
-
-        `total` is D where it sums over more keys than these.
-        """
+        """Returns a strip's loss, D, and d loss / d D; `total` is D where other keys add to it."""
         repulsion, inverse = self.weighted(rows, logits)
         total = repulsion @ self.negative if total is None else total
         loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
@@ -367,8 +364,7 @@ class _PairRule:
     def pairs(self, rows: slice) -> Iterator[tuple[int, float, Tensor, Tensor, Tensor]]:
         """Yields the pairs inside each P(a): a, its weight, anchors, keys, flat strip indices.
 
-        One flat index serves the gather and the scatter: an order of magnitude faster on a CPU than
-        indexing with a pair of index vectors.
+        One flat index is ten times faster on a CPU than a pair of index vectors.
         """
         by_label = zip(_members(self.anchor_y[rows]), self.members, self.weight, strict=True)
         for a, (anchors, members, weight) in enumerate(by_label):

@@ -91,23 +91,8 @@ def tagged_pair_losses(
     Rows are visited in the order of their tags, so only tiles with pairs of equal tag are computed:
     one product per pair, or four with a gradient.
 
-    Args:
-        anchors: vectors with 1 / tau already inside.
-        keys: vectors of the same width.
-        log_total: log D; where it is -inf, the loss and all gradients are 0.
-        anchor_tag: the anchors' tags, any int32.
-        key_tag: the keys' tags, any int32.
-        anchor_number: the key that is the anchor itself, which is no pair; -1 for none.
-        anchor_weight: w; no gradient.
-        precision: precision of the products; see `exponential_sums`.
-
-    Returns:
-        The loss in float32, differentiable once with respect to anchors, keys and log_total.
-
-    Raises:
-        ValueError: widths differ or exceed 512.
-        TypeError: the vectors are float64.
-        TrainingError: there is no suitable GPU, or no Triton.
+    Tags are any int32; no gradient flows to the weights w. For the other arguments, the result and
+    the errors see `pair_losses`.
     """
     layout.check_vectors(anchors, keys)
     entries = _Entries.by_tag(anchor_tag)
@@ -127,10 +112,7 @@ def tagged_pair_losses(
 class _Entries:
     """One entry for every label of every row, sorted by label.
 
-    Attributes:
-        row: the entry's row, int32.
-        tag: the entry's label, int32, ascending.
-        flat_index: the entry's index in a flat [rows, labels].
+    Each has its row and its label, `tag`, as int32, and its index in a flat [rows, labels].
     """
 
     row: Tensor
@@ -233,9 +215,8 @@ def _visit(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Visits all pairs of entries of equal tag.
 
-    Returns:
-        The losses of the anchors' entries, their derivatives by log D, and the gradient of the
-        `count` rows of x.
+    Returns the losses of the anchors' entries, their derivatives by log D, and the gradient of the
+    `count` rows of x.
     """
     from heron.pipeline.objectives.fused.pair_kernels import collect_kernel, pair_kernel
 
