@@ -35,9 +35,10 @@ def compare(
 ) -> Scores:
     """Scores the baselines on a run's test rows; every process must call it.
 
-    The plain network, `plain_...`, is the experiment with the classifier's term alone, trained by
-    the same code in the run's subfolder `plain`. It needs such a term and another one. Logistic
-    regression, `logistic_...`, comes with the options that cross-validation chose.
+    The plain network is the experiment with the classifier's term alone, trained by the same code
+    in the run's subfolder `plain`; it exists if the experiment has that term and another. Scores
+    are named `plain_...` and `logistic_...`, the latter with the options that cross-validation
+    chose.
     """
     if not len(roles.test) or not len(roles.labelled):
         return {}

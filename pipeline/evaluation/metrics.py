@@ -95,7 +95,8 @@ def _by_label(
 ) -> Iterator[tuple[float, float]]:
     """Yields AUC and average precision of every label; NaN if its known rows all agree.
 
-    Average precision is the mean, over rows with the label, of the precision at their probability.
+    Average precision averages, over the rows with the label, the precision among the rows that are
+    at least as probable.
     """
     if np.isnan(probability).any():
         rows = np.flatnonzero(np.isnan(probability).any(1))

@@ -124,9 +124,6 @@ def c2ae(
         rows: the samples whose share is computed here, as in `nt_xent`; the rest of the batch
             counts in X^T X.
 
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
-
     Raises:
         ValueError: labels that are not 0 or 1.
     """

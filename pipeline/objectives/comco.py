@@ -93,9 +93,6 @@ def scl_nl(
         ybar: 1 where a class is known to be wrong.
         total: samples in the whole batch; 0 gives a loss of 0.
 
-    Returns:
-        The process's share of the mean.
-
     Raises:
         ValueError: a set is empty or holds every class, or is not of 0 and 1.
     """
@@ -140,11 +137,7 @@ def comco(
         tau: temperature, > 0.
         neighbours: number of positives beside the own key.
         select: whether N(i) is chosen as above, or is all of A(i).
-        rows: the samples whose queries are summed here, as in `nt_xent`; counts are those of the
-            whole batch.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+        rows: as in `nt_xent`.
 
     Raises:
         ValueError: tau <= 0.

@@ -303,16 +303,9 @@ def partition(
     `embedding`; those of the cheapest C are returned. So, as in DeepMTMV's code, some branches
     always stay together.
 
-    Args:
-        agreement: of the tasks' errors, as `TaskGroups.agreement`.
-        branches: the tasks of each branch of the layer above.
-        importance: weights of the views, which sum to 1.
-        cost: of a further group.
-        separation: weight of the groups' disagreement.
-        consensus: lambda of `embedding`.
-
-    Returns:
-        The tasks of each group, groups in order of their first task.
+    `branches` has the tasks of each branch of the layer above, the result those of each group, in
+    order of their first task. The views' `importance` sums to 1; `consensus` is the lambda of
+    `embedding`.
     """
     a = affinity(agreement, branches)
     one_group = np.zeros(len(branches), np.int64)
@@ -361,14 +354,12 @@ def embedding(
 ) -> Float[np.ndarray, "branches coordinates"]:
     r"""Co-regularised spectral embedding (Kumar, Rai and Daume 2011, its pairwise form).
 
-    With L_v = D_v^{-1/2} A_v D_v^{-1/2}, the views' bases U_v of `count` orthonormal columns are
+    Returns the bases' rows, each of length 1, concatenated over views. With
+    L_v = D_v^{-1/2} A_v D_v^{-1/2}, the views' bases U_v of `count` orthonormal columns are
     optimised in turn to maximise
 
     .. math:: \sum_v \operatorname{tr}(U_v^T L_v U_v)
         + \lambda \sum_{v < w} \operatorname{tr}(U_v U_v^T U_w U_w^T)
-
-    Returns:
-        The bases' rows, each of length 1, concatenated over views.
     """
     root = np.sqrt(np.maximum(a.sum(2), np.finfo(np.float64).tiny))
     laplacians = a / (root[:, :, None] * root[:, None, :])

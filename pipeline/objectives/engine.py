@@ -28,7 +28,7 @@ MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the mac
 
 
 def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-    """Scales rows to unit length, in at least float32; a zero row stays zero with finite gradient."""
+    """Scales rows to unit length, in at least float32; a zero row stays zero (finite gradient)."""
     x = x if x.dtype == torch.float64 else x.float()
     length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)
@@ -38,10 +38,8 @@ def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
     """Returns the type that holds exponentials of cos / tau without a running maximum.
 
     ``|cos| <= 1``, so every ratio of exponentials lies within exp(+-2 / tau). Up to 2 / tau = 60
-    float32 holds them, and sums of a million of them; lower temperatures need float64.
-
-    Raises:
-        ValueError: tau is not a positive number, or below 0.003.
+    float32 holds them, and sums of a million of them; lower temperatures need float64. Raises
+    ValueError if tau is not a positive number, or below 0.003.
     """
     if not tau > 0:
         raise ValueError(f"temperature tau is {tau}; expected a number > 0, e.g. 0.1")
@@ -66,10 +64,7 @@ def strips(n_anchors: int, n_keys: int, device: torch.device, divisor: int = 1) 
 
 
 def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
-    """Cuts a symmetric matrix into strips of about equally many logits.
-
-    The keys of a strip begin at its first anchor.
-    """
+    """Cuts a symmetric matrix, from its diagonal on, into strips of about equally many logits."""
     start = 0
     while start < n_anchors:
         step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys - start, 1))
@@ -79,8 +74,7 @@ def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iter
 def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
     """Returns the class of each sample, numbered from 0 on, and the number of classes.
 
-    Raises:
-        ValueError: the labels are not one whole number per sample; the message names `term`.
+    Raises ValueError, naming `term`, if the labels are not one whole number per sample.
     """
     if label.shape != (batch,) or label.is_floating_point() or label.is_complex():
         raise ValueError(
@@ -155,16 +149,11 @@ def blockwise(
 ) -> Float[Tensor, ""]:
     """Sums a rule over all anchors, in memory linear in anchors + keys.
 
-    Heads have the same anchors and keys, but each has vectors of its own: head h has the logits
-    ``anchors[h] @ keys[h].T``, and the rule sees all heads of a strip together. The result is
-    differentiable once with respect to anchors, keys and per_anchor.
-
-    Args:
-        rule: maps a strip to its share of the loss and the gradient of that share.
-        anchors: one tensor per head, in the working dtype, with 1 / tau already inside.
-        keys: one tensor per head.
-        per_anchor: tensors whose rows of the strip are passed to the rule; differentiable.
-        divisor: by how much the usual number of logits of a strip is divided.
+    Heads have the same anchors and keys, but each has vectors of its own, in the working dtype and
+    with 1 / tau inside the anchors: head h has the logits ``anchors[h] @ keys[h].T``. The rule sees
+    all heads of a strip together, and the strip's rows of `per_anchor`. `divisor` divides the usual
+    number of logits of a strip. The result is differentiable once with respect to anchors, keys and
+    per_anchor.
     """
     if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))

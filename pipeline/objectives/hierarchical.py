@@ -95,8 +95,7 @@ def hierarchical(
         constrain: HiConE and HiMulConE; False is HiMulCon.
         penalty: lambda_l: None is 1 (HiConE), `exp_inverse` is 2^(1/d) with d = 1 for the finest
             level, 2 for the next and so on, as in the authors' code.
-        rows: the samples whose anchors are summed, as for `nt_xent`; counts are those of the whole
-            batch.
+        rows: as in `nt_xent`.
         present: which views each sample has; i, A(i) and P_l(i) run over these.
 
     Returns:

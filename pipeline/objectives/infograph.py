@@ -27,9 +27,9 @@ class Discriminators(nn.Module):
         self.of_nodes, self.of_graphs = _Discriminator(width), _Discriminator(width)
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns `local` [rows, nodes, width], `global` [rows, width] and numbers of nodes, `sizes`.
+        """Returns `local` [rows, nodes, width], `global` [rows, width] and `sizes` [rows, 1].
 
-        Each has a tensor per view; `sizes` is [rows, 1].
+        Each has a tensor for each view; `sizes` are the numbers of nodes.
         """
         return {
             "local": [self.of_nodes(nodes) for nodes in encoded.nodes],

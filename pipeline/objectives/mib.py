@@ -149,9 +149,6 @@ def mib(
         beta: weight of D_SKL, >= 0.
         rows: this process's rows in the batch, as in `nt_xent`.
 
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
-
     Raises:
         ValueError: fewer than two views.
     """

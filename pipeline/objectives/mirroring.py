@@ -40,10 +40,8 @@ class Mirroring:
     Attributes:
         mirror: for each head, the number of its mirror.
         sum_index: for each head, the number of the sums that it adds to.
-        gather: takes values of the own anchors, one tensor per sum, to those of all anchors; None:
-            the own anchors are all.
-        key_blocks: iterates over the keys of all processes block by block, where only those of own
-            rows are held; None: all are held.
+        gather: gathers values of the own anchors, a tensor per sum; None: the own anchors are all.
+        key_blocks: iterates over the keys of all processes, where only those of own rows are held.
     """
 
     mirror: Sequence[int]
@@ -61,10 +59,10 @@ class Mirroring:
         views: Sequence[Sequence[int]],
         present: Present = None,
     ) -> "Mirroring | None":
-        """Returns the mirroring of sums whose anchors are these `views` of `rows`, as `join_views` has
-        them.
+        """Returns the mirroring of sums whose anchors are these `views` of `rows`, joined.
 
-        It is None for a slice of the batch, whose share has a gradient with respect to all rows.
+        It is None for a mere slice of the batch, whose share has a gradient with respect to all
+        rows. Anchors are in the order of `join_views`.
         """
         if isinstance(rows, OwnRows):
             gather = partial(gather_head_values, rows=rows, present=present, views_of_heads=views)
@@ -77,9 +75,9 @@ class Mirroring:
 
 
 def gather_anchor_values(mirroring: Mirroring | None, values: Tensor) -> Tensor | None:
-    """Gathers values of the own anchors to those of all, without gradient; None without `mirroring`.
+    """Gathers values of the own anchors, [anchors], to those of all anchors, without gradient.
 
-    Every process must take part.
+    Every process must take part. Returns None without `mirroring`.
     """
     if mirroring is None or mirroring.gather is None:
         return None if mirroring is None else values.detach()
@@ -217,7 +215,8 @@ def _add_heads(sums: Sequence[Tensor], mirroring: Mirroring | None) -> tuple[Ten
 class _Strip:
     """Logits of some anchors of a head with its keys from `first` on, in the last strip's memory.
 
-    `transposed`, of a strip for both rows of its pairs, has the mirror's anchors and their columns.
+    A strip that serves both rows of its pairs has `transposed`: the anchors of the mirror, and the
+    columns that belong to them.
     """
 
     head: int
@@ -233,8 +232,8 @@ def _strips(
 ) -> Iterator[_Strip]:
     """Yields all strips of all heads.
 
-    On one process a head and its mirror share strips, and those of a symmetric head begin at their
-    first anchor.
+    On one process a head and its mirror are visited once, and a symmetric head only with the keys
+    from the strip's first anchor on.
     """
     one_process = mirroring is not None and mirroring.gather is None
     for h, (a, k) in enumerate(zip(anchors, keys, strict=True)):

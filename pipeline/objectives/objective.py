@@ -61,13 +61,7 @@ class Objective:
     def refuse_unfit(
         self, kind: str, views: Sequence[ModelView], labelled: int, model: ModelConfig
     ) -> None:
-        """Refuses terms that do not fit the data.
-
-        `kind` is that of the labels that training sees, `labelled` their number of rows in a batch.
-
-        Raises:
-            ConfigError: a term needs what the data lack; names the term, its need and the data.
-        """
+        """Raises ConfigError for a term that needs what the data lack; names the term, need and data."""
         if labelled == 0 and self.supervised:
             raise ConfigError(
                 f"objective: {', '.join(sorted(self.terms))} need labelled rows, and "
@@ -104,12 +98,7 @@ class Objective:
             )
 
     def refuse_partial_rows(self, missing: bool, unknown: bool) -> None:
-        """Refuses terms not defined for rows with `missing` views or `unknown` labels, if there are
-        any.
-
-        Raises:
-            ConfigError: names the term, what rows lack and the remedy.
-        """
+        """Raises ConfigError for a term that is undefined where views are missing or labels unknown."""
         for name, term in self.terms.items():
             needs = term.requires()
             if missing and not term.missing_views:
@@ -190,7 +179,9 @@ class Objective:
         return [*passes] if names and passes else [widths]
 
     def build_memories(self, run: RunSpec) -> None:
-        """Builds the terms' memories on the model's device; TrainingError if one is no `Memory`."""
+        """Builds the terms' memories on the model's device; raises TrainingError if one is no
+        `Memory`.
+        """
         memories = {name: term.memory(run) for name, term in self.terms.items()}
         device = next(run.model.parameters()).device
         for name, memory in memories.items():

@@ -87,8 +87,8 @@ def cross_view_loss(
     """Sums over the anchor views the mean of log(scale D) - log f+, one loss per other view v.
 
     D is the sum over the heads and over view v of all samples, the positive included; log f+ is the
-    product of a row's own views in `attraction`. `mirrored` says that heads swap sides as in
-    `Head`.
+    inner product of a row's own views in `attraction`. `mirrored` says that swapping the sides of
+    the heads acts as `Head` describes.
     """
     near, far = attraction
     count, batch, (own, held_present) = (
@@ -166,9 +166,10 @@ def positives(
     rows: slice,
     present: Present = None,
 ) -> list[Tensor]:
-    """Returns the logits, cos / tau, of anchors with their samples' other views, [anchors, views - 1].
+    """Returns the logits, cos / tau, of anchors with their samples' other views.
 
-    Where samples lack views, a tensor of that shape follows, 1 for pairs that exist, else 0.
+    The shape is [anchors, views - 1]. Where samples lack views, a tensor of that shape follows, 1
+    for pairs that exist, else 0.
     """
     others = {u: [v for v in range(len(vectors)) if v != u] for u in anchor_views}
     cosines = [

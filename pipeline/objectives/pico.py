@@ -43,8 +43,8 @@ class Disambiguation(nn.Module):
     ) -> None:
         """Starts with prototypes of zero, and pseudo-targets uniform over the candidates.
 
-        `rows` numbers all labelled rows, in any order; `ybar` is 1 where a class is known to be
-        wrong, and `gamma` is the share of a prototype that an update keeps.
+        `rows` are the numbers of all labelled rows, in any order; `gamma` is the share of a
+        prototype that an update keeps.
         """
         super().__init__()
         self.gamma = gamma
@@ -195,9 +195,6 @@ def pseudo_target_loss(
         logits: of this process's samples.
         s: their pseudo-targets; no gradient.
         total: samples in the whole batch; 0 gives a loss of 0.
-
-    Returns:
-        The process's share of the mean.
     """
     return -(s.detach() * logits.to(s.dtype).log_softmax(1)).sum() / max(total, 1)
 
@@ -228,11 +225,7 @@ def pico(
         classes: predicted class of each sample, its most probable candidate.
         queue_classes: those of the queue's samples at the time they were enqueued.
         tau: temperature, > 0.
-        rows: the samples whose queries are summed here, as in `nt_xent`; counts are those of the
-            whole batch.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+        rows: as in `nt_xent`.
 
     Raises:
         ValueError: tau <= 0.

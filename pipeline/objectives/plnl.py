@@ -33,7 +33,7 @@ class SecondNetwork(nn.ModuleList):
         super().__init__([encoder, nn.Linear(spec.classified_width, spec.labels)])
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns `networks`, each view's logits by one network and then by the other, and `logits`.
+        """Returns `networks`, logits of each view by one network and then by the other.
 
         `logits`, a row's prediction, is the mean of both networks' on the first view.
         """
@@ -143,9 +143,6 @@ def plnl(
         guessed: m, the samples of the whole batch whose label is guessed.
         consistency: w.
 
-    Returns:
-        The process's share of the loss.
-
     Raises:
         ValueError: a set is empty or holds every class, or is not of 0 and 1.
     """
@@ -186,9 +183,9 @@ class PlnlMemory(Memory):
     def __init__(
         self, rows: Int[Tensor, " labelled"], ybar: Float[Tensor, "labelled classes"], term: "Plnl"
     ) -> None:
-        """Starts without guesses, with uniform probabilities and the complementary labels of all rows.
+        """Starts without guesses, with uniform probabilities and the given complementary labels.
 
-        `rows` numbers all labelled rows, in any order; `term` has the options.
+        `rows` are the numbers of all labelled rows, in any order.
         """
         super().__init__()
         self.term = term
@@ -240,8 +237,8 @@ def guess(
 ) -> Int[Tensor, " rows"]:
     """Guesses positive labels: the class of the largest mean probability over epochs, or -1.
 
-    The class must be no complementary label, have a mean above `sure`, and be the most probable in
-    every epoch.
+    A class is guessed if it is no complementary label, its mean is above `sure`, and all epochs
+    agree on the most probable class.
     """
     probability, label = history.mean(0).max(1)
     is_candidate = sets.gather(1, label[:, None])[:, 0] == 0
@@ -257,10 +254,10 @@ def enhance(
 ) -> Float[Tensor, "rows classes"]:
     """Enhances negative labels: adds the complementary labels that most neighbours have.
 
-    A row's neighbours are the rows with the largest cosine of logits. A row whose largest
-    probability is above the mean takes the `share`, rounded up, of the K - 1 - s labels that its
-    set of s could still take; any other takes one. Labels already in the set count among those
-    taken.
+    A row's neighbours are the rows with the largest cosine of logits. A set of s labels could take
+    K - 1 - s more: a row whose largest probability is above the mean of all rows takes the `share`
+    of these, rounded up, that most neighbours exclude; any other row takes one. Labels that are in
+    the set already count among those taken.
     """
     count, classes = ybar.shape
     unit = F.normalize(logits, dim=1)

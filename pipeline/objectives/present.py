@@ -16,7 +16,7 @@ def join_views(
     rows: slice = slice(None),
     view_numbers: Sequence[int] | None = None,
 ) -> Tensor:
-    """Concatenates `rows` of the views in `view_numbers` (None: all), without rows that lack a view."""
+    """Concatenates `rows` of the views `view_numbers`, None for all, without rows that lack a view."""
     numbers = range(len(views)) if view_numbers is None else view_numbers
     if present is None:
         return torch.cat([views[v][rows] for v in numbers])
@@ -44,8 +44,8 @@ class Ring:
 
     Attributes:
         shares: the rows of each process among all rows.
-        rotate: takes the own tensors and the rows of each on every process; yields each process's
-            number and tensors, own ones first; see `objectives.ring`.
+        rotate: takes the own tensors, and the number of rows of each tensor on every process;
+            yields each process's number and tensors, own ones first; see `objectives.ring`.
     """
 
     shares: Sequence[slice]
@@ -90,7 +90,7 @@ def gather_head_values(
 ) -> list[Float[Tensor, "_ _"]]:
     """Gathers numbers of the own anchors of each head from all processes, in one collective.
 
-    `own` has a tensor [own anchors, numbers] per head, in the order of `join_views` of its views.
+    `own` has a tensor [own anchors, numbers] per head, in the order of `join_views`.
     """
     by_row, count = [], rows.slice.stop - rows.slice.start
     for numbers, views in zip(own, views_of_heads, strict=True):

@@ -1,7 +1,7 @@
 """Keys that arrive block by block: processes pass the vectors of their rows round a ring.
 
-Sums over keys and rows' gradients add up block by block; the gradients take a second round. Only
-vectors travel: labels, slopes and other single numbers of rows are on every process.
+Sums over keys add up block by block, and so do gradients, for which the vectors go round again.
+Only vectors travel: labels, slopes and other single numbers of rows are on every process.
 """
 
 import itertools
@@ -62,8 +62,8 @@ def blocks(
 ) -> Iterator[Block]:
     """Yields the keys of every process's rows, own ones first; every process must take them all.
 
-    `keys` are those of the own rows, a tensor for each head with `views_of_heads`, in the order of
-    `join_views`; they are sent without gradient. `rows` must have a ring.
+    `keys` has the own rows' keys, a tensor for each head, in the order of `join_views`; they are
+    sent without gradient. `rows` must have a ring.
     """
     ring = rows.ring
     assert ring is not None
@@ -114,8 +114,8 @@ def sum_over_blocks(
 ) -> Float[Tensor, ""]:
     """Returns the sum of a loss over blocks; each block's gradient is taken with its loss.
 
-    `share` is the loss of a block, a function of detached copies of `own`, in which the result is
-    differentiable; `key_blocks` starts a round of the blocks.
+    `share` is a block's loss as a function of detached copies of `own`, the tensors that the result
+    is differentiable in; `key_blocks` starts a round of the blocks.
     """
     result: Tensor = _OverBlocks.apply(share, key_blocks, *own)  # type: ignore[no-untyped-call]
     return result

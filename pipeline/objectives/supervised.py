@@ -93,8 +93,7 @@ def weighted_supervised(
         distance: `hamming`, or `indicator`: gamma is 0 where the label vectors agree, else 1, and
             sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
         self_pairs: keep the pairs i = j, as the authors' code does.
-        rows: the samples whose anchors are summed here, as in `nt_xent`; counts are those of the
-            whole batch.
+        rows: as in `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar, which is 0 and still differentiable
@@ -176,7 +175,6 @@ def _by_kernels(
     self_pairs: bool,
     rows: Rows,
 ) -> Tensor:
-    """Computes L_s of unit vectors with fused kernels."""
     own = as_slice(rows)
     row_numbers = torch.arange(len(y), dtype=torch.int32, device=y.device)
     excluded = torch.full_like(row_numbers, -1) if self_pairs else row_numbers
@@ -246,7 +244,6 @@ class _SharedPairs(torch.autograd.Function):
 
 
 def _members(y: Tensor) -> tuple[Tensor, ...]:
-    """Returns, for each label, the rows that have it."""
     labels, rows = y.T.nonzero(as_tuple=True)
     return torch.split(rows, labels.bincount(minlength=y.shape[1]).tolist())
 
@@ -286,7 +283,6 @@ class _PairRule:
             self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
 
     def distances(self, rows: slice) -> Tensor:
-        """Returns dist(y_i, y_k) of a strip."""
         hamming = self.anchor_side[rows] @ self.key_side.T
         if self.known is not None:
             known_of_both = self.known[0][rows] @ self.known[1].T

@@ -28,17 +28,12 @@ def label_sums(
     two of each (two and three). Sums are float32, differentiable once with respect to anchors and
     keys, and 0 where an anchor has no negative: take their logarithm by `log_sums`.
 
-    Args:
-        anchors: vectors with 1 / tau already inside, |logits| < 80.
-        keys: vectors of the same width.
-        anchor_y: 0 or 1, at most 128 labels.
-        key_y: 0 or 1.
-        distance: `hamming`, or `indicator`: 0 where the label vectors agree, else 1.
-        precision: precision of the products; see `exponential_sums`. Distances are always exact.
+    Anchors have 1 / tau inside, and |logits| < 80. Labels are 0 or 1. The distance `indicator` is 0
+    where the label vectors agree, else 1; distances are exact in every `precision`, for which see
+    `exponential_sums`.
 
     Raises:
-        ValueError: widths differ or exceed 512, the distance is unknown, or there are more than 128
-            labels.
+        ValueError: widths differ or exceed 512, an unknown distance, or more than 128 labels.
         TypeError: the vectors are float64.
         TrainingError: there is no suitable GPU, or no Triton.
     """

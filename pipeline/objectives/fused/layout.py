@@ -137,12 +137,7 @@ def describe_path(device: torch.device) -> str:
 
 
 def check_vectors(anchors: Tensor, keys: Tensor) -> None:
-    """Refuses vectors that the fused path cannot compare.
-
-    Raises:
-        ValueError: their widths differ, or are too large.
-        TrainingError: the fused path cannot run on their device.
-    """
+    """Raises ValueError for unequal or too large widths, TrainingError for an unsuitable device."""
     if anchors.shape[1] != keys.shape[1]:
         raise ValueError(
             f"anchors have {anchors.shape[1]} columns and keys {keys.shape[1]}; expected as many"

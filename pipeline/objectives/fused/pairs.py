@@ -29,30 +29,19 @@ def pair_losses(
     .. math:: \sum_i \sum_a w_a y_{ia} \sum_{j \ne i} y_{ja}\,
               softplus(\log D_{ia} - l_{ij} - \log\sigma_{ij})
 
-    Only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 pairs. This is cheaper
-    than all pairs with a loop over c labels whenever logarithms cost more than products (with 40
-    labels of which a row has 9, about 4 logarithms a pair instead of 40). A visited pair takes one
-    product, or four with a gradient, which is computed together with the loss; `hamming` takes one
-    product of labels more. Before it is added up, the gradient is held once for every label of
-    every row: (labels of a row) x dim float32 per row.
+    The loss is float32, differentiable once with respect to anchors, keys and log_total. Only the
+    sum_a |P(a)|^2 pairs inside P(a) are visited, label by label, which saves logarithms (with 40
+    labels of which a row has 9, about 4 a pair instead of 40). A visited pair takes one product, or
+    four with the gradient, which is computed with the loss; `hamming` takes one product of labels
+    more. Until it is added up, the gradient takes (labels of a row) x dim float32 per row.
 
-    Args:
-        anchors: vectors with 1 / tau already inside.
-        keys: vectors of the same width.
-        log_total: log D; where it is -inf, the loss and all gradients are 0.
-        anchor_y: 0 or 1; with `hamming` at most 128 labels.
-        key_y: 0 or 1.
-        weight: w, the weight of each label; no gradient.
-        anchor_number: the key that is the anchor itself, which is no pair; -1 for none.
-        distance: `hamming`: sigma = 1 - hamming / labels; `indicator` and `none`: sigma = 1.
-        precision: precision of the products; see `exponential_sums`.
-
-    Returns:
-        The loss in float32, differentiable once with respect to anchors, keys and log_total.
+    Anchors have 1 / tau inside. Where `log_total`, log D, is -inf, the loss and all gradients are 0.
+    Labels are 0 or 1, with `hamming` at most 128 of them; w takes no gradient. `anchor_number` is the
+    key that is the anchor itself, which is no pair; -1 for none. With the distance `hamming`,
+    sigma = 1 - hamming / labels; otherwise it is 1. For `precision` see `exponential_sums`.
 
     Raises:
-        ValueError: widths differ or exceed 512, the distance is unknown, or there are too many
-            labels.
+        ValueError: widths differ or exceed 512, an unknown distance, or too many labels.
         TypeError: the vectors are float64.
         TrainingError: there is no suitable GPU, or no Triton.
     """
@@ -127,7 +116,6 @@ class _Entries:
 
     @classmethod
     def by_tag(cls, tag: Tensor) -> "_Entries":
-        """Builds the entries of one tag for every row."""
         row = torch.argsort(tag, stable=True)
         return cls(row.int(), tag[row], row)
 

@@ -22,7 +22,8 @@ def only_pairs(
 ):  # fmt: skip
     """Sets the logits of a tile to -inf where the pair does not count.
 
-    Only the last tile has keys past the end; tiles whose tags cannot agree skip the comparison.
+    Only the last tile has keys past the end, and only tiles whose ranges of tags overlap can have
+    equal tags: the others skip the comparison.
     """
     special = column + COLUMNS > stop
     if TAGS:

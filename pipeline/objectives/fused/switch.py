@@ -17,11 +17,8 @@ def enabled(device: torch.device) -> bool:
     """Whether terms on a device take the fused path.
 
     ``HERON_FUSED`` is read at every call: ``auto`` (the default: wherever it can run), ``never``,
-    or ``always`` (to stop rather than be slow).
-
-    Raises:
-        ValueError: ``HERON_FUSED`` has another value.
-        TrainingError: it is ``always``, and the fused path cannot run on the device.
+    or ``always`` (to stop rather than be slow). Raises ValueError for another value, and
+    TrainingError for ``always`` on a device where the fused path cannot run.
     """
     choice = os.environ.get(SWITCH, "auto")
     if choice not in ("auto", "never", "always"):
