@@ -56,7 +56,7 @@ def compare(
 def plain(config: Config) -> Config | None:
     """Returns the experiment with the classifier's term alone; None if it has no such term.
 
-    Settings that need projections are switched off.
+    Settings that need projections are switched off, since it has none.
     """
     tree = config.model_dump(mode="json")
     terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}

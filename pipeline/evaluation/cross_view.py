@@ -20,8 +20,8 @@ def cross_view_recalls(
     """Returns recall@k from each view to each other view, such as `recall@10_caption_image`.
 
     A row's projection in the first view finds its row if fewer than k other rows have, in the
-    second view, a cosine at least as large as its own. So ties and NaN count against the query.
-    Chance level is k / rows. Queries need both views, candidates the second.
+    second view, a cosine at least as large as its own. Ties and NaN count against the query: equal
+    vectors find nothing. Chance level is k / rows. Queries need both views, candidates the second.
     """
     unit = [normalize(view.double(), dim=1) for view in views]
     recalls = {}

@@ -203,7 +203,7 @@ class Evaluator:
         """Returns the model's inputs as `hidden` [rows, columns]; this process reads all rows.
 
         `transforms` maps a view's index to the function that turns its values into columns; None
-        takes all values. A view that a row lacks gets the mean of the other rows.
+        takes the values of all views. A view that a row lacks gets the mean of the other rows.
         """
         transforms = (
             dict.fromkeys(range(len(self.views.views)), np.asarray)

@@ -45,8 +45,7 @@ def fit_logistic(
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float32]]:
     """Fits with an L2 penalty of 1 / c; returns a function from rows to probabilities.
 
-    These are [queries, labels]; a class without examples has 0, a label of all rows is predicted as
-    is.
+    These are [queries, labels]: 0 for a class without examples, 1 for a label that all rows share.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression

@@ -77,20 +77,15 @@ def class_losses(
 ) -> Float[Tensor, ""]:
     """Sums the losses of the anchors' pairs, weight_il loss(max(u_ik, floor_l)).
 
-    The result is differentiable once with respect to anchors, log_total, floor and, without
+    Anchors have 1 / tau inside and belong to `rows`. Where `log_total` is -inf, a soft loss is 0
+    and so is every gradient; `floor` is the least value of u at each level, -inf for none. The
+    result is differentiable once with respect to anchors, log_total, floor and, without
     `key_totals`, keys.
 
-    Args:
-        anchors: vectors with 1 / tau already inside.
-        keys: vectors of the same width.
-        log_total: of each anchor; where it is -inf, a soft loss is 0 and so is every gradient.
-        floor: the least value of u at each level, -inf for none.
-        classes: the pairs.
-        rows: the rows that the anchors belong to.
-        key_totals: log_total of every key, if all keys are anchors of some process: then the
-            anchors get the full gradient of their rows, as in `mirrored_sums`, and `floor` the sum
-            over all processes.
-        key_blocks: iterates over the keys of all processes, if only those of own rows are held.
+    `key_totals` is log_total of every key, if all keys are anchors of some process: then the
+    anchors get the full gradient of their rows, as in `mirrored_sums`, and `floor` the sum over all
+    processes. `key_blocks` iterates over the keys of all processes, if only those of own rows are
+    held.
     """
     if key_totals is not None:
         keys = keys.detach()

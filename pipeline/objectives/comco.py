@@ -44,9 +44,9 @@ class Comco(MomentumTerm):
     def exchanged_sums(
         self, shapes: Sequence[Sequence[int]], labels: int, levels: int
     ) -> list[int]:
-        """Counts N(i)'s label, the neighbours, and the gradients of their logits and of the sum.
+        """The label of each anchor's N(i), its neighbours, and the gradients of its logits and sum.
 
-        It is an upper bound: there are no neighbours before `neighbour_epochs`.
+        An upper bound: there are no neighbours before `neighbour_epochs`.
         """
         return [2 + 2 * self.neighbours]
 

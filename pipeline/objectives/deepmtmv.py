@@ -128,10 +128,11 @@ class _SelectGroups(torch.autograd.Function):
 class GroupedLinear(nn.Module):
     """A linear layer per group of tasks.
 
-    Every task has weights of its own. Those of a group start equal and get the gradient of the
-    shared layer, so they stay equal, up to rounding, under any optimiser that updates elements one
-    by one or a parameter by its norm; a group uses the weights of its first task. Splitting a group
-    then only changes `groups`, whatever the optimiser state and however a strategy shards it.
+    Every task has weights of its own. Those of a group are equal and get the gradient of the layer
+    that they share, so they stay equal, up to rounding, under any optimiser that updates elements
+    one by one or a parameter by its norm; a group uses the weights of its first task. Splitting a
+    group then only changes `groups`: the new groups start with copies of weights and of optimiser
+    state, however a strategy shards these, and the set of parameters never changes.
 
     Attributes:
         groups: number of each task's group, which is that of its first task; part of the state.

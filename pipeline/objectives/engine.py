@@ -1,9 +1,9 @@
 """The block loop under every contrastive term: anchors against keys, a strip of rows at a time.
 
-A contrastive term is a sum over anchors of a function of the anchor's row of logits (``anchors @
-keys.T``). All rows at once take N x N memory; this engine holds one strip of whole rows and takes
-its gradient together with its loss. So logits are computed once, and only the gradient of the
-inputs, linear in the batch, is stored for backward.
+A contrastive term is a sum over anchors of a function of the anchor's row of logits
+(``anchors @ keys.T``). All rows at once take N x N memory; this engine holds one strip of whole
+rows, and takes its gradient together with its loss. So logits are computed once, and only the
+gradient of the inputs, linear in the batch, is stored for backward.
 
 A term supplies a *rule*: strip of logits -> (its share of the loss, the gradient of that share).
 """
@@ -28,7 +28,7 @@ MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the mac
 
 
 def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-    """Scales rows to unit length, in at least float32; a zero row stays zero (finite gradient)."""
+    """Scales rows to unit length in at least float32; zero rows stay zero (finite gradient)."""
     x = x if x.dtype == torch.float64 else x.float()
     length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)

@@ -158,8 +158,8 @@ def _weight(groups: Sequence[Tensor], penalty: Penalty) -> Tensor:
 def _largest_below(keys: Tensor, best: Sequence[tuple[float, int, int]], tau: float) -> Tensor:
     """Returns for each level the largest loss of a pair at any finer level, [levels].
 
-    The largest pair of each level, `best`, is computed again, with a gradient. Raising losses does
-    not change a level's largest one, so raw losses suffice.
+    `best` has each level's largest pair, whose loss is computed again, with a gradient. Raising
+    losses does not change a level's largest one, so raw losses suffice.
     """
     largest, best_below = [keys.new_tensor(-math.inf)], (-math.inf, 0, 0)
     for best_of_level in reversed(best[1:]):

@@ -33,10 +33,10 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A finished step, by its number from 0.
+    """A finished step, with its number from 0.
 
     Every process must enter `gathered_parameters`, a context in which all weights of the model can
-    be read, and call `broadcast_object`, which returns the first process's small value.
+    be read, and call `broadcast_object`, which returns the first process's small value to all.
     """
 
     number: int

@@ -27,9 +27,10 @@ MIN_STD = 0.1  # D_SKL divides by its square, and overflowed with the authors' 1
 class Bottleneck(nn.Module):
     """p(z|v) of one view, and the view's side of the critic (Federici et al. 2020).
 
-    The Gaussian is a linear map of the view's projection. The critic C(z_u, z_v) = c_u(z_u) .
-    c_v(z_v) is separable, where the authors' is a network of both codes (the paper leaves its form
-    open): so vectors are gathered like any projection, and a pair costs only an inner product.
+    The Gaussian is a linear map of the view's projection. The critic
+    C(z_u, z_v) = c_u(z_u) . c_v(z_v) is separable, where the authors' is a network of both codes
+    (the paper leaves its form open): so vectors are gathered like any projection, and a pair costs
+    only an inner product.
     """
 
     def __init__(self, dim: int, view: int) -> None:
@@ -44,7 +45,7 @@ class Bottleneck(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns mean and standard deviation of z, and c(z) of a draw, each [rows, dim].
 
-        Each row's key alone decides its draw, which is the same on any number of processes.
+        The draw depends on each row's key alone, so it is the same on any number of processes.
         """
         mean, raw = self.gaussian(projection).chunk(2, 1)
         std = F.softplus(raw) + MIN_STD
@@ -55,7 +56,8 @@ class Bottleneck(nn.Module):
 class Bottlenecks(nn.ModuleList):
     """A `Bottleneck` per view and, under `model.matryoshka`, per width of a projection's prefix.
 
-    Widths share no weights, since a critic of a code does not fit the code's prefix.
+    Widths share no weights: a critic applied to the first numbers of a code is not the critic of a
+    shorter code.
     """
 
     def __init__(self, widths: Sequence[int], views: int) -> None:

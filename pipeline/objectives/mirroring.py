@@ -40,8 +40,10 @@ class Mirroring:
     Attributes:
         mirror: for each head, the number of its mirror.
         sum_index: for each head, the number of the sums that it adds to.
-        gather: gathers values of the own anchors, a tensor per sum; None: the own anchors are all.
-        key_blocks: iterates over the keys of all processes, where only those of own rows are held.
+        gather: takes values of the own anchors, one tensor per sum, to those of all anchors; None:
+            the own anchors are all.
+        key_blocks: iterates over the keys of all processes block by block, where only those of own
+            rows are held; None: all are held.
     """
 
     mirror: Sequence[int]

@@ -73,8 +73,8 @@ class MomentumQueue(KeyQueue):
     def __init__(self, model: Heterogeneous, size: int, classes: int, momentum: float) -> None:
         """Copies the encoder and the projector of the view that keys are computed from.
 
-        `model` is in its initial state, unwrapped; the copies follow it with the decay `momentum`.
-        The queue holds `size` keys with posteriors over `classes`.
+        `model` is in its initial state, unwrapped; the copies follow it with decay `momentum` per
+        step. The queue holds `size` keys with posteriors over `classes`.
         """
         encoder, projector = model.branch(VIEW)
         width = next(p.shape[0] for p in reversed(list(projector.parameters())))

@@ -61,7 +61,10 @@ class Objective:
     def refuse_unfit(
         self, kind: str, views: Sequence[ModelView], labelled: int, model: ModelConfig
     ) -> None:
-        """Raises ConfigError for a term that needs what the data lack; names the term, need and data."""
+        """Raises ConfigError for a term that does not fit the data.
+
+        `kind` is that of the labels that training sees, `labelled` the labelled rows of a batch.
+        """
         if labelled == 0 and self.supervised:
             raise ConfigError(
                 f"objective: {', '.join(sorted(self.terms))} need labelled rows, and "
@@ -98,7 +101,7 @@ class Objective:
             )
 
     def refuse_partial_rows(self, missing: bool, unknown: bool) -> None:
-        """Raises ConfigError for a term that is undefined where views are missing or labels unknown."""
+        """Raises ConfigError for a term that is undefined for missing views or unknown labels."""
         for name, term in self.terms.items():
             needs = term.requires()
             if missing and not term.missing_views:
@@ -126,8 +129,8 @@ class Objective:
     def __call__(self, batch: GlobalBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes this process's share of the objective, and of every term before its weight.
 
-        The shares by name are detached; summed over the processes they are the whole batch's
-        values.
+        The objective's share is differentiable, those of the terms by name are detached; summed
+        over the processes they are the values of the whole batch.
 
         Raises:
             TrainingError: a term refuses its input or returns no scalar, or no term has a loss.
@@ -179,9 +182,7 @@ class Objective:
         return [*passes] if names and passes else [widths]
 
     def build_memories(self, run: RunSpec) -> None:
-        """Builds the terms' memories on the model's device; raises TrainingError if one is no
-        `Memory`.
-        """
+        """Builds the terms' memories on the model's device; TrainingError if one is no `Memory`."""
         memories = {name: term.memory(run) for name, term in self.terms.items()}
         device = next(run.model.parameters()).device
         for name, memory in memories.items():

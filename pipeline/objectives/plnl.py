@@ -165,8 +165,8 @@ class PlnlMemory(Memory):
 
     Attributes:
         logits: of each network for each row when it was last seen, [networks, rows, classes].
-        history: probabilities at the last epochs' ends, oldest first, [networks, epochs, rows,
-            classes].
+        history: probabilities at the ends of the last epochs, oldest first,
+            [networks, epochs, rows, classes].
         sets: complementary labels, the added ones included, [networks, rows, classes].
         guesses: each row's guessed class, or -1, [networks, rows].
         closed: number of epochs done.

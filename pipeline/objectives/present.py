@@ -16,7 +16,10 @@ def join_views(
     rows: slice = slice(None),
     view_numbers: Sequence[int] | None = None,
 ) -> Tensor:
-    """Concatenates `rows` of the views `view_numbers`, None for all, without rows that lack a view."""
+    """Concatenates the rows of each view, without the rows that lack it.
+
+    `view_numbers` are the views to take; None takes all.
+    """
     numbers = range(len(views)) if view_numbers is None else view_numbers
     if present is None:
         return torch.cat([views[v][rows] for v in numbers])

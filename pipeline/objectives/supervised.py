@@ -201,9 +201,9 @@ def _by_kernels(
 class _SharedPairs(torch.autograd.Function):
     """L_s of own anchors with the full gradient of their rows, in two passes as in `mirroring`.
 
-    The first pass computes D and its gradient, which the processes gather; the second the gradient
-    of the rows as anchors and as keys. The loss of a pair needs the full D, so where keys come
-    block by block, D takes a pass before.
+    The first pass computes D of the own anchors and the gradient with respect to it, which the
+    processes gather; the second the gradient of the rows as anchors and as keys. A pair's loss
+    needs the full D, so where keys come block by block, D takes a pass before.
     """
 
     @staticmethod

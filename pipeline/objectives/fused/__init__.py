@@ -1,9 +1,9 @@
 """Contrastive terms on a GPU without a matrix of logits in memory.
 
-On a GPU, writing strips of logits and reading them again limits the block-wise engine, not the
-products. Here a tile of logits never leaves its multiprocessor, which writes only a number per
-anchor, or a gradient; backward computes the tiles again. Every sum has a fixed order, so two runs
-agree to the last bit.
+The block-wise engine writes a strip of logits to memory and reads it several times; on a GPU these
+passes, not the products, limit the speed. Here a tile of logits never leaves its multiprocessor,
+which writes only a number per anchor, or a gradient. Backward computes the tiles again. Every sum
+has a fixed order, so two runs agree to the last bit.
 
 `exponential_sums` serves every term with a denominator, `mutual_gradient` those whose rows are each
 other's keys, `label_sums` and `pair_losses` HeroCon's L_s, `tagged_pair_losses` the attraction

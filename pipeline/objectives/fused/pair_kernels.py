@@ -37,7 +37,10 @@ def only_pairs(
     tile, x_tag, y_tag, x_own, y_own, x_range, y_range, x_ranges, y_ranges, x_tile, x_tiles,
     y_tiles, column, stop, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Sets log2(D / f) of a tile to -inf for other labels and for the anchor itself."""
+    """Sets log2(D / f) of a tile to -inf for other labels and for the anchor itself.
+
+    Most tiles lie within one label and off the diagonal: they skip the comparisons.
+    """
     y_tile = column // COLUMNS
     low, high = tl.load(y_range + y_tile), tl.load(y_range + y_tiles + y_tile)
     special = (low != high) | (low != tl.load(x_range + x_tile)) | (column + COLUMNS > stop)

@@ -35,9 +35,9 @@ def pair_losses(
     four with the gradient, which is computed with the loss; `hamming` takes one product of labels
     more. Until it is added up, the gradient takes (labels of a row) x dim float32 per row.
 
-    Anchors have 1 / tau inside. Where `log_total`, log D, is -inf, the loss and all gradients are 0.
-    Labels are 0 or 1, with `hamming` at most 128 of them; w takes no gradient. `anchor_number` is the
-    key that is the anchor itself, which is no pair; -1 for none. With the distance `hamming`,
+    Anchors have 1 / tau inside. Where `log_total`, log D, is -inf, the loss and all gradients are
+    0. Labels are 0 or 1, with `hamming` at most 128 of them; no gradient flows to w. The key
+    `anchor_number` is the anchor itself, which is no pair; -1 for none. With `hamming`,
     sigma = 1 - hamming / labels; otherwise it is 1. For `precision` see `exponential_sums`.
 
     Raises:
@@ -101,7 +101,7 @@ def tagged_pair_losses(
 class _Entries:
     """One entry for every label of every row, sorted by label.
 
-    Each has its row and its label, `tag`, as int32, and its index in a flat [rows, labels].
+    An entry has its row and its label, the tag, as int32, and its index in a flat [rows, labels].
     """
 
     row: Tensor
