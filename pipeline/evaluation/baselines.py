@@ -36,9 +36,9 @@ def compare(
     """Scores the baselines on a run's test rows; every process must call it.
 
     The plain network is the experiment with the classifier's term alone, trained by the same code
-    in the run's subfolder `plain`. An experiment without such a term has no plain network; one
-    without any other term is its own. Scores are named `plain_...` and `logistic_...`, the latter
-    with the options that cross-validation chose.
+    in the run's subfolder `plain`; it exists if the experiment has that term and another. Scores
+    are named `plain_...` and `logistic_...`, the latter with the options that cross-validation
+    chose.
     """
     if not len(roles.test) or not len(roles.labelled):
         return {}
@@ -120,13 +120,11 @@ def logistic_regression(
 ) -> tuple[NDArray[np.float32], dict[str, float]]:
     """Trains logistic regression on the principal components of standardised inputs.
 
-    Either a row is its views side by side, or each view is a row of its own and the probabilities
-    of a row's views are averaged: the views then share weights, as they may share an encoder. This
-    choice, the number of components and C are chosen by the mean AUC over labels in 5-fold
-    cross-validation of the training rows.
-
-    Returns:
-        Probabilities [queries, labels], and the chosen `components`, `c` and `shared` (0 or 1).
+    Either a row is its views side by side, or each view is a row of its own, sharing weights as
+    views may share an encoder, and the probabilities of a row's views are averaged. This choice,
+    the number of components and C are chosen by the mean AUC over labels in 5-fold cross-validation
+    of the training rows. Returns probabilities [queries, labels], and the chosen `components`, `c`
+    and `shared` (0 or 1).
     """
     from sklearn.model_selection import KFold  # imported late: it takes half as long as torch
 

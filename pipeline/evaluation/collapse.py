@@ -68,12 +68,11 @@ def measure(
 def collapsed(measures: dict[str, float]) -> str:
     """Says why the measured embeddings have collapsed; empty if they have not.
 
-    Uniformity above -0.1 means that nearly all rows are at one point (rows spread over a circle
-    have -1.6, over a sphere in many dimensions nearly -4, over two opposite points -0.7). Effective
-    rank below 1.5 means that the rows lie on one line through the origin (random directions in a
-    plane have 2). Both limits are loose, to spare a run that has only begun. A single row, or two
-    classes at two opposite points, as a supervised run may end, also count as collapsed. NaN does
-    not: it stops the run elsewhere.
+    Uniformity above -0.1 means that nearly all rows are at one point (a circle has -1.6, a sphere
+    in many dimensions nearly -4, two opposite points -0.7). Effective rank below 1.5 means that the
+    rows lie on one line through the origin (random directions in a plane have 2). Both limits are
+    loose, to spare a run that has only begun. A single row, or two classes at opposite points, as a
+    supervised run may end, also count as collapsed. NaN does not: it stops the run elsewhere.
     """
     reasons = []
     if (value := measures["uniformity"]) > UNIFORMITY_LIMIT:

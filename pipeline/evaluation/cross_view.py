@@ -19,10 +19,9 @@ def cross_view_recalls(
 ) -> dict[str, float]:
     """Returns recall@k from each view to each other view, such as `recall@10_caption_image`.
 
-    A row's projection in the first view is the query. It finds its row if fewer than k other rows
-    have, in the second view, a cosine at least as large as the row's own. Ties count against the
-    query, and so does NaN: equal vectors find nothing. Chance level is k / rows. Queries are the
-    rows that have both views; candidates are the rows that have the second.
+    A row's projection in the first view finds its row if fewer than k other rows have, in the
+    second view, a cosine at least as large as its own. Ties and NaN count against the query: equal
+    vectors find nothing. Chance level is k / rows. Queries need both views, candidates the second.
     """
     unit = [normalize(view.double(), dim=1) for view in views]
     recalls = {}

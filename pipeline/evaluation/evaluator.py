@@ -63,10 +63,8 @@ class Evaluator:
     def __post_init__(self) -> None:
         """Refuses settings that cannot score this data set.
 
-        Raises:
-            MissingPackage: `evaluate.knn` is set, and FAISS is not installed.
-            ConfigError: support vector machines would have to predict several labels per row, or
-                baselines would have to read graphs.
+        Raises MissingPackage if `evaluate.knn` is set without FAISS; ConfigError if support vector
+        machines would have to predict several labels per row, or baselines to read graphs.
         """
         stored = sorted({view.stored for view in self.views.views})
         graphs = [name for name in stored if self.reader.view(name).kind == "graph"]
@@ -118,10 +116,8 @@ class Evaluator:
     ) -> tuple[dict[str, Predictions], Scores]:
         """Returns predictions by the prefix of their scores, and the scores that need no labels.
 
-        The probe and the vote learn from `labelled_rows`.
-
-        Raises:
-            TrainingError: hidden features or projections are not finite.
+        The probe and the vote learn from `labelled_rows`. Raises TrainingError for non-finite
+        features.
         """
         no_classifier = model.classifier is None
         use_probe = self.config.probe == "always" or (self.config.probe == "auto" and no_classifier)

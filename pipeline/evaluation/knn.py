@@ -25,12 +25,8 @@ def exact_nearest(
 ) -> tuple[Numbers, Vectors]:
     """Finds the k nearest vectors of each query, its own left out, by exhaustive search.
 
-    Returns:
-        Sample numbers and scores (inner products, or squared distances), [queries, k], the nearest
-        first.
-
-    Raises:
-        RetrievalError: `gpu` is set, and FAISS can use no GPU.
+    Returns sample numbers and scores (inner products, or squared distances), [queries, k], nearest
+    first. Raises RetrievalError if `gpu` is set, and FAISS can use none.
     """
     knn = faiss.knn
     if gpu:

@@ -62,11 +62,8 @@ def fitted_threshold(probability: NDArray[np.float32], y: NDArray[np.float32]) -
     """Returns the one threshold for all labels that gives the best weighted F1.
 
     Tries midpoints between the probabilities that occur, at most `THRESHOLDS`, evenly spaced by
-    rank. Ties go to the one nearest 0.5, which is also the answer without any positive label.
-
-    Args:
-        probability: of the labels, [rows, labels].
-        y: the labels as 0/1, [rows, labels]; NaN, unknown, is not counted.
+    rank. Ties go to the one nearest 0.5, which is also the answer without any positive label. Both
+    arguments are [rows, labels]; y is 0 or 1, or NaN for unknown labels, which do not count.
     """
     known, y = ~np.isnan(y), np.nan_to_num(y)
     values = np.unique(probability).astype(np.float64)

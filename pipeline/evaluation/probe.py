@@ -45,8 +45,7 @@ def fit_logistic(
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float32]]:
     """Fits with an L2 penalty of 1 / c; returns a function from rows to probabilities.
 
-    These are [queries, labels]. A class without examples has probability 0; a label that all rows
-    share is predicted as it is.
+    These are [queries, labels]: 0 for a class without examples, 1 for a label that all rows share.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -88,12 +87,9 @@ def support_vectors(
     """Trains support vector machines with an RBF kernel, and predicts other rows.
 
     Features are not scaled. C is chosen by accuracy over 5 stratified folds of the training rows,
-    fewer if the rarest class has fewer rows; gamma is scikit-learn's `scale`. Everything is
-    computed in float64 and deterministic.
-
-    Returns:
-        Scores that sum to 1 over the classes, the predicted one's the greatest, [queries, classes]:
-        the softmax of the decision function. A class without training rows has 0.
+    fewer if the rarest class has fewer rows; gamma is scikit-learn's `scale`. All is float64 and
+    deterministic. Returns scores [queries, classes], the softmax of the decision function, in which
+    the predicted class is greatest; a class without training rows has 0.
     """
     from sklearn.model_selection import GridSearchCV  # here: most runs need none
     from sklearn.svm import SVC

@@ -100,9 +100,8 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
     """Returns all stored views side by side, each once, [rows, columns], and labels as 0/1.
 
     Vectors are standardised if the experiment does so; pictures have the size of their view and
-    values in [0, 1]; a text becomes token counts (token ids modulo 4,096). With
-    `data.on_error: skip`, rows that cannot be read are left out. A view that a row lacks gets the
-    mean of the other rows.
+    values in [0, 1]; a text becomes token counts (ids modulo 4,096). `data.on_error: skip` leaves
+    out unreadable rows. A view that a row lacks gets the mean of the other rows.
     """
     transforms: dict[str, tuple[int, Columns]] = {}
     for place, view in enumerate(evaluator.views.views):

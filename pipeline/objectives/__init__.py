@@ -1,6 +1,5 @@
 """Terms of the objective, one file a family, over one block-wise engine.
 
-They know tensors, never processes: every function takes the vectors of the whole batch and the
-slice of rows whose anchors it is to sum, so that the shares of P processes add up to the loss of
-one.
+They know tensors, never processes: each function takes the vectors of the whole batch and the rows
+whose anchors it sums, so that the shares of all processes add up to the loss of one.
 """

@@ -17,19 +17,14 @@ from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
 class LabelAutoencoder(nn.Module):
     """A label encoder F_e, a decoder F_d, and the last layer of F_x (Yeh et al. 2017, Figure 1).
 
-    The rest of F_x is the model's encoders. Activations are those of the authors' code: leaky ReLU
-    inside, codes in (-1/2, 1/2), and outputs whose sigmoid is the score of a label. `forward`
-    returns F_d(F_x(x)), the prediction.
+    Activations are those of the authors' code: leaky ReLU inside, codes in (-1/2, 1/2), and outputs
+    whose sigmoid is the score of a label.
     """
 
     def __init__(self, width: int, labels: int, hidden: int, code: int | None) -> None:
-        """Builds the three parts.
+        """Builds the parts for features of a width; F_e and F_d have one layer of `hidden` units.
 
-        Args:
-            width: of the features that the last layer of F_x takes.
-            labels: number of labels.
-            hidden: width of the single hidden layer of F_e and of F_d.
-            code: width of a code; None is 0.8 of the labels, as in the authors' code.
+        `code` is the width of a code; None is 0.8 of the labels, as in the authors' code.
         """
         super().__init__()
         code = code or max(1, round(0.8 * labels))
@@ -128,9 +123,6 @@ def c2ae(
         scale: s; 1 is the equation as printed, the authors' code has 5.
         rows: the samples whose share is computed here, as in `nt_xent`; the rest of the batch
             counts in X^T X.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
 
     Raises:
         ValueError: labels that are not 0 or 1.

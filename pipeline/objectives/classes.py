@@ -1,8 +1,7 @@
 """Losses of the pairs inside the classes of a batch, which may form a tree.
 
-Rows are visited in the order of their classes, so that the anchors of a strip meet a contiguous
-range of keys, those of their own classes. The work is proportional to the pairs that count, it is
-done in matrix products, and no list of pairs is built.
+Rows are visited in the order of their classes, so an anchor's keys are a contiguous range: the work
+is proportional to the pairs that count, in matrix products and without a list of pairs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,9 +26,9 @@ class Classes:
     """Which pairs of rows share a class, and their weights.
 
     Attributes:
-        groups: for each level, coarsest first, the class number of every key; rows that share a
-            class at a level share it at all coarser levels. A pair belongs to the finest level on
-            which it agrees; one that agrees on none does not count, nor does a row with itself.
+        groups: for each level, coarsest first, the class number of every key; classes are nested. A
+            pair belongs to the finest level on which it agrees; one that agrees on none does not
+            count, nor does a row with itself.
         weight: weight of an anchor's pairs at each level, [keys, levels]; no gradient.
         positions: the anchors' positions among the keys.
         soft: whether the loss of a pair is softplus(u) or u, where u = log_total_i - l_ik.
@@ -47,10 +46,7 @@ class Classes:
         return [above ^ below for above, below in zip(agree, agree[1:], strict=False)]
 
     def strips(self, anchors: Tensor, keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields strips, by class, as (indices into `anchors`, indices into `keys`).
-
-        `anchors` and `keys` are positions among all keys.
-        """
+        """Yields strips, by class, as (indices into `anchors`, indices into `keys`)."""
         coarsest = self.groups[0]
         if not len(coarsest):
             return
@@ -79,23 +75,17 @@ def class_losses(
     key_totals: Float[Tensor, " every"] | None,
     key_blocks: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Sums the losses of the anchors' pairs, weight_il loss(max(u_ik, floor_l)).
+    """Sums the losses of the anchors' pairs, weight_il loss(max(u_ik, floor_l)).
 
-    Args:
-        anchors: vectors with 1 / tau already inside.
-        keys: vectors of the same width.
-        log_total: of each anchor; where it is -inf, a soft loss is 0 and so is every gradient.
-        floor: the least value of u at each level, -inf for none.
-        classes: the pairs.
-        rows: the rows that the anchors belong to.
-        key_totals: log_total of every key, if all keys are anchors of some process: then the
-            gradient with respect to the anchors is the full gradient of their rows, as in
-            `mirrored_sums`, and that of `floor` the sum over all processes.
-        key_blocks: iterates over the keys of all processes, if only those of own rows are held.
+    Anchors have 1 / tau inside and belong to `rows`. Where `log_total` is -inf, a soft loss is 0
+    and so is every gradient; `floor` is the least value of u at each level, -inf for none. The
+    result is differentiable once with respect to anchors, log_total, floor and, without
+    `key_totals`, keys.
 
-    Returns:
-        The loss, differentiable once with respect to anchors, log_total, floor and, without
-        `key_totals`, keys.
+    `key_totals` is log_total of every key, if all keys are anchors of some process: then the
+    anchors get the full gradient of their rows, as in `mirrored_sums`, and `floor` the sum over all
+    processes. `key_blocks` iterates over the keys of all processes, if only those of own rows are
+    held.
     """
     if key_totals is not None:
         keys = keys.detach()
@@ -198,7 +188,7 @@ def largest_pairs(
 ) -> list[tuple[float, int, int]]:
     """Returns each level's largest u of all pairs, its anchor and its key; -inf without a pair.
 
-    It is one pass over the pairs of all anchors, the same on every process.
+    Every process visits the pairs of all anchors, with the same result.
     """
     best = [(-torch.inf, 0, 0)] * len(classes.groups)
     all_rows = torch.arange(len(keys), device=keys.device)

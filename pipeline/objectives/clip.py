@@ -145,9 +145,6 @@ def clip(
         present: which views each row has: i and k run over rows with both views and with v, and
             the mean over the (i, u, v) that exist.
 
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
-
     Raises:
         ValueError: fewer than two views.
     """

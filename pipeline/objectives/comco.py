@@ -93,9 +93,6 @@ def scl_nl(
         ybar: 1 where a class is known to be wrong.
         total: samples in the whole batch; 0 gives a loss of 0.
 
-    Returns:
-        The process's share of the mean.
-
     Raises:
         ValueError: a set is empty or holds every class, or is not of 0 and 1.
     """
@@ -140,11 +137,7 @@ def comco(
         tau: temperature, > 0.
         neighbours: number of positives beside the own key.
         select: whether N(i) is chosen as above, or is all of A(i).
-        rows: the samples whose queries are summed here, as in `nt_xent`; counts are those of the
-            whole batch.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+        rows: as in `nt_xent`.
 
     Raises:
         ValueError: tau <= 0.
@@ -212,15 +205,10 @@ def _choices_and_gradients(
 def _gradient_as_keys(
     anchors: Tensor, queries: Tensor, ybar: Tensor | None, choices: Tensor, own: Tensor
 ) -> Tensor:
-    """Returns a scalar whose gradient is that of the own rows as keys of all queries.
+    """Returns a scalar whose gradient is that of the rows `own` as keys of all queries.
 
-    Args:
-        anchors: own rows.
-        queries: of all rows, divided by tau.
-        ybar: complementary labels of all rows; None: N(i) is all of A(i).
-        choices: of all queries, the gradient of their sum, the c of N(i), their neighbours, and the
-            gradients of the neighbours' logits.
-        own: numbers of the own rows.
+    `queries` are divided by tau; `ybar` is None where N(i) is all of A(i). `choices` has for every
+    query the gradient of its sum, the c of N(i), its neighbours, and the gradients of their logits.
     """
     d_sums, far_label = choices[:, :1], choices[:, 1].long()
     near, d_near = choices[:, 2:].chunk(2, 1)

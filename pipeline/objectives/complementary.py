@@ -52,11 +52,7 @@ def mse(logits: Logits, ybar: Sets, *, total: int) -> Share:
 def gce(logits: Logits, ybar: Sets, *, total: int, q: float = 0.7) -> Share:
     """Generalised cross-entropy (1 - p_j^q) / q (Zhang and Sabuncu 2018), as `mse`; see `ub_log`.
 
-    Args:
-        logits: logits of this process's samples.
-        ybar: 1 where a class is known to be wrong.
-        total: number of samples in the whole batch.
-        q: in (0, 1]; cross-entropy in the limit 0, the mean absolute error at 1.
+    q is in (0, 1]: the limit 0 is cross-entropy, 1 the mean absolute error.
     """
     if not 0 < q <= 1:
         raise ValueError(f"q is {q}; expected above 0 and at most 1, e.g. 0.7")
@@ -114,10 +110,9 @@ def _log_outside(logits: Tensor, ybar: Tensor) -> Tensor:
 
 
 def _unbiased(losses: Tensor, ybar: Tensor) -> Tensor:
-    """Feng et al. 2020, Theorem 3: an unbiased estimate of a loss from complementary labels.
+    """Sums an unbiased estimate of a loss from complementary labels (Feng et al. 2020, Theorem 3).
 
-    It is the sum over classes outside the set minus (K - 1 - s) / s times the sum over those
-    inside, summed over rows. For bounded losses only: else the estimate has no lower bound.
+    Losses must be bounded: otherwise the estimate has no lower bound.
     """
     size = ybar.sum(1)
     factor = (ybar.shape[1] - 1 - size) / size

@@ -163,9 +163,8 @@ class GroupedLinear(nn.Module):
     ) -> Float[Tensor, "groups rows out"]:
         """Applies each group's layer to the output of the group below that holds its tasks.
 
-        Args:
-            x: outputs of the layer below, a slice per group, in order of group number.
-            groups_below: `group_of_task` of the layer below, whose groups contain those here.
+        `x` has a slice per group of the layer below, in order of group number; `groups_below` is
+        that layer's `group_of_task`.
         """
         first_tasks, slices = sorted(set(self.group_of_task)), sorted(set(groups_below))
         index = [slices.index(groups_below[task]) for task in first_tasks]
@@ -181,9 +180,9 @@ class TaskGroups(nn.Module):
     """The classifier of DeepMTMV (Zheng, Cheng and He 2019), in which a task is a label.
 
     Layers shared by groups of tasks take the views' concatenated features; each task has an output
-    unit of its own. At first all tasks share all layers. From the top down, a layer is split into
-    groups of tasks that find the same samples difficult (see `partition`). The tasks' errors are
-    averaged over batches; the averages are part of the state and the same on every process.
+    unit of its own. At first all tasks share all layers; from the top down, layers are split into
+    groups of tasks that find the same samples difficult (see `partition`). The averages of the
+    errors over batches are part of the state and the same on every process.
 
     Attributes:
         margins: mean error of each task, [views, tasks].
@@ -237,11 +236,11 @@ class TaskGroups(nn.Module):
 
     @torch.no_grad()
     def update_averages(self, errors: Float[Tensor, "rows views tasks"]) -> None:
-        r"""Adds the errors |y - p| of a whole batch's labelled rows to the averages.
+        """Adds the errors |y - p| of a whole batch's labelled rows to the averages.
 
         With e = 1 where an error is at least the mean of the batches before, the agreement of two
-        tasks is E[e_i e_j + (1 - e_i)(1 - e_j)] (Lu et al. 2017, the affinity of tasks). A batch
-        has the weight 1, and the weight of those before it is multiplied by `decay`.
+        tasks is E[e_i e_j + (1 - e_i)(1 - e_j)] (Lu et al. 2017). `decay` multiplies the weight of
+        earlier batches; the new one has the weight 1.
         """
         if not len(errors):
             return
@@ -255,10 +254,10 @@ class TaskGroups(nn.Module):
 
     @torch.no_grad()
     def choose_groups(self) -> tuple[int, list[list[int]]]:
-        """Chooses how to split the highest layer that all tasks share.
+        """Returns the highest layer that all tasks share, by number, and its new groups of tasks.
 
-        It needs the full, gathered weights. Returns the layer's number and its groups of tasks: one
-        group, if no split is cheaper or no layer is left to split.
+        It needs the full, gathered weights. There is one group if no split is cheaper or no layer
+        is left to split.
         """
         tasks = self.heads.group_of_task
         shared = [i for i, layer in enumerate(self.layers) if not any(layer.group_of_task)]
@@ -305,16 +304,9 @@ def partition(
     `embedding`; those of the cheapest C are returned. So, as in DeepMTMV's code, some branches
     always stay together.
 
-    Args:
-        agreement: of the tasks' errors, as `TaskGroups.agreement`.
-        branches: the tasks of each branch of the layer above.
-        importance: weights of the views, which sum to 1.
-        cost: of a further group.
-        separation: weight of the groups' disagreement.
-        consensus: lambda of `embedding`.
-
-    Returns:
-        The tasks of each group, groups in order of their first task.
+    `branches` has the tasks of each branch of the layer above, the result those of each group, in
+    order of their first task. The views' `importance` sums to 1; `consensus` is the lambda of
+    `embedding`.
     """
     a = affinity(agreement, branches)
     one_group = np.zeros(len(branches), np.int64)
@@ -363,14 +355,12 @@ def embedding(
 ) -> Float[np.ndarray, "branches coordinates"]:
     r"""Co-regularised spectral embedding (Kumar, Rai and Daume 2011, its pairwise form).
 
-    With L_v = D_v^{-1/2} A_v D_v^{-1/2}, the views' bases U_v of `count` orthonormal columns are
+    Returns the bases' rows, each of length 1, concatenated over views. With
+    L_v = D_v^{-1/2} A_v D_v^{-1/2}, the views' bases U_v of `count` orthonormal columns are
     optimised in turn to maximise
 
     .. math:: \sum_v \operatorname{tr}(U_v^T L_v U_v)
         + \lambda \sum_{v < w} \operatorname{tr}(U_v U_v^T U_w U_w^T)
-
-    Returns:
-        The bases' rows, each of length 1, concatenated over views.
     """
     root = np.sqrt(np.maximum(a.sum(2), np.finfo(np.float64).tiny))
     laplacians = a / (root[:, :, None] * root[:, None, :])

@@ -1,10 +1,9 @@
 """The block loop under every contrastive term: anchors against keys, a strip of rows at a time.
 
 A contrastive term is a sum over anchors of a function of the anchor's row of logits
-(``anchors @ keys.T``). Holding all rows at once takes N x N memory; this engine holds one strip.
-The loss is a scalar and a strip holds whole rows, so a strip's gradient is taken together with its
-loss: logits are computed once, not again in a backward pass, and only the gradient of the inputs,
-linear in the batch, is stored for backward.
+(``anchors @ keys.T``). All rows at once take N x N memory; this engine holds one strip of whole
+rows, and takes its gradient together with its loss. So logits are computed once, and only the
+gradient of the inputs, linear in the batch, is stored for backward.
 
 A term supplies a *rule*: strip of logits -> (its share of the loss, the gradient of that share).
 """
@@ -29,14 +28,7 @@ MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the mac
 
 
 def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-    """Scales rows to unit length; a zero row stays zero and has a finite gradient.
-
-    Args:
-        x: vectors in any float type.
-
-    Returns:
-        Vectors of length 1 (or 0) in x's type, at least float32.
-    """
+    """Scales rows to unit length in at least float32; zero rows stay zero (finite gradient)."""
     x = x if x.dtype == torch.float64 else x.float()
     length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)
@@ -46,17 +38,8 @@ def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
     """Returns the type that holds exponentials of cos / tau without a running maximum.
 
     ``|cos| <= 1``, so every ratio of exponentials lies within exp(+-2 / tau). Up to 2 / tau = 60
-    float32 holds them, and sums of a million of them; lower temperatures need float64.
-
-    Args:
-        dtype: the type of the embeddings.
-        tau: temperature, > 0.
-
-    Returns:
-        float32 or float64.
-
-    Raises:
-        ValueError: tau is not a positive number, or below 0.003.
+    float32 holds them, and sums of a million of them; lower temperatures need float64. Raises
+    ValueError if tau is not a positive number, or below 0.003.
     """
     if not tau > 0:
         raise ValueError(f"temperature tau is {tau}; expected a number > 0, e.g. 0.1")
@@ -81,10 +64,7 @@ def strips(n_anchors: int, n_keys: int, device: torch.device, divisor: int = 1) 
 
 
 def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
-    """Cuts a symmetric matrix into strips of about equally many logits.
-
-    The keys of a strip begin at its first anchor.
-    """
+    """Cuts a symmetric matrix, from its diagonal on, into strips of about equally many logits."""
     start = 0
     while start < n_anchors:
         step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys - start, 1))
@@ -92,18 +72,9 @@ def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iter
 
 
 def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
-    """Numbers the classes from 0 on.
+    """Returns the class of each sample, numbered from 0 on, and the number of classes.
 
-    Args:
-        label: one whole number per sample.
-        batch: the number of samples.
-        term: the calling term, for the message.
-
-    Returns:
-        The class of each sample, and the number of classes.
-
-    Raises:
-        ValueError: the labels have another shape, or are no whole numbers.
+    Raises ValueError, naming `term`, if the labels are not one whole number per sample.
     """
     if label.shape != (batch,) or label.is_floating_point() or label.is_complex():
         raise ValueError(
@@ -178,18 +149,11 @@ def blockwise(
 ) -> Float[Tensor, ""]:
     """Sums a rule over all anchors, in memory linear in anchors + keys.
 
-    Heads have the same anchors and keys, but each has vectors of its own: head h has the logits
-    ``anchors[h] @ keys[h].T``, and the rule sees all heads of a strip together.
-
-    Args:
-        rule: maps a strip to its share of the loss and the gradient of that share.
-        anchors: one tensor per head, in the working dtype, with 1 / tau already inside.
-        keys: one tensor per head.
-        per_anchor: tensors whose rows of the strip are passed to the rule; differentiable.
-        divisor: by how much the usual number of logits of a strip is divided.
-
-    Returns:
-        The loss, differentiable once with respect to anchors, keys and per_anchor.
+    Heads have the same anchors and keys, but each has vectors of its own, in the working dtype and
+    with 1 / tau inside the anchors: head h has the logits ``anchors[h] @ keys[h].T``. The rule sees
+    all heads of a strip together, and the strip's rows of `per_anchor`. `divisor` divides the usual
+    number of logits of a strip. The result is differentiable once with respect to anchors, keys and
+    per_anchor.
     """
     if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))

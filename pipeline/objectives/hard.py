@@ -169,9 +169,6 @@ def hard(
         present: which views each sample has: anchors, positives and negatives are these alone, and
             M is the number of those of other samples.
 
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
-
     Raises:
         ValueError: an option or the labels do not fit, or there are fewer than two views.
     """
@@ -302,11 +299,7 @@ def debiased(
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
         tau: temperature, > 0.
         tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
-        rows: the samples whose anchors are summed here, as in `nt_xent`; counts are those of the
-            whole batch.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+        rows: as in `nt_xent`.
 
     Raises:
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
@@ -337,15 +330,8 @@ def debiased(
 def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus: float) -> Tensor:
     """Estimates the sum of f over true negatives (Chuang et al. 2020, Eq. 7), clamped below.
 
-    Args:
-        total: sum of f over all negatives.
-        positive: logit of the positive.
-        negatives: number of negatives.
-        tau: temperature.
-        tau_plus: prior of the anchor's class.
-
-    Raises:
-        ValueError: tau_plus outside [0, 1).
+    `total` is the sum of f over all `negatives`, `positive` the logit of the positive. Raises
+    ValueError for tau_plus outside [0, 1).
     """
     if not 0 <= tau_plus < 1:
         raise ValueError(

@@ -95,8 +95,7 @@ def hierarchical(
         constrain: HiConE and HiMulConE; False is HiMulCon.
         penalty: lambda_l: None is 1 (HiConE), `exp_inverse` is 2^(1/d) with d = 1 for the finest
             level, 2 for the next and so on, as in the authors' code.
-        rows: the samples whose anchors are summed, as for `nt_xent`; counts are those of the whole
-            batch.
+        rows: as in `nt_xent`.
         present: which views each sample has; i, A(i) and P_l(i) run over these.
 
     Returns:
@@ -159,7 +158,7 @@ def _weight(groups: Sequence[Tensor], penalty: Penalty) -> Tensor:
 def _largest_below(keys: Tensor, best: Sequence[tuple[float, int, int]], tau: float) -> Tensor:
     """Returns for each level the largest loss of a pair at any finer level, [levels].
 
-    `best` has the largest pair of each level; its loss is computed again, with a gradient. Raising
+    `best` has each level's largest pair, whose loss is computed again, with a gradient. Raising
     losses does not change a level's largest one, so raw losses suffice.
     """
     largest, best_below = [keys.new_tensor(-math.inf)], (-math.inf, 0, 0)

@@ -17,10 +17,7 @@ from heron.pipeline.objectives.batch import GlobalBatch
 
 
 class Discriminators(nn.Module):
-    """InfoGraph's networks of nodes and of graphs, whose inner products score their matches.
-
-    Each is three layers Linear-ReLU beside one linear layer, all as wide as the features.
-    """
+    """InfoGraph's networks of nodes and of graphs, whose inner products score their matches."""
 
     reads_nodes = True
 
@@ -30,10 +27,9 @@ class Discriminators(nn.Module):
         self.of_nodes, self.of_graphs = _Discriminator(width), _Discriminator(width)
 
     def add_features(self, encoded: Encoded) -> Features:
-        """Returns three features, with a tensor for each view.
+        """Returns `local` [rows, nodes, width], `global` [rows, width] and `sizes` [rows, 1].
 
-        These are `local` [rows, nodes, width], `global` [rows, width] and the number of nodes,
-        `sizes` [rows, 1].
+        Each has a tensor for each view; `sizes` are the numbers of nodes.
         """
         return {
             "local": [self.of_nodes(nodes) for nodes in encoded.nodes],

@@ -33,14 +33,10 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A finished step.
+    """A finished step, with its number from 0.
 
-    Attributes:
-        number: the step's number, from 0.
-        steps_per_epoch: steps per epoch.
-        gathered_parameters: a context in which every process can read all weights of the model;
-            every process must enter it.
-        broadcast_object: returns the first process's small value on every process; all call it.
+    Every process must enter `gathered_parameters`, a context in which all weights of the model can
+    be read, and call `broadcast_object`, which returns the first process's small value to all.
     """
 
     number: int

@@ -27,10 +27,10 @@ MIN_STD = 0.1  # D_SKL divides by its square, and overflowed with the authors' 1
 class Bottleneck(nn.Module):
     """p(z|v) of one view, and the view's side of the critic (Federici et al. 2020).
 
-    The Gaussian is a linear map of the view's projection. The critic C(z_u, z_v) =
-    c_u(z_u) . c_v(z_v) is separable, where the authors' is a network of both codes concatenated: so
-    a view's vectors are gathered like any projection, and every pair of the global batch costs only
-    an inner product. The paper leaves the critic's form open.
+    The Gaussian is a linear map of the view's projection. The critic
+    C(z_u, z_v) = c_u(z_u) . c_v(z_v) is separable, where the authors' is a network of both codes
+    (the paper leaves its form open): so vectors are gathered like any projection, and a pair costs
+    only an inner product.
     """
 
     def __init__(self, dim: int, view: int) -> None:
@@ -150,9 +150,6 @@ def mib(
         stds: standard deviations, of the means' shapes.
         beta: weight of D_SKL, >= 0.
         rows: this process's rows in the batch, as in `nt_xent`.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
 
     Raises:
         ValueError: fewer than two views.

@@ -7,10 +7,9 @@ e_ik be the exponentials, and s_i the derivative of the loss with respect to anc
     d loss / d a_i = sum_k (s_i + s'_k) e_ik b_k
 
 is the full gradient of row i, as an anchor and as a key. It needs the own rows, all vectors and all
-s. So on several processes no gradient of another process's row is computed or sent, only one number
-per anchor. One pass computes the sums, a second the gradient: three products. On one process each
-pass visits a pair once for both of its rows: two products for a symmetric head, four for a head and
-its mirror.
+s: no process computes or sends a gradient of another's row, only one number per anchor. One pass
+computes the sums, a second the gradient: three products. On one process each pass visits a pair
+once for both of its rows: two products for a symmetric head, four for a head and its mirror.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +79,7 @@ class Mirroring:
 def gather_anchor_values(mirroring: Mirroring | None, values: Tensor) -> Tensor | None:
     """Gathers values of the own anchors, [anchors], to those of all anchors, without gradient.
 
-    Returns None without `mirroring`. Every process must take part.
+    Every process must take part. Returns None without `mirroring`.
     """
     if mirroring is None or mirroring.gather is None:
         return None if mirroring is None else values.detach()
@@ -90,9 +89,9 @@ def gather_anchor_values(mirroring: Mirroring | None, values: Tensor) -> Tensor 
 def mirrored_sums(pairs: Pairs, mirroring: Mirroring | None) -> list[Float[Tensor, "_ _"]]:
     """Returns the own anchors' sums, a tensor per number in `sum_index`, differentiable once.
 
-    With `mirroring` their gradient with respect to the anchors is the full gradient of the rows,
-    and keys take none; in backward every process must take part. Without, all heads add to one sum,
-    whose gradient is taken with respect to anchors and keys.
+    With `mirroring` the anchors get the full gradient of their rows, and keys none; every process
+    must take part in backward. Without it all heads add to one sum, differentiable in anchors and
+    keys.
     """
     count = len(pairs.anchors)
     keys = pairs.keys if mirroring is None else [k.detach() for k in pairs.keys]

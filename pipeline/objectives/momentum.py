@@ -21,10 +21,7 @@ VIEW = 1  # keys are made of the second view
 
 
 class KeyQueue(Memory):
-    """A queue of earlier keys with their posteriors.
-
-    It starts empty, so no made-up key is ever a negative.
-    """
+    """A queue of earlier keys with their posteriors; it starts empty, so no negative is made up."""
 
     keys: Tensor
     posteriors: Tensor
@@ -68,10 +65,7 @@ class KeyQueue(Memory):
 
 
 class MomentumQueue(KeyQueue):
-    """A momentum encoder with its projector, and the queue of its keys with their posteriors.
-
-    He et al. 2020 (MoCo); MulCo, Algorithm 1.
-    """
+    """A momentum encoder, its projector, and a `KeyQueue` (He et al. 2020; MulCo, Algorithm 1)."""
 
     encoder: nn.Module
     projector: nn.Module
@@ -79,11 +73,8 @@ class MomentumQueue(KeyQueue):
     def __init__(self, model: Heterogeneous, size: int, classes: int, momentum: float) -> None:
         """Copies the encoder and the projector of the view that keys are computed from.
 
-        Args:
-            model: the model to follow, in its initial state, unwrapped.
-            size: number of keys in the queue.
-            classes: width of a posterior.
-            momentum: decay of the moving average per step.
+        `model` is in its initial state, unwrapped; the copies follow it with decay `momentum` per
+        step. The queue holds `size` keys with posteriors over `classes`.
         """
         encoder, projector = model.branch(VIEW)
         width = next(p.shape[0] for p in reversed(list(projector.parameters())))

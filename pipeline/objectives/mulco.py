@@ -86,9 +86,6 @@ def mulco(
         tau_plus: class prior of `debiased`; None: 1 / classes.
         total: samples in the whole batch; None when q holds all of them.
 
-    Returns:
-        The share of the loss that belongs to q: a scalar.
-
     Raises:
         ValueError: tau <= 0, or tau_plus outside [0, 1).
     """

@@ -23,8 +23,8 @@ class Objective:
 
     .. math:: \frac{1}{|M|} \sum_{m \in M} L_t(z_{1:m})
 
-    The paper adds them with weights of 1; the mean leaves a term's scale, and so the learning rate,
-    as it is. Every loss normalises the vectors that it compares, so each z_{1:m} too.
+    The paper adds them up; the mean keeps a term's scale, and so the learning rate. Every loss
+    normalises the vectors that it compares, so each z_{1:m} too.
 
     Attributes:
         terms: the terms by name.
@@ -61,16 +61,9 @@ class Objective:
     def refuse_unfit(
         self, kind: str, views: Sequence[ModelView], labelled: int, model: ModelConfig
     ) -> None:
-        """Refuses terms that do not fit the data.
+        """Raises ConfigError for a term that does not fit the data.
 
-        Args:
-            kind: the kind of labels that training sees.
-            views: the views that the model sees.
-            labelled: the number of labelled rows in a batch.
-            model: the model's configuration.
-
-        Raises:
-            ConfigError: a term needs what the data lack; names the term, its need and the data.
+        `kind` is that of the labels that training sees, `labelled` the labelled rows of a batch.
         """
         if labelled == 0 and self.supervised:
             raise ConfigError(
@@ -108,15 +101,7 @@ class Objective:
             )
 
     def refuse_partial_rows(self, missing: bool, unknown: bool) -> None:
-        """Refuses terms that are not defined for rows with missing views or unknown labels.
-
-        Args:
-            missing: whether some rows lack views.
-            unknown: whether some rows have unknown labels.
-
-        Raises:
-            ConfigError: names the term, what rows lack and the remedy.
-        """
+        """Raises ConfigError for a term that is undefined for missing views or unknown labels."""
         for name, term in self.terms.items():
             needs = term.requires()
             if missing and not term.missing_views:
@@ -144,9 +129,8 @@ class Objective:
     def __call__(self, batch: GlobalBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes this process's share of the objective, and of every term before its weight.
 
-        Returns:
-            The objective's share, differentiable, and the terms' shares by name, detached; summed
-            over the processes they are the values of the whole batch.
+        The objective's share is differentiable, those of the terms by name are detached; summed
+        over the processes they are the values of the whole batch.
 
         Raises:
             TrainingError: a term refuses its input or returns no scalar, or no term has a loss.
@@ -189,11 +173,7 @@ class Objective:
         """Returns the feature widths in each of a term's passes over a batch.
 
         A term makes one pass, or under matryoshka one per width, whose features are narrower.
-
-        Args:
-            term: the term that makes the passes.
-            widths: numbers per row of each feature, of all views together.
-            views: the number of views.
+        `widths` are numbers per row of each feature, of all views together.
         """
         needs = term.requires()
         vectors = {*needs.vectors, *needs.labelled_vectors}
@@ -202,11 +182,7 @@ class Objective:
         return [*passes] if names and passes else [widths]
 
     def build_memories(self, run: RunSpec) -> None:
-        """Builds the memories of the terms, on the model's device.
-
-        Raises:
-            TrainingError: a term's memory is no `Memory`.
-        """
+        """Builds the terms' memories on the model's device; TrainingError if one is no `Memory`."""
         memories = {name: term.memory(run) for name, term in self.terms.items()}
         device = next(run.model.parameters()).device
         for name, memory in memories.items():

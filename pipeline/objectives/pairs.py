@@ -50,10 +50,10 @@ class Pairs:
 
 
 def is_fused(vectors: Tensor) -> bool:
-    """Whether terms of these vectors are computed by fused kernels: see `fused.enabled`.
+    """Whether fused kernels compute the terms of these vectors: see `fused.enabled`.
 
-    Vectors above `fused.WIDEST` take strips: a strip keeps its coefficients and needs three plain
-    products, where a kernel would compute the logits again for each slice of a gradient.
+    Vectors above `fused.WIDEST` take strips, which need three products and keep their coefficients;
+    a kernel would compute the logits again for each slice of a gradient.
     """
     narrow = vectors.shape[1] <= fused.WIDEST
     return narrow and vectors.dtype == torch.float32 and fused.enabled(vectors.device)
@@ -62,12 +62,9 @@ def is_fused(vectors: Tensor) -> bool:
 def summands(pairs: Pairs, rows: slice, strip: Tensor, first: int = 0) -> list[Tensor]:
     """Returns the weighted exponentials of a strip, one tensor per moment.
 
-    Args:
-        pairs: the pairs to compare.
-        rows: the strip's anchors.
-        strip: the strip's logits; its memory is reused for the last moment.
-        first: the strip's first key, where earlier keys are left out. It is at most the number of
-            the strip's first anchor, which has the same number as a key and is excluded as such.
+    The memory of the logits, `strip`, is reused for the last moment. `first` is the strip's first
+    key, where earlier keys are left out; it is at most the number of its first anchor, which has
+    the same number as a key and is excluded as such.
     """
     masked = None
     if pairs.exclude is None and pairs.anchor_tag is not None and pairs.key_tag is not None:

@@ -25,10 +25,9 @@ from heron.shards.artefact import Count
 
 
 class Disambiguation(nn.Module):
-    """Prototypes mu and pseudo-targets s (Wang et al. 2022, Eq. 5 and 6).
+    """Prototypes mu and pseudo-targets s (Wang et al. 2022, Eq. 5 and 6), equal on all processes.
 
-    A candidate of a row is a class that is not among its complementary labels. s starts uniform
-    over the candidates, the prototypes at zero. All processes hold the same values.
+    A candidate of a row is a class that is not among its complementary labels.
     """
 
     prototypes: Tensor
@@ -42,13 +41,10 @@ class Disambiguation(nn.Module):
         dim: int,
         gamma: float,
     ) -> None:
-        """Starts with prototypes of zero and uniform pseudo-targets.
+        """Starts with prototypes of zero, and pseudo-targets uniform over the candidates.
 
-        Args:
-            rows: numbers of all labelled rows, in any order.
-            ybar: their complementary labels, 1 where a class is known to be wrong.
-            dim: width of an embedding.
-            gamma: share of a prototype that an update keeps.
+        `rows` are the numbers of all labelled rows, in any order; `gamma` is the share of a
+        prototype that an update keeps.
         """
         super().__init__()
         self.gamma = gamma
@@ -199,9 +195,6 @@ def pseudo_target_loss(
         logits: of this process's samples.
         s: their pseudo-targets; no gradient.
         total: samples in the whole batch; 0 gives a loss of 0.
-
-    Returns:
-        The process's share of the mean.
     """
     return -(s.detach() * logits.to(s.dtype).log_softmax(1)).sum() / max(total, 1)
 
@@ -232,11 +225,7 @@ def pico(
         classes: predicted class of each sample, its most probable candidate.
         queue_classes: those of the queue's samples at the time they were enqueued.
         tau: temperature, > 0.
-        rows: the samples whose queries are summed here, as in `nt_xent`; counts are those of the
-            whole batch.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+        rows: as in `nt_xent`.
 
     Raises:
         ValueError: tau <= 0.

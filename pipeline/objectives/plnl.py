@@ -143,9 +143,6 @@ def plnl(
         guessed: m, the samples of the whole batch whose label is guessed.
         consistency: w.
 
-    Returns:
-        The process's share of the loss.
-
     Raises:
         ValueError: a set is empty or holds every class, or is not of 0 and 1.
     """
@@ -162,7 +159,7 @@ def plnl(
 
 
 class PlnlMemory(Memory):
-    """The outputs of two networks over epochs, guessed labels and enhanced sets (Li et al. 2025).
+    """Two networks' outputs over epochs, guessed labels and enhanced sets (Li et al. 2025).
 
     A guess for a network is made from the outputs of the other. All processes hold the same.
 
@@ -186,12 +183,9 @@ class PlnlMemory(Memory):
     def __init__(
         self, rows: Int[Tensor, " labelled"], ybar: Float[Tensor, "labelled classes"], term: "Plnl"
     ) -> None:
-        """Starts without guesses, with uniform probabilities and the given labels.
+        """Starts without guesses, with uniform probabilities and the given complementary labels.
 
-        Args:
-            rows: numbers of all labelled rows, in any order.
-            ybar: their complementary labels, 1 where a class is known to be wrong.
-            term: the term, which has the options.
+        `rows` are the numbers of all labelled rows, in any order.
         """
         super().__init__()
         self.term = term
@@ -241,9 +235,9 @@ def guess(
     sets: Float[Tensor, "rows classes"],
     sure: float,
 ) -> Int[Tensor, " rows"]:
-    """Positive label guessing: the class of the largest mean probability over epochs, or -1.
+    """Guesses positive labels: the class of the largest mean probability over epochs, or -1.
 
-    The class is guessed if it is no complementary label, its mean is above `sure`, and all epochs
+    A class is guessed if it is no complementary label, its mean is above `sure`, and all epochs
     agree on the most probable class.
     """
     probability, label = history.mean(0).max(1)
@@ -258,10 +252,10 @@ def enhance(
     neighbours: int,
     share: float,
 ) -> Float[Tensor, "rows classes"]:
-    """Negative label enhancement: adds the complementary labels that most neighbours have.
+    """Enhances negative labels: adds the complementary labels that most neighbours have.
 
     A row's neighbours are the rows with the largest cosine of logits. A set of s labels could take
-    K - 1 - s more. A row whose largest probability is above the mean of all rows takes the `share`
+    K - 1 - s more: a row whose largest probability is above the mean of all rows takes the `share`
     of these, rounded up, that most neighbours exclude; any other row takes one. Labels that are in
     the set already count among those taken.
     """

@@ -18,11 +18,7 @@ def join_views(
 ) -> Tensor:
     """Concatenates the rows of each view, without the rows that lack it.
 
-    Args:
-        views: a tensor [batch, ...] per view.
-        present: which views each row has.
-        rows: the rows to take.
-        view_numbers: the views to take; None: all.
+    `view_numbers` are the views to take; None takes all.
     """
     numbers = range(len(views)) if view_numbers is None else view_numbers
     if present is None:
@@ -52,8 +48,7 @@ class Ring:
     Attributes:
         shares: the rows of each process among all rows.
         rotate: takes the own tensors, and the number of rows of each tensor on every process;
-            yields the number of each process and its tensors, own ones first; see
-            `objectives.ring`.
+            yields each process's number and tensors, own ones first; see `objectives.ring`.
     """
 
     shares: Sequence[slice]
@@ -66,9 +61,9 @@ class Ring:
 class OwnRows:
     """One process's rows of a batch, of whose vectors these alone have a gradient.
 
-    A row is an anchor on its own process and a key of every process's anchors. Processes exchange
-    a few numbers per anchor (the slopes by its sums); with them a row's whole gradient is taken on
-    its own process, so no process computes, or sends, gradients of another's rows.
+    A row is an anchor on its own process and a key of every process's anchors. Processes exchange a
+    few numbers per anchor, from which each takes the whole gradient of its own rows; see
+    `objectives.mirroring`.
 
     Attributes:
         slice: the own rows among all rows.
@@ -98,11 +93,7 @@ def gather_head_values(
 ) -> list[Float[Tensor, "_ _"]]:
     """Gathers numbers of the own anchors of each head from all processes, in one collective.
 
-    Args:
-        own: a tensor [own anchors, numbers] per head, in the order of `join_views`.
-        rows: the own rows.
-        present: which views each row has.
-        views_of_heads: the views of each head's anchors.
+    `own` has a tensor [own anchors, numbers] per head, in the order of `join_views`.
     """
     by_row, count = [], rows.slice.stop - rows.slice.start
     for numbers, views in zip(own, views_of_heads, strict=True):

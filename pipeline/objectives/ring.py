@@ -1,7 +1,7 @@
 """Keys that arrive block by block: processes pass the vectors of their rows round a ring.
 
-Sums over keys add up block by block, and so does a row's gradient, for which the vectors go round
-again. Only vectors travel: labels, slopes and other single numbers of rows are on every process.
+Sums over keys add up block by block, and so do gradients, for which the vectors go round again.
+Only vectors travel: labels, slopes and other single numbers of rows are on every process.
 """
 
 import itertools
@@ -62,12 +62,8 @@ def blocks(
 ) -> Iterator[Block]:
     """Yields the keys of every process's rows, own ones first; every process must take them all.
 
-    Args:
-        keys: keys of the own rows, a tensor for each head, in the order of `join_views`; they are
-            sent without gradient.
-        rows: the own rows, with a ring.
-        views_of_heads: the views of each head's keys.
-        present: which views each of all rows has.
+    `keys` has the own rows' keys, a tensor for each head, in the order of `join_views`; they are
+    sent without gradient. `rows` must have a ring.
     """
     ring = rows.ring
     assert ring is not None
@@ -118,10 +114,8 @@ def sum_over_blocks(
 ) -> Float[Tensor, ""]:
     """Returns the sum of a loss over blocks; each block's gradient is taken with its loss.
 
-    Args:
-        share: the loss of a block, a function of detached copies of `own`.
-        own: the tensors that the loss is differentiable in.
-        key_blocks: starts a round of the blocks.
+    `share` is a block's loss as a function of detached copies of `own`, the tensors that the result
+    is differentiable in; `key_blocks` starts a round of the blocks.
     """
     result: Tensor = _OverBlocks.apply(share, key_blocks, *own)  # type: ignore[no-untyped-call]
     return result

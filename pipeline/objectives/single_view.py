@@ -98,10 +98,7 @@ def single_view_unsupervised(
         z: projections, of the same shapes.
         h: H(z), of the same shapes.
         tau: temperature, > 0.
-        rows: the samples whose anchors are summed, as for `nt_xent`.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
+        rows: as in `nt_xent`.
 
     Raises:
         ValueError: tau <= 0.

@@ -68,12 +68,8 @@ def supcon(
         z: projections of the labelled samples of the whole batch, [batch, dim] for each view.
         label: their classes, any whole numbers, [batch].
         tau: temperature, > 0.
-        rows: the samples whose anchors are summed, as for `nt_xent`; counts are those of the whole
-            batch.
+        rows: as in `nt_xent`.
         present: which views each sample has; i, A(i) and P(i) run over these.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
 
     Raises:
         ValueError: tau <= 0, or labels that are not one whole number per sample.

@@ -93,8 +93,7 @@ def weighted_supervised(
         distance: `hamming`, or `indicator`: gamma is 0 where the label vectors agree, else 1, and
             sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
         self_pairs: keep the pairs i = j, as the authors' code does.
-        rows: the samples whose anchors are summed here, as in `nt_xent`; counts are those of the
-            whole batch.
+        rows: as in `nt_xent`.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar, which is 0 and still differentiable
@@ -176,7 +175,6 @@ def _by_kernels(
     self_pairs: bool,
     rows: Rows,
 ) -> Tensor:
-    """Computes L_s of unit vectors with fused kernels."""
     own = as_slice(rows)
     row_numbers = torch.arange(len(y), dtype=torch.int32, device=y.device)
     excluded = torch.full_like(row_numbers, -1) if self_pairs else row_numbers
@@ -203,9 +201,9 @@ def _by_kernels(
 class _SharedPairs(torch.autograd.Function):
     """L_s of own anchors with the full gradient of their rows, in two passes as in `mirroring`.
 
-    The first pass computes D of each own anchor and label and the gradient with respect to it,
-    which the processes then gather; the second the gradient of the rows as anchors and as keys.
-    The loss of a pair needs the full D, so where keys come block by block, D takes a pass before.
+    The first pass computes D of the own anchors and the gradient with respect to it, which the
+    processes gather; the second the gradient of the rows as anchors and as keys. A pair's loss
+    needs the full D, so where keys come block by block, D takes a pass before.
     """
 
     @staticmethod
@@ -246,7 +244,6 @@ class _SharedPairs(torch.autograd.Function):
 
 
 def _members(y: Tensor) -> tuple[Tensor, ...]:
-    """Returns, for each label, the rows that have it."""
     labels, rows = y.T.nonzero(as_tuple=True)
     return torch.split(rows, labels.bincount(minlength=y.shape[1]).tolist())
 
@@ -286,7 +283,6 @@ class _PairRule:
             self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
 
     def distances(self, rows: slice) -> Tensor:
-        """Returns dist(y_i, y_k) of a strip."""
         hamming = self.anchor_side[rows] @ self.key_side.T
         if self.known is not None:
             known_of_both = self.known[0][rows] @ self.known[1].T
@@ -318,10 +314,7 @@ class _PairRule:
     def loss_and_gradient(
         self, rows: slice, logits: Tensor, total: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the loss of a strip, D, and d loss / d D.
-
-        `total` is D where it sums over more keys than these.
-        """
+        """Returns a strip's loss, D, and d loss / d D; `total` is D where other keys add to it."""
         repulsion, inverse = self.weighted(rows, logits)
         total = repulsion @ self.negative if total is None else total
         loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
@@ -367,8 +360,7 @@ class _PairRule:
     def pairs(self, rows: slice) -> Iterator[tuple[int, float, Tensor, Tensor, Tensor]]:
         """Yields the pairs inside each P(a): a, its weight, anchors, keys, flat strip indices.
 
-        One flat index serves the gather and the scatter: an order of magnitude faster on a CPU than
-        indexing with a pair of index vectors.
+        One flat index is ten times faster on a CPU than a pair of index vectors.
         """
         by_label = zip(_members(self.anchor_y[rows]), self.members, self.weight, strict=True)
         for a, (anchors, members, weight) in enumerate(by_label):

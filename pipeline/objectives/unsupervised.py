@@ -253,9 +253,6 @@ def weighted_unsupervised(
         rows: as in `nt_xent`.
         present: as in `nt_xent`.
 
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
-
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
@@ -290,9 +287,6 @@ def input_weighted_unsupervised(
         tau: temperature, > 0.
         anchors: `all` views are anchors, or the `first` only.
         rows: as in `nt_xent`.
-
-    Returns:
-        The share of the loss that belongs to `rows`: a scalar.
 
     Raises:
         ValueError: fewer than two views, or tau <= 0.

@@ -25,23 +25,15 @@ def label_sums(
     .. math:: D_{ia} = \sum_k dist(y_i, y_k) \exp(l_{ik}) (1 - y_{ka})
 
     A pair takes one product of vectors and two of labels (three in `fp16`), and in each gradient
-    two of each (two and three).
+    two of each (two and three). Sums are float32, differentiable once with respect to anchors and
+    keys, and 0 where an anchor has no negative: take their logarithm by `log_sums`.
 
-    Args:
-        anchors: vectors with 1 / tau already inside, |logits| < 80.
-        keys: vectors of the same width.
-        anchor_y: 0 or 1, at most 128 labels.
-        key_y: 0 or 1.
-        distance: `hamming`, or `indicator`: 0 where the label vectors agree, else 1.
-        precision: precision of the products; see `exponential_sums`. Distances are always exact.
-
-    Returns:
-        The sums in float32, differentiable once with respect to anchors and keys. A sum is 0 where
-        an anchor has no negative: take its logarithm by `log_sums`.
+    Anchors have 1 / tau inside, and |logits| < 80. Labels are 0 or 1. The distance `indicator` is 0
+    where the label vectors agree, else 1; distances are exact in every `precision`, for which see
+    `exponential_sums`.
 
     Raises:
-        ValueError: widths differ or exceed 512, the distance is unknown, or there are more than 128
-            labels.
+        ValueError: widths differ or exceed 512, an unknown distance, or more than 128 labels.
         TypeError: the vectors are float64.
         TrainingError: there is no suitable GPU, or no Triton.
     """
@@ -64,13 +56,10 @@ def log_sums(sums: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 @dataclass(frozen=True)
 class Sides:
-    """The label vectors of both sides of the pairs; see `label_kernels`.
+    """The label vectors of both sides of the pairs, and their sizes; see `label_kernels`.
 
-    Attributes:
-        anchor: y, padded.
-        key: 1 - y, padded with zeros.
-        anchor_size: -|y|.
-        key_size: |y|.
+    `anchor` is y, padded, and `key` is 1 - y, padded with zeros; `anchor_size` is -|y| and
+    `key_size` is |y|.
     """
 
     anchor: Tensor

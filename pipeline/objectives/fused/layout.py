@@ -31,11 +31,8 @@ TOP = 14  # coefficients of a gradient are scaled below 2^14: fp16 ends at 2^16
 class Tiling:
     """The tile of one program, and Triton's options for it.
 
-    Attributes:
-        rows: rows of the side that a program keeps.
-        columns: rows of the side that it loops over, at a time.
-        warps: warps of 32 threads that share a program.
-        stages: tiles of the looped side in flight.
+    A program of `warps` warps keeps `rows` rows of one side and loops over the other, `columns`
+    rows at a time, with `stages` tiles of it in flight.
     """
 
     rows: int
@@ -78,13 +75,7 @@ def set_default_precision(precision: Precision) -> None:
 
 
 def choose_tile(kind: Kind, precision: Precision, width: int) -> Tiling:
-    """Returns the tile of a kernel.
-
-    Args:
-        kind: the kernel: sums or a gradient, without or with labels, or pairs, without or with.
-        precision: the precision of the products.
-        width: the number of columns of the vectors.
-    """
+    """Returns the tile of a kernel for vectors of `width` columns."""
     if interpreted():
         return INTERPRETED
     if precision == "ieee":
@@ -115,9 +106,8 @@ def sum_in_place(tensors: Iterable[Tensor]) -> Tensor:
 def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
     """Returns the precision of products: the given one, HERON_PRECISION, or the default.
 
-    The default is bf16 for vectors in bfloat16, and else that of `set_default_precision`.
-
-    `fp16` has the 11 bits of `tf32` at the rate of bf16, so `tf32` is read as `fp16`.
+    The default is bf16 for vectors in bfloat16, and else that of `set_default_precision`. `tf32` is
+    read as `fp16`, which has its 11 bits at the rate of bf16.
 
     Raises:
         ValueError: an unknown precision.
@@ -147,12 +137,7 @@ def describe_path(device: torch.device) -> str:
 
 
 def check_vectors(anchors: Tensor, keys: Tensor) -> None:
-    """Refuses vectors that the fused path cannot compare.
-
-    Raises:
-        ValueError: their widths differ, or are too large.
-        TrainingError: the fused path cannot run on their device.
-    """
+    """Raises ValueError for unequal or too large widths, TrainingError for an unsuitable device."""
     if anchors.shape[1] != keys.shape[1]:
         raise ValueError(
             f"anchors have {anchors.shape[1]} columns and keys {keys.shape[1]}; expected as many"
@@ -170,18 +155,9 @@ def operands(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Casts both sides of products for the kernels, and pads them with zeros to whole tiles.
 
-    fp16 has 11 bits between 2^-14 and 2^16. x is multiplied and y divided by a power of two that
-    brings their largest elements together and leaves the products unchanged: the error of an
-    element is 2^-12 of itself or 2^-25, whichever is more.
-
-    Args:
-        x: [rows, columns].
-        y: [rows, columns].
-        precision: the precision of the products.
-        factor: another factor of x.
-
-    Returns:
-        x, y, and the power of two by which x is multiplied.
+    fp16 has 11 bits between 2^-14 and 2^16. x is multiplied, and y divided, by a power of two that
+    brings their largest elements together: the error of an element is 2^-12 of itself or 2^-25,
+    whichever is more. x is also multiplied by `factor`. Returns x, y and the power of two.
     """
     x, y = x.detach().float() * factor, y.detach().float()
     power = x.new_ones(())
@@ -207,8 +183,7 @@ def cast_and_pad(x: Tensor, precision: Precision) -> Tensor:
 def headroom(bound: Tensor) -> Tensor:
     """Returns powers of two that bring numbers of up to `bound` below 2^14, for fp16.
 
-    The error of a gradient's coefficient is then 2^-12 of itself or 2^-38 of its bound, whichever
-    is more.
+    The error of a coefficient is then 2^-12 of itself or 2^-38 of its bound, whichever is more.
     """
     power = torch.exp2(TOP - bound.log2().ceil())
     return torch.where((power > 0) & power.isfinite(), power, 1.0)

@@ -29,30 +29,19 @@ def pair_losses(
     .. math:: \sum_i \sum_a w_a y_{ia} \sum_{j \ne i} y_{ja}\,
               softplus(\log D_{ia} - l_{ij} - \log\sigma_{ij})
 
-    Only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 pairs. This is cheaper
-    than all pairs with a loop over c labels whenever logarithms cost more than products (with 40
-    labels of which a row has 9, about 4 logarithms a pair instead of 40). A visited pair takes one
-    product, or four with a gradient, which is computed together with the loss; `hamming` takes one
-    product of labels more. Before it is added up, the gradient is held once for every label of
-    every row: (labels of a row) x dim float32 per row.
+    The loss is float32, differentiable once with respect to anchors, keys and log_total. Only the
+    sum_a |P(a)|^2 pairs inside P(a) are visited, label by label, which saves logarithms (with 40
+    labels of which a row has 9, about 4 a pair instead of 40). A visited pair takes one product, or
+    four with the gradient, which is computed with the loss; `hamming` takes one product of labels
+    more. Until it is added up, the gradient takes (labels of a row) x dim float32 per row.
 
-    Args:
-        anchors: vectors with 1 / tau already inside.
-        keys: vectors of the same width.
-        log_total: log D; where it is -inf, the loss and all gradients are 0.
-        anchor_y: 0 or 1; with `hamming` at most 128 labels.
-        key_y: 0 or 1.
-        weight: w, the weight of each label; no gradient.
-        anchor_number: the key that is the anchor itself, which is no pair; -1 for none.
-        distance: `hamming`: sigma = 1 - hamming / labels; `indicator` and `none`: sigma = 1.
-        precision: precision of the products; see `exponential_sums`.
-
-    Returns:
-        The loss in float32, differentiable once with respect to anchors, keys and log_total.
+    Anchors have 1 / tau inside. Where `log_total`, log D, is -inf, the loss and all gradients are
+    0. Labels are 0 or 1, with `hamming` at most 128 of them; no gradient flows to w. The key
+    `anchor_number` is the anchor itself, which is no pair; -1 for none. With `hamming`,
+    sigma = 1 - hamming / labels; otherwise it is 1. For `precision` see `exponential_sums`.
 
     Raises:
-        ValueError: widths differ or exceed 512, the distance is unknown, or there are too many
-            labels.
+        ValueError: widths differ or exceed 512, an unknown distance, or too many labels.
         TypeError: the vectors are float64.
         TrainingError: there is no suitable GPU, or no Triton.
     """
@@ -91,23 +80,8 @@ def tagged_pair_losses(
     Rows are visited in the order of their tags, so only tiles with pairs of equal tag are computed:
     one product per pair, or four with a gradient.
 
-    Args:
-        anchors: vectors with 1 / tau already inside.
-        keys: vectors of the same width.
-        log_total: log D; where it is -inf, the loss and all gradients are 0.
-        anchor_tag: the anchors' tags, any int32.
-        key_tag: the keys' tags, any int32.
-        anchor_number: the key that is the anchor itself, which is no pair; -1 for none.
-        anchor_weight: w; no gradient.
-        precision: precision of the products; see `exponential_sums`.
-
-    Returns:
-        The loss in float32, differentiable once with respect to anchors, keys and log_total.
-
-    Raises:
-        ValueError: widths differ or exceed 512.
-        TypeError: the vectors are float64.
-        TrainingError: there is no suitable GPU, or no Triton.
+    Tags are any int32; no gradient flows to the weights w. For the other arguments, the result and
+    the errors see `pair_losses`.
     """
     layout.check_vectors(anchors, keys)
     entries = _Entries.by_tag(anchor_tag)
@@ -127,10 +101,7 @@ def tagged_pair_losses(
 class _Entries:
     """One entry for every label of every row, sorted by label.
 
-    Attributes:
-        row: the entry's row, int32.
-        tag: the entry's label, int32, ascending.
-        flat_index: the entry's index in a flat [rows, labels].
+    An entry has its row and its label, the tag, as int32, and its index in a flat [rows, labels].
     """
 
     row: Tensor
@@ -145,7 +116,6 @@ class _Entries:
 
     @classmethod
     def by_tag(cls, tag: Tensor) -> "_Entries":
-        """Builds the entries of one tag for every row."""
         row = torch.argsort(tag, stable=True)
         return cls(row.int(), tag[row], row)
 
@@ -233,9 +203,8 @@ def _visit(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Visits all pairs of entries of equal tag.
 
-    Returns:
-        The losses of the anchors' entries, their derivatives by log D, and the gradient of the
-        `count` rows of x.
+    Returns the losses of the anchors' entries, their derivatives by log D, and the gradient of the
+    `count` rows of x.
     """
     from heron.pipeline.objectives.fused.pair_kernels import collect_kernel, pair_kernel
 

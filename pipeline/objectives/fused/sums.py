@@ -33,7 +33,8 @@ def exponential_sums(
               \exp(m_r l_{ik}), \qquad l_{ik} = a_i \cdot k_k
 
     The sums take one product of anchors and keys, the gradient of either side two more, since the
-    logits are computed again. There is no running maximum: |m_r l| must stay below 80.
+    logits are computed again. There is no running maximum: |m_r l| must stay below 80. Sums are
+    float32, differentiable once with respect to anchors and keys, and 0 without keys.
 
     Args:
         anchors: vectors with 1 / tau already inside.
@@ -49,10 +50,7 @@ def exponential_sums(
         key_weight: the weights of the keys.
         precision: precision of the products: `fp16` (11 bits, scaled by a power of two; see
             `layout.operands`), `bf16` (8 bits) or `ieee` (float32, slow); by default `bf16` for
-            bfloat16 vectors, else that of `layout.set_default_precision`. Sums are always float32.
-
-    Returns:
-        The sums in float32, differentiable once with respect to anchors and keys; 0 without keys.
+            bfloat16 vectors, else that of `layout.set_default_precision`.
 
     Raises:
         ValueError: widths differ or exceed 512, a tag or weight lacks its partner, there are more
@@ -101,26 +99,13 @@ def mutual_gradient(
     .. math:: g_i = \sum_k 1[t_i \ne t_k]\, 1[l_{ik} \ge floor]\,
               \sum_r (s_{ir} + s'_{kr}) \exp(m_r l_{ik})\, k_k
 
-    It takes two products, and in `fp16` a third unless `bound` is given.
+    The slopes s are the derivative of the loss by the anchors' sums, times the moments, and s' the
+    same of the keys as anchors. The first moment must be above 0. `bound` is an upper bound of
+    |s_ir + s'_kr| exp(m_r l_ik), such as twice the largest |s_ir| S_ir of all rows, and keeps these
+    numbers in fp16's range. See `exponential_sums` for the other arguments and the errors.
 
-    Args:
-        anchors: vectors with 1 / tau already inside.
-        keys: vectors of the same width.
-        anchor_slopes: s, the derivative of the loss by the anchors' sums, times the moments.
-        key_slopes: s', the same of the keys as anchors.
-        moments: one or two factors of the logit, the first above 0.
-        floor: pairs with smaller logits are left out.
-        anchor_tag: with key_tag, leaves out the pairs of equal tag.
-        key_tag: the tags of the keys.
-        bound: an upper bound of |s_ir + s'_kr| exp(m_r l_ik), such as twice the largest
-            |s_ir| S_ir of all rows; keeps these numbers in fp16's range.
-        precision: see `exponential_sums`.
-
-    Returns:
-        The gradient in float32, not differentiable.
-
-    Raises:
-        ValueError, TypeError, TrainingError: see `exponential_sums`.
+    The gradient is float32 and not differentiable. It takes two products, and in `fp16` a third
+    unless `bound` is given.
     """
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)

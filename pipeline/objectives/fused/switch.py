@@ -17,14 +17,8 @@ def enabled(device: torch.device) -> bool:
     """Whether terms on a device take the fused path.
 
     ``HERON_FUSED`` is read at every call: ``auto`` (the default: wherever it can run), ``never``,
-    or ``always`` (to stop rather than be slow).
-
-    Args:
-        device: the device of the vectors.
-
-    Raises:
-        ValueError: ``HERON_FUSED`` has another value.
-        TrainingError: it is ``always``, and the fused path cannot run on the device.
+    or ``always`` (to stop rather than be slow). Raises ValueError for another value, and
+    TrainingError for ``always`` on a device where the fused path cannot run.
     """
     choice = os.environ.get(SWITCH, "auto")
     if choice not in ("auto", "never", "always"):
@@ -40,14 +34,9 @@ def available(device: torch.device) -> bool:
 
 
 def require(device: torch.device, who: str) -> None:
-    """Refuses a device on which the fused path cannot run.
+    """Raises TrainingError, with reason and remedy, on a device that cannot run the fused path.
 
-    Args:
-        device: the device of the vectors.
-        who: the reason that requires it, for the message.
-
-    Raises:
-        TrainingError: it cannot run there; gives the reason and the remedy.
+    `who` is what requires it, for the message.
     """
     reason = missing_requirement(device)
     if reason is not None:

@@ -1,11 +1,9 @@
 """Building blocks of the kernels: loading and storing rows, products, the GPU's own functions.
 
-Only kernel files import this file, and they are imported when a fused term first runs: Triton is
-not installed everywhere, and decides at its import whether its interpreter runs the kernels.
-
-`no_type_check` keeps static and runtime type checkers off these functions, whose text Triton
-compiles. Logits are in units of log 2, since log2 e is inside the anchors: their exponential is one
-instruction.
+Only kernel files import this file, when a fused term first runs: Triton is not installed
+everywhere, and decides at its import whether its interpreter runs the kernels. `no_type_check`
+keeps type checkers off functions whose text Triton compiles. Logits are in units of log 2, since
+log2 e is inside the anchors: their exponential is one instruction.
 """
 
 from typing import no_type_check
