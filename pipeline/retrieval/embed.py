@@ -144,11 +144,17 @@ def load_for_data(path: Path, overrides: Sequence[str]) -> Config:
     Raises a ConfigError if an override does not fit.
     """
     keys = {override.partition("=")[0] for override in overrides}
-    dropped = dict(DROP_RUN_DATA) if "data.path" in keys else {}
-    if dropped and load_run_config(path).data.path != load_run_config(path, overrides).data.path:
-        dropped |= {"data.roles": "null", "data.fingerprint": "null"}
-    own = [f"{key}={value}" for key, value in dropped.items() if key not in keys]
-    return load_run_config(path, [*own, *overrides])
+    if "data.path" not in keys:
+        return load_run_config(path, overrides)
+
+    def load(dropped: Mapping[str, str]) -> Config:
+        settings = [f"{key}={value}" for key, value in dropped.items() if key not in keys]
+        return load_run_config(path, [*settings, *overrides])
+
+    config = load(DROP_RUN_DATA)
+    if config.data.path == load_run_config(path).data.path:
+        return config
+    return load(DROP_RUN_DATA | {"data.roles": "null", "data.fingerprint": "null"})
 
 
 def check_data(data: Data, overrides: Sequence[str]) -> None:
