@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heron.pipeline.config import experiment
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
 from heron.pipeline.config.shipped import find_config
 
@@ -62,7 +63,8 @@ def pretrain(config: Config) -> Run:
     `if __name__ == "__main__":`, since worker processes import the script.
 
     Raises:
-        HeronError: the configuration, the data, a checkpoint or the loss is invalid.
+        HeronError: the configuration, the data, a checkpoint or the loss is invalid; among others,
+            `config` is a name or a path.
         Stopped: SIGTERM or SIGUSR1 arrived, and the state is saved; run again with
             `run.resume=auto` to continue.
         Lost: another process died.
@@ -71,6 +73,11 @@ def pretrain(config: Config) -> Run:
     from heron.pipeline.distributed import collectives
     from heron.pipeline.training.tracking import scores_of
 
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"the experiment is {config!r}; expected what heron.load_config returns: "
+            "heron.pretrain(heron.load_config(...))"
+        )
     atexit.register(collectives.close)  # else torch warns of an open process group
     result = job.pretrain(config)
     return Run(Path(config.run.dir), scores_of(result), result)

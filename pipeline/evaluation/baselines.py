@@ -15,6 +15,7 @@ from heron.pipeline.distributed.collectives import broadcast_object, rank
 from heron.pipeline.evaluation.evaluator import Evaluator
 from heron.pipeline.evaluation.metrics import Scores, multi_label_scores
 from heron.pipeline.evaluation.probe import fit_logistic
+from heron.shards.terminal import print_lines
 
 FOLDS = 5
 COMPONENTS = (50, 150, 1000)  # the last means all, for a few hundred labelled rows
@@ -44,6 +45,8 @@ def compare(
         return {}
     baselines = {}
     if config.evaluate.baselines != "plain":
+        if rank() == 0:  # it may take minutes
+            print_lines("baselines: logistic regression, tuned on the labelled rows")
         baselines = {f"logistic_{k}": v for k, v in _logistic_scores(evaluator, roles).items()}
     plain_config = plain(config)
     if plain_config is None:

@@ -106,3 +106,8 @@ def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count(f"processes 2 {tmp_path / 'run'}") == 2
+
+
+def test_a_name_is_no_experiment() -> None:
+    with pytest.raises(heron.HeronError, match="experiment is 'faces'; expected what heron.load_c"):
+        heron.pretrain("faces")  # type: ignore[arg-type]

@@ -109,6 +109,7 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
     result = small(str(tmp_path), "run")
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     shown = capsys.readouterr().out
+    assert "baselines: logistic regression, tuned" in shown
     for prefix in ("", "plain_", "logistic_"):
         assert written[f"{prefix}auc_macro"] == result[f"{prefix}auc_macro"]
         assert f"auc_macro {result[f'{prefix}auc_macro']:.4f}" in shown
