@@ -139,8 +139,7 @@ def comco(
         select: whether N(i) is chosen as above, or is all of A(i).
         rows: as in `nt_xent`.
 
-    Raises:
-        ValueError: tau <= 0.
+    Raises ValueError if tau <= 0.
     """
     dtype = working_dtype(q.dtype, tau)
     batch = len(q)

@@ -166,11 +166,9 @@ def hard(
         positives: all views of the anchor's class, or the sample's other views only (Lemma 1).
         detach: let no gradient flow through eta.
         rows: as in `nt_xent`.
-        present: which views each sample has: anchors, positives and negatives are these alone, and
-            M is the number of those of other samples.
+        present: which views each sample has; no others are anchors, positives, negatives, or in M.
 
-    Raises:
-        ValueError: an option or the labels do not fit, or there are fewer than two views.
+    Raises ValueError if an option or the labels do not fit, or there are fewer than two views.
     """
     if label is None and positives == "label":
         raise ValueError("positives are by label, but there are no labels; expected augmentation")
