@@ -13,7 +13,7 @@ from heron.shards.artefact import Count
 HALVING = "halving.jsonl"  # in a study's folder: a line per trial and rung that it reached
 
 
-class Decision(TypedDict):
+class HalvingDecision(TypedDict):
     """A line of `HALVING`; a score that is not finite is null."""
 
     step: Count
@@ -31,7 +31,7 @@ def goes_on(study: Study, out: Path, trial: str, result: dict[str, Any]) -> bool
     `step`, and the trial's scores.
     """
     assert isinstance(study.search, Asha)
-    decided = read_lines(out / HALVING, Decision)
+    decided = read_lines(out / HALVING, HalvingDecision)
     step, score = result["step"], float(result[str(study.measure.score)])
     at_rung = [line for line in decided if line["step"] == step]
     for line in at_rung:

@@ -34,7 +34,7 @@ Run = Callable[[Sequence[Trial], int], None]
 Take = TypedDict("Take", {"from": str, "values": Plain})
 
 
-class Decision(TypedDict):
+class PopulationDecision(TypedDict):
     """A line of `POPULATION`; a score that is not finite is null."""
 
     step: Count
@@ -63,7 +63,7 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
         present = [trial for trial in active if trial.name not in ledger.rows]
         if last or not present or any(rung not in trial.scores() for trial in present):
             return  # the end, or Tune was stopped from outside
-        decided = {line["step"]: line for line in read_lines(path, Decision)}
+        decided = {line["step"]: line for line in read_lines(path, PopulationDecision)}
         if rung not in decided:
             score = str(study.measure.score)
             scores = {trial.name: float(trial.scores()[rung][score]) for trial in present}
