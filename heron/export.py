@@ -28,6 +28,7 @@ from heron.pipeline.data.texts import NONE
 from heron.pipeline.retrieval.layers import LayerModel
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import HeronError
+from heron.shards.set_aside import make_room
 
 TOLERANCE = 1e-5  # absolute, or relative to the layer's largest number if that is above 1
 METADATA = "heron.json"  # extra file of a torch.export archive; in ONNX the property `heron`
@@ -60,7 +61,13 @@ def _compute(model: LayerModel, views: Rows, layer: ExportLayer) -> Tensor:
     return LayerModel.layer(features, layer).float()
 
 
-def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden") -> None:
+def export(
+    model: Model,
+    out: Path,
+    format: Format,
+    layer: ExportLayer = "hidden",
+    overwrite: bool = False,
+) -> None:
     """Writes a file that computes a layer from raw rows without Heron.
 
     Its inputs have the names of the stored views: float32 [rows, width] for vectors, uint8 [rows,
@@ -73,9 +80,10 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
         out: the file, by convention `.pt2` or `.onnx`; it is written atomically.
         format: `torch`, to be called as `torch.export.load(out).module()(views)`; or `onnx`.
         layer: `hidden`, `projection` (unit vectors of the views, concatenated), or `logits`.
+        overwrite: move a file that is there aside, to `NAME-1`, instead of refusing it.
 
     Raises:
-        InputError: there is no such format, or the model has no such layer.
+        InputError: there is no such format, the model has no such layer, or the file is there.
         ExportError: the model sees graphs, a part of it cannot be traced, or the file computes
             other numbers.
         MissingPackage: ONNX needs the extra `export`.
@@ -123,6 +131,7 @@ def export(model: Model, out: Path, format: Format, layer: ExportLayer = "hidden
             f"{CHECKED_ROWS} drawn rows; expected {TOLERANCE:.0e} at most; {out} is not written; "
             "try the other format"
         )
+    make_room(out, overwrite, InputError)
     with atomic_write(out) as stream:
         stream.write(contents)
 

@@ -153,19 +153,21 @@ class Model:
 
         return self._map(views, classify, len(self.labels), "the prediction", batch_size)
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, overwrite: bool = False) -> None:
         """Writes a folder that `from_pretrained` opens anywhere, without the run and its data set.
 
         It holds `model.safetensors`; `config.yaml`, without paths and addresses of this machine;
         `model.json`, which describes the inputs, with mean and standard deviation; `README.md`, a
         model card that you may edit, with the run's scores if the weights are still the run's; and
-        `manifest.json`, with size and sha256 of the files that `from_pretrained` reads.
+        `manifest.json`, with size and sha256 of the files that `from_pretrained` reads. With
+        `overwrite`, what the folder holds is moved aside, to `NAME-1`.
 
         Raises:
-            CheckpointError: the folder is not empty.
+            CheckpointError: the folder is not empty, and `overwrite` is false.
             OSError: the folder cannot be written.
         """
-        saved.save(Path(folder), self.network, self.config, self.signature, self._origin)
+        parts = self.network, self.config, self.signature, self._origin
+        saved.save(Path(folder), *parts, overwrite=overwrite)
 
     def push_to_hub(self, repository: str, private: bool | None = None) -> None:
         """Publishes the model on the Hugging Face hub, as `save_pretrained` writes it.
@@ -192,11 +194,12 @@ class Model:
         out: str | Path,
         format: Literal["torch", "onnx"] = "torch",
         layer: ExportLayer = "hidden",
+        overwrite: bool = False,
     ) -> None:
         """Writes one file that computes a layer from raw rows without Heron; see `heron.export`."""
         from heron.export import export  # the exporters take seconds to load
 
-        export(self, Path(out), format, layer)
+        export(self, Path(out), format, layer, overwrite)
 
     @torch.inference_mode()
     def _map(

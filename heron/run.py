@@ -55,16 +55,20 @@ def load_config(name_or_path: str | Path, *overrides: str, method: str | None = 
     return experiment.load_config(find_config(name_or_path), overrides, method)
 
 
-def pretrain(config: Config) -> Run:
+def pretrain(config: Config, overwrite: bool = False) -> Run:
     """Trains an experiment, evaluates it and writes its report.
 
     It runs in this process; under `accelerate launch` or `torchrun` all processes call it and
     train as one. With `data.workers` above 0 the call must be guarded by
     `if __name__ == "__main__":`, since worker processes import the script.
 
+    Args:
+        config: what `heron.load_config` returns.
+        overwrite: move a finished run in `config.run.dir` aside, whole, instead of refusing it.
+
     Raises:
-        HeronError: the configuration, the data, a checkpoint or the loss is invalid; among others,
-            `config` is a name or a path.
+        HeronError: the configuration, the data, a checkpoint or the loss is invalid, `config` is a
+            name or a path, or the folder holds a finished run.
         Stopped: SIGTERM or SIGUSR1 arrived, and the state is saved; run again with
             `run.resume=auto` to continue.
         Lost: another process died.
@@ -79,5 +83,5 @@ def pretrain(config: Config) -> Run:
             "heron.pretrain(heron.load_config(...))"
         )
     atexit.register(collectives.close)  # else torch warns of an open process group
-    result = job.pretrain(config)
+    result = job.pretrain(config, overwrite)
     return Run(Path(config.run.dir), scores_of(result), result)

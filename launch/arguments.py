@@ -51,6 +51,7 @@ def _key_and_value(text: str) -> str:
 
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
+Overwrite = Annotated[bool, "move what --out holds aside, whole, and write anew"]
 UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
 

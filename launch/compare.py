@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from heron.launch.arguments import Override
+from heron.launch.arguments import Override, Overwrite
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
@@ -43,6 +43,7 @@ def compare(
     score: Score = None,
     space: Ranges = SPACE,
     out: Annotated[Path | None, "folder of all that is made (default: runs/CONFIG-compare)"] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Says whether pretraining helps on your data: methods, tuned alike, on the same rows.
 
@@ -53,7 +54,7 @@ def compare(
     heron compare --config scene --methods dnn herocon simclr --trials 8
     """
     settings, reader = _search_settings(
-        config, overrides, space, trials, seed, score, out, "compare"
+        config, overrides, space, trials, seed, score, out, "compare", overwrite
     )
     from heron.launch.tuning.comparison import (
         Comparison,
@@ -111,6 +112,7 @@ def tune(
     score: Score = None,
     space: Ranges = SPACE,
     out: Annotated[Path | None, "folder of all that is made (default: runs/CONFIG-tune)"] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Searches rate, dropout, weights and temperatures by validation rows, equally for each method.
 
@@ -119,7 +121,9 @@ def tune(
 
     heron tune scene --methods dnn herocon --trials 16
     """
-    settings, _ = _search_settings(config, overrides, space, trials, seed, score, out, "tune")
+    settings, _ = _search_settings(
+        config, overrides, space, trials, seed, score, out, "tune", overwrite
+    )
     from heron.launch.tuning.search import search
     from heron.pipeline.config.experiment import dump_config, parse_config
 
@@ -155,11 +159,13 @@ def _search_settings(
     score: str | None,
     out: Path | None,
     verb: str,
+    overwrite: bool,
 ) -> "tuple[SearchSettings, Reader]":
     """Returns the settings of a search, and its data set, which is built where it is missing."""
     from heron.launch.tuning.search import SearchSettings, load_space
     from heron.pipeline.config.experiment import load_config
     from heron.pipeline.data.dataset import build_data, open_reader
+    from heron.pipeline.training.earlier_run import begin_anew
 
     path = find_config(config)
     data = load_config(path, overrides).data
@@ -176,5 +182,7 @@ def _search_settings(
     score = score or ("auc_macro" if kind == "multi_label" else "accuracy")
     folder = out or folder_of(config, verb)
     settings = SearchSettings(path, overrides, load_space(space), trials, seed, score, folder)
+    if overwrite:
+        begin_anew(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return settings, reader

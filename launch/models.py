@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from heron.launch.arguments import Override, UsageError
+from heron.launch.arguments import Override, Overwrite, UsageError
 from heron.pipeline.config.errors import InputError
 from heron.pipeline.retrieval.embeddings import Role
 from heron.shards.atomic import atomic_write
+from heron.shards.set_aside import make_room, refuse_taken
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels
@@ -20,6 +21,7 @@ def save(
     out: Annotated[Path | None, "folder to make"] = None,
     push: Annotated[str | None, "org/name on Hugging Face's hub to publish it as"] = None,
     private: Annotated[bool, "a repository that --push makes is private"] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Saves a model as a folder that loads anywhere, or publishes it.
 
@@ -32,7 +34,7 @@ def save(
         raise UsageError("neither --out nor --push is given; expected one of them, or both")
     model = from_pretrained(run)
     if out is not None:
-        model.save_pretrained(out)
+        model.save_pretrained(out, overwrite)
         print(f"{out}: {model}")
     if push is not None:
         model.push_to_hub(push, private or None)
@@ -45,6 +47,7 @@ def export(
     out: Annotated[Path, "file to write, such as faces.onnx or faces.pt2"],
     format: Annotated[Literal["torch", "onnx"], "torch.export's archive, or ONNX"] = "torch",
     layer: Annotated[Literal["hidden", "projection", "logits"], "what it computes"] = "hidden",
+    overwrite: Overwrite = False,
 ) -> None:
     """Exports a model as one file that takes raw rows and needs no Heron.
 
@@ -52,7 +55,7 @@ def export(
     """
     from heron.model import from_pretrained
 
-    from_pretrained(model).export(out, format, layer)
+    from_pretrained(model).export(out, format, layer, overwrite)
     print(f"{out}: layer {layer}, {out.stat().st_size:,} bytes, as the model computes it")
 
 
@@ -63,6 +66,7 @@ def predict(
     data: Annotated[str | None, "folder of shards, or a URL (default: the run's)"] = None,
     split: Annotated[str | None, "rows of one split (default: all)"] = None,
     role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Predicts rows of a data set: a line per row, with a probability for each label.
 
@@ -75,6 +79,7 @@ def predict(
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out is {out}; expected a file that ends with {' or '.join(FORMATS)}")
+    refuse_taken(out, overwrite, InputError)
     import pandas as pd
 
     from heron.pipeline.retrieval.predict import predict_rows
@@ -89,6 +94,7 @@ def predict(
     table = pd.DataFrame(predictions.probability, columns=names)
     table.insert(0, "row", predictions.rows)
     table.insert(1, "key", list(keys))
+    make_room(out, overwrite, InputError)
     with atomic_write(out) as stream:
         if out.suffix == ".csv":
             stream.write(table.to_csv(index=False).encode())

@@ -33,6 +33,7 @@ def pretrain(
     method: Annotated[str | None, "make the experiment into a method: herocon-u"] = None,
     processes: Annotated[Natural | None, "processes on this machine (default: this one)"] = None,
     accelerate: Configuration = None,
+    overwrite: Annotated[bool, "move a finished run in the folder aside, and begin anew"] = False,
 ) -> int:
     """Trains an experiment, evaluates it and writes its report.
 
@@ -43,6 +44,7 @@ def pretrain(
     """
     words = ["--config", str(find_config(config)), *overrides]
     words += ["--method", method] if method else []
+    words += ["--overwrite"] if overwrite else []
     if processes is None and accelerate is None:
         from heron.pipeline.pretrain import main
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
-from heron.launch.arguments import Override
+from heron.launch.arguments import Override, Overwrite
 from heron.launch.tables import GROUPS, TABLES
 from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
@@ -126,7 +126,8 @@ def is_done(config: Config) -> bool:
     expected = config.in_precision(saved.train.precision)
     if saved.model_copy(update={"run": config.run}) != expected:
         raise ConfigError(
-            f"{folder} holds a run of another configuration; choose another --out, or remove it"
+            f"{folder} holds a run of another configuration; choose another --out, or add "
+            "--overwrite, which moves the whole --out aside"
         )
     return (folder / "result.json").exists()
 
@@ -158,12 +159,15 @@ def run_table(
     first: Annotated[int, "first of them"] = 0,
     only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
     out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
+    overwrite: Overwrite = False,
     dry_run: Annotated[bool, "list the runs that are missing, and stop"] = False,
 ) -> None:
     """Runs a published table, and shows its scores beside the published ones.
 
     heron reproduce scene
     """
+    from heron.pipeline.training.earlier_run import begin_anew
+
     folder = out or folder_of(table)
     tables = {
         folder / name if table in GROUPS else folder: replace(
@@ -183,6 +187,8 @@ def run_table(
         ]
         print("\n".join([*to_run, f"runs to be made: {len(to_run)}"]))
         return
+    if overwrite:
+        begin_anew(folder)
     for path, published in tables.items():
         if hints[path]:
             text = f"{published.source}: {hints[path]}\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.launch.arguments import ONE_EACH, Override, UsageError
+from heron.launch.arguments import ONE_EACH, Override, Overwrite, UsageError
 from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.embeddings import Layer, Role
@@ -42,6 +42,7 @@ def embed(
     layers: Annotated[list[Layer] | None, "layers to write (default: all of the model)"] = None,
     dtype: Annotated[Literal["float32", "float16"], "type of the numbers"] = "float32",
     part_rows: Annotated[int, "rows of a file"] = 65_536,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Embeds a data set with a trained model.
@@ -53,7 +54,7 @@ def embed(
     from heron.pipeline.retrieval.embedder import Choice
 
     choice = Choice(split, role, layers, dtype, part_rows)
-    written = embedding.embed(run, out, choice, overrides, not quiet)
+    written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
     if collectives.rank() == 0:
         layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
         print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")
@@ -83,6 +84,7 @@ def index(
     map: Annotated[MapKind, "how the page's map is drawn; umap takes long"] = "pca",
     gpu: Gpu = False,
     no_verify: NoVerify = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Indexes embeddings, and measures the index's recall.
@@ -109,6 +111,7 @@ def index(
         gpu=gpu,
         map=map,
         progress=not quiet,
+        overwrite=overwrite,
     ).manifest
     plan, measured = manifest.plan, manifest.recall
     print(
@@ -256,6 +259,7 @@ def negatives(
     seed: Annotated[int, "seed of the draw of anchors"] = 0,
     data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
     page: Annotated[str, "address of `heron serve` that links open"] = "http://127.0.0.1:8000/",
+    overwrite: Overwrite = False,
     no_verify: NoVerify = False,
 ) -> None:
     """Reports false and hard negatives of embeddings.
@@ -271,7 +275,7 @@ def negatives(
     index_layer: Layer = "hidden" if opened_index is None else opened_index.manifest.layer
     question = Question(layer or index_layer, k, anchors, seed)
     source = Embeddings.open(embeddings, not no_verify)
-    numbers = report(source, question, out, opened_index, data, page)
+    numbers = report(source, question, out, opened_index, data, page, overwrite)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(

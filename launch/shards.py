@@ -7,7 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from heron.launch.arguments import Group, Verb
+from heron.launch.arguments import Group, Overwrite, Verb
 from heron.shards import build, foreign, show, verify
 from heron.shards.artefact import INT64_MAX
 from heron.shards.errors import SourceError
@@ -47,7 +47,7 @@ def build_shards(
     out: Annotated[Path, "folder to write"],
     workers: Workers = 1,
     shard_rows: Annotated[int | None, "rows of a shard"] = None,
-    overwrite: Annotated[bool, "start again, not resume"] = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:

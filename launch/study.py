@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from heron.launch.arguments import Override
+from heron.launch.arguments import Override, Overwrite
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError
 from heron.pipeline.config.sections import Natural, NonNegative, Positive, Share
 from heron.pipeline.config.shipped import STUDIES, find_shipped, names_in
@@ -26,6 +26,7 @@ def study(
         str | None, "of a Ray cluster that runs: HOST:PORT or auto (default: begin one here)"
     ] = None,
     retry_failed: Annotated[bool, "run the trials again that have failed"] = False,
+    overwrite: Overwrite = False,
 ) -> int:
     """Runs a study: many trials of one experiment, on Ray.
 
@@ -56,7 +57,10 @@ def study(
     from heron.launch.studies.report import readable_table
     from heron.launch.studies.results import best, read_results
     from heron.launch.studies.text import markdown
+    from heron.pipeline.training.earlier_run import begin_anew
 
+    if overwrite:
+        begin_anew(out)
     with exclusive(out):
         ledger = Ledger(spec, out)
         if retry_failed:

@@ -20,6 +20,7 @@ from heron.pipeline.config.errors import (
     INTERRUPTED,
     LOST,
     STOPPED,
+    ConfigError,
     Lost,
     Stopped,
     TrainingError,
@@ -42,8 +43,10 @@ AGAIN = "run again with run.resume=auto to go on"
 DEFAULT = "faces"
 
 
-def pretrain(config: Config) -> dict[str, Any]:
+def pretrain(config: Config, overwrite: bool = False) -> dict[str, Any]:
     """Trains, evaluates and reports; every process is given the same experiment.
+
+    A finished run in the folder is refused; with `overwrite` it is moved aside, whole.
 
     Returns:
         What the run's result.json holds.
@@ -53,12 +56,17 @@ def pretrain(config: Config) -> dict[str, Any]:
         Stopped: a signal was received, and the state is saved.
         Lost: another process is gone.
     """
+    if overwrite and config.run.resume != "never":
+        raise ConfigError(
+            f"--overwrite begins anew, and run.resume={config.run.resume} goes on; expected one of "
+            "them: leave the other out"
+        )
     config = resolve_precision(config)
     watchdog = Watchdog(config.train.timeout_s)
     run_lock = RunLock(Path(config.run.dir))
     with StopSignals(worker_count(config.data) > 0) as signals, watchdog, run_lock:
         try:
-            return train(config, watchdog, signals, run_lock)
+            return train(config, watchdog, signals, run_lock, overwrite)
         except RuntimeError as error:
             if "deterministic implementation" in str(error):
                 raise TrainingError(
@@ -77,11 +85,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--config", default=DEFAULT, help="experiment: a file, or a shipped name")
     parser.add_argument("--method", help="terms of a method of configs/methods.yaml")
+    parser.add_argument("--overwrite", action="store_true", help="move a finished run aside")
     parser.add_argument("overrides", nargs="*", help="key=value, such as optim.lr=0.1")
     arguments = parser.parse_intermixed_args(words)
     try:
         config = find_config(arguments.config)
-        pretrain(load_config(config, arguments.overrides, arguments.method))
+        experiment = load_config(config, arguments.overrides, arguments.method)
+        pretrain(experiment, arguments.overwrite)
     except Stopped as stopped:
         if collectives.rank() == 0:
             print_error("stopped", f"{stopped}; {AGAIN}")

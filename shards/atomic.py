@@ -35,3 +35,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
                 "and run the same again: what is finished is kept"
             ) from None
         raise
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Returns whether a path still names an open file or folder, which may have been moved."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -5,7 +5,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.shards.artefact import MANIFEST, parse_json
-from heron.shards.atomic import atomic_write, save_json
-from heron.shards.errors import ShardError
+from heron.shards.atomic import atomic_write, is_at, save_json
+from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import (
     JOURNAL,
@@ -33,14 +33,13 @@ from heron.shards.manifest import (
     member_names,
 )
 from heron.shards.moments import Moments
-from heron.shards.removal import remove_build
+from heron.shards.set_aside import aside_name, set_aside
 from heron.shards.sources.base import Rows, Source, rows_with_view
 from heron.shards.terminal import Bar
 from heron.shards.texts import write_tokenizers
 from heron.shards.workers import in_parallel
 
 IMAGES_PER_READ = 64  # whatever the length of a shard
-REMEDY = "choose another --out, or --overwrite to start again"
 
 
 def build(
@@ -54,7 +53,8 @@ def build(
 ) -> Manifest:
     """Writes a source as shards under `out`, or continues an interrupted build.
 
-    Finished shards are not written again, and a finished build is left as it is. `shard_rows`
+    Finished shards are not written again, and a finished build is left as it is; with `overwrite`
+    an earlier build is moved aside, whole, and a new one begins. `shard_rows`
     defaults to 1,000 images or 8,192 vectors. Raises ShardError where `out` holds another build
     or the disk is full, SourceError where the publisher's files are wrong.
     """
@@ -69,9 +69,10 @@ def build(
         raise ShardError(
             f"{out}: a file lies there; expected a folder, new or old; choose another --out"
         ) from None
+    if overwrite and (found := _earlier_build(out)):
+        with _exclusive_build(out):
+            print(f"{found} in {out} is now in {set_aside(out)}", flush=True)
     with _exclusive_build(out):
-        if overwrite:
-            remove_build(out)
         if (finished := _load_finished(out, draft.built_from, source)) is not None:
             if progress:
                 print(f"{out} is complete: {_describe_counts(finished)}; nothing to do")
@@ -140,13 +141,17 @@ def _draft_manifest(source: Source, shard_rows: int) -> Manifest:
 @contextmanager
 def _exclusive_build(out: Path) -> Iterator[None]:
     """Admits one process at a time to a folder; one that waited looks for a complete build."""
-    descriptor = os.open(out, os.O_RDONLY)
-    try:
+    while True:
+        descriptor = os.open(out, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"{out}: waiting for another build to finish")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if is_at(out, descriptor):
+            break
+        os.close(descriptor)  # the folder was moved aside meanwhile
+    try:
         _remove_partial_files(out)  # of a build that was killed
         try:
             yield
@@ -154,6 +159,22 @@ def _exclusive_build(out: Path) -> Iterator[None]:
             _remove_partial_files(out)  # of workers that were terminated
     finally:
         os.close(descriptor)
+
+
+def _earlier_build(out: Path) -> str:
+    """Says what `out` holds that --overwrite moves aside: a build, unfinished ones too, or "".
+
+    Raises SourceError for indexed tars of others, which are no build.
+    """
+    if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
+        return ""
+    with suppress(OSError, ShardError):
+        if load_manifest(out).foreign:
+            raise SourceError(
+                f"{out} holds tars of others, indexed where they lie; expected a new folder, or a "
+                "build of ours; choose another --out"
+            )
+    return "the earlier build"
 
 
 def _remove_partial_files(out: Path) -> None:
@@ -174,7 +195,7 @@ def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest
         try:
             found = parse_json((out / JOURNAL).read_bytes())
         except ValueError as fault:
-            raise ShardError(f"{out / JOURNAL}: {fault}; {REMEDY}") from None
+            raise ShardError(f"{out / JOURNAL}: {fault}; {_remedy(out)}") from None
     elif strays := sorted(out.glob("*.tar")):
         raise ShardError(
             f"{out} holds {strays[0].name} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
@@ -187,8 +208,13 @@ def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest
         defaults = {k: field.default for k, field in type(source).model_fields.items()}
         found["options"] = {k: defaults[k] for k in requested["options"] if k in defaults} | options
     if found != requested:
-        raise ShardError(f"{out} holds another build: {_difference(found, requested)}; {REMEDY}")
+        what = _difference(found, requested)
+        raise ShardError(f"{out} holds another build: {what}; {_remedy(out)}")
     return manifest
+
+
+def _remedy(out: Path) -> str:
+    return f"choose another --out, or add --overwrite, which moves it to {aside_name(out)}"
 
 
 def _difference(found: dict[str, Any], requested: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from heron.shards.artefact import (
     sha256,
 )
 from heron.shards.atomic import atomic_write
+from heron.shards.set_aside import aside_name
 
 STUDY = "study.yaml"
 ROWS = "trials.jsonl"
@@ -119,7 +120,7 @@ class Ledger:
             if differing:
                 raise ConfigError(
                     f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
-                    "remove it"
+                    f"add --overwrite, which moves it to {aside_name(out)}"
                 )
         self.started: set[str] = set()  # names of the trials that were started
         self.rows: dict[str, dict[str, Any]] = {}

@@ -90,7 +90,7 @@ def load_or_compute(
     if saved.plan != plan:
         raise StudyError(
             f"{path} is of another experiment, data set or search; expected the same; choose "
-            "another --out, or take the folder away"
+            "another --out, or add --overwrite, which moves the whole folder aside"
         )
     return saved.rows
 

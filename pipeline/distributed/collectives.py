@@ -11,12 +11,17 @@ the loss is multiplied by the number of processes before backward.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+
+from heron.pipeline.config.errors import Stopped
+from heron.shards.errors import HeronError
+
+T = TypeVar("T")
 
 # torch 2.13 renamed both and deprecates the old names, the only ones of 2.11.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -86,6 +91,21 @@ def broadcast_object(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def on_main(work: Callable[[], T]) -> T:
+    """Returns what `work` returns on the first process; its error is raised on every process."""
+    result: T | None = None
+    error: Exception | None = None
+    if rank() == 0:
+        try:
+            result = work()
+        except (HeronError, OSError, Stopped) as caught:
+            error = caught
+    result, error = broadcast_object((result, error))
+    if error is not None:
+        raise error
+    return cast(T, result)
 
 
 def gather_if_any(value: Any) -> list[Any]:

@@ -79,8 +79,6 @@ class Miner:
     def _prepare(self, step: int) -> tuple[str, str]:
         """Returns what is wrong with the tables that a step needs, and the new text of `SHARED`."""
         folder, every, fault, token = self.stream.folder, self.config.every_steps, "", uuid4().hex
-        if not step:
-            checkpoint.set_aside(folder, "step-*.npy")
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("step-*"):
             if _step(path) > step:

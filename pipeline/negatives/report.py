@@ -25,6 +25,7 @@ from heron.pipeline.retrieval.embeddings import Embeddings, choose_data
 from heron.pipeline.retrieval.pictures import SamplePictures
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import ShardError
+from heron.shards.set_aside import make_room, refuse_taken
 
 if TYPE_CHECKING:
     from heron.pipeline.retrieval.index import Index
@@ -41,6 +42,7 @@ def report(
     index: "Index | None" = None,
     data: str | None = None,
     address: str = ADDRESS,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes report.html, negatives.json and pairs.parquet; returns what JSON holds.
 
@@ -48,8 +50,10 @@ def report(
     names the shards with the pictures if they are not those that the embeddings name. Pairs and
     confused labels link to the page of `heron serve` at `address`. Raises a RetrievalError if the
     question has no answer, or index or data are of other samples, and a ShardError if `data` is no
-    data set, the disk is full, or a picture cannot be read.
+    data set, the disk is full, or a picture cannot be read. What `out` holds is refused or, with
+    `overwrite`, moved aside.
     """
+    refuse_taken(out, overwrite, RetrievalError)
     links = PageLinks(address)
     pictures, no_pictures = find_pictures(embeddings, data)  # first, so that it fails early
     near, manifest = find_neighbours(embeddings, question, index), embeddings.manifest
@@ -81,6 +85,7 @@ def report(
     confusion = numbers["confusion"]
     if len(embeddings.samples.names) > MAX_MATRIX_LABELS:
         confusion = confusion | {"swapped": None, "expected": None}
+    make_room(out, overwrite, RetrievalError)
     out.mkdir(parents=True, exist_ok=True)
     with atomic_write(out / "pairs.parquet") as stream:
         pq.write_table(tabulate(near, temperatures), stream)

@@ -120,6 +120,7 @@ def build_index(
     gpu: bool = False,  # k-means, lists and the exact search of recall on GPUs (unmeasured)
     map: MapKind = "pca",  # of all samples, for the page
     progress: bool = True,
+    overwrite: bool = False,  # move what `out` holds aside
 ) -> Index:
     """Builds an index of a layer of embeddings, and measures its recall.
 
@@ -147,7 +148,7 @@ def build_index(
     query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
     del order
-    with new_folder(out) as work:
+    with new_folder(out, overwrite) as work:
         seconds: dict[str, float] = {}
         index = make(vectors, plan, training, work / INDEX, seconds, gpu)
         with _timed(seconds, "recall"):

@@ -39,6 +39,7 @@ from heron.pipeline.training.pretrained import locate, weights_sha256
 from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import save_json
 from heron.shards.errors import HeronError, short_repr
+from heron.shards.set_aside import aside_name, make_room, refuse_taken
 from heron.shards.store import is_remote
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -51,6 +52,7 @@ def embed(
     choice: Choice | None = None,
     overrides: Sequence[str] = (),  # of the run's configuration, such as `data.path=data/other`
     progress: bool = True,
+    overwrite: bool = False,  # move what `out` holds aside, and begin anew
 ) -> Embeddings:
     """Embeds a data set; every process of a launch must call it.
 
@@ -76,7 +78,7 @@ def embed(
                 f"rank {other_rank} would embed something else: {'; '.join(differ)}; expected the "
                 "same on all; is the run still training? give a checkpoint's folder"
             )
-    _fail_together(lambda: _start_folder(embedder, plan) if rank() == 0 else None)
+    _fail_together(lambda: _start_folder(embedder, plan, overwrite) if rank() == 0 else None)
     _fail_together(lambda: embedder.run_all(progress))
     parts = _fail_together(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
     by_rank = gather_objects(parts)
@@ -225,13 +227,15 @@ def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     }
 
 
-def _start_folder(embedder: Embedder, plan: dict[str, Any]) -> None:
+def _start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> None:
     """Makes the folder and saves the plan in it, or resumes a folder with the same plan.
 
     Raises a RetrievalError if the folder holds something else, or two rows have the same key.
     """
     out = embedder.out
     read_samples(embedder.reader, embedder.rows).refuse_duplicates()
+    if overwrite:
+        make_room(out, overwrite, RetrievalError)
     out.mkdir(parents=True, exist_ok=True)
     path = out / PLAN
     if path.exists():
@@ -240,19 +244,17 @@ def _start_folder(embedder: Embedder, plan: dict[str, Any]) -> None:
                 raise ValueError(f"found {short_repr(saved_plan)}")
         except ValueError as error:
             raise RetrievalError(
-                f"{path} is no plan: {error}; expected the plan of an unfinished embedding; remove "
-                "the folder, or give another --out"
+                f"{path} is no plan: {error}; expected the plan of an unfinished embedding; choose "
+                f"another --out, or add --overwrite, which moves {out} to {aside_name(out)}"
             ) from None
         if differ := differences(plan, saved_plan):
             raise RetrievalError(
                 f"{out} holds embeddings of another kind: {'; '.join(differ)}; expected the same, "
-                "to go on with; give another --out, or remove the folder"
+                f"to go on with; choose another --out, or add --overwrite, which moves it to "
+                f"{aside_name(out)}"
             )
         return
-    if names := sorted(p.name for p in out.iterdir()):
-        raise RetrievalError(
-            f"{out} holds {', '.join(names[:3])}; expected an empty folder; give another --out"
-        )
+    refuse_taken(out, overwrite, RetrievalError)
     save_json(path, plan)
 
 

@@ -9,39 +9,38 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from heron.pipeline.config.errors import RetrievalError
+from heron.shards.atomic import is_at
+from heron.shards.set_aside import make_room, refuse_taken
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """Makes a hidden folder beside `out`, renamed to `out` on success and removed otherwise.
 
-    Raises a RetrievalError if `out` is not empty, or another build writes it or has just done so.
+    With `overwrite`, what `out` held is moved aside on success. Raises a RetrievalError if `out` is
+    not empty, or another build writes it or has just done so.
     """
-    _refuse_taken(out)
+    refuse_taken(out, overwrite, RetrievalError)
     target = out.resolve()  # a link may lead to another disk
     if target == Path.cwd():
         raise RetrievalError(f"{out} is the folder that you are in; expected another (--out)")
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}.part")
     with _lock(target.with_name(f".{target.name}.lock"), work):
-        _refuse_taken(out)  # by a build that ended before this one had the lock
+        refuse_taken(
+            out, overwrite, RetrievalError
+        )  # by a build that ended before this one had the lock
         if work.is_dir():
             shutil.rmtree(work)  # left by a build that was killed
         work.mkdir()
         try:
             yield work
+            if overwrite:
+                make_room(out, overwrite, RetrievalError)
             _rename(work, target)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-
-
-def _refuse_taken(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RetrievalError(
-            f"{out} is there already; expected a new or an empty folder; give another folder "
-            "(--out), or remove it"
-        )
 
 
 @contextmanager
@@ -56,20 +55,13 @@ def _lock(path: Path, work: Path) -> Iterator[None]:
                     f"{work} is being written by another build; wait for it, or give another "
                     "folder (--out)"
                 ) from None
-            if not _is_file_at(path, file.fileno()):
+            if not is_at(path, file.fileno()):
                 continue  # the build that held it has just ended, and removed it
             try:
                 yield
             finally:
                 path.unlink()
             return
-
-
-def _is_file_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _rename(work: Path, target: Path) -> None:

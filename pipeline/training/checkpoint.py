@@ -171,20 +171,6 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     return final
 
 
-def set_aside(folder: Path, files: str = f"step-*/{COMPLETE}") -> Path | None:
-    """Moves an earlier run's checkpoints to a new folder, such as `checkpoints-1`, and returns it.
-
-    Returns None where nothing matches the glob `files`.
-    """
-    if not any(folder.glob(files)):
-        return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
-        number += 1
-    folder.rename(aside)
-    return aside
-
-
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Returns complete checkpoints, oldest first."""
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))

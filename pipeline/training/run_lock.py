@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 from heron.pipeline.config.errors import Held, Stopped, TrainingError
+from heron.shards.atomic import is_at
 
 if TYPE_CHECKING:  # `holder` is used without torch
     from heron.pipeline.distributed.watchdog import Watchdog
@@ -75,23 +76,35 @@ class RunLock:
         process raises Held if another run still has the folder after `WAIT_S` seconds, Stopped if
         `stop` returned true, or TrainingError if nothing can be written to the folder.
         """
-        from heron.pipeline.distributed.collectives import broadcast_object, rank
+        from heron.pipeline.distributed.collectives import on_main
 
-        error: TrainingError | Stopped | None = None
-        if rank() == 0:
-            try:
-                with watchdog.busy():
-                    self._lock(stop)
-            except (TrainingError, Stopped) as caught:
-                error = caught
-        if (error := broadcast_object(error)) is not None:
-            raise error
+        def lock() -> None:
+            with watchdog.busy():
+                self._lock(stop)
+
+        on_main(lock)
+
+    def move(self, work: Callable[[], str]) -> str:
+        """Calls `work`, which may move the folder aside, and locks the one in its place.
+
+        Returns what `work` does. Only the main process calls it, with the lock.
+        """
+        moved, said = self._file, work()
+        if said:
+            self._lock(lambda: False)
+            if moved is not None:
+                moved.close()  # a run that waits for it then finds the new one
+        return said
 
     def _lock(self, stop: Callable[[], object]) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = (self._folder / LOCK).open("a+", errors="replace")
-            self._wait(self._file, stop)
+            while True:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._file = (self._folder / LOCK).open("a+", errors="replace")
+                self._wait(self._file, stop)
+                if is_at(self._folder / LOCK, self._file.fileno()):
+                    break
+                self._file.close()  # the run that held it has moved an earlier one aside
             self._file.truncate(0)
             self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
             self._file.flush()

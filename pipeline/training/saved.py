@@ -29,6 +29,7 @@ from heron.shards.artefact import (
     parse_json,
     sha256,
 )
+from heron.shards.set_aside import make_room, refuse_taken
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yaml", "README.md"
 LICENCE = "# license: apache-2.0  # yours to choose: https://hf.co/docs/hub/repositories-licenses"
@@ -82,8 +83,9 @@ def save(
     signature: Signature,
     origin: Path | None = None,
     where: str = "",
+    overwrite: bool = False,
 ) -> SavedModel:
-    """Writes a model's folder, atomically; it must not exist yet, or be empty.
+    """Writes a model's folder, atomically; what it holds is refused, or moved aside.
 
     `network` may be on any device. Paths of the author's machine in `config` are left out. `origin`
     is the checkpoint or saved model that the model was read from, None if unknown; its history is
@@ -92,10 +94,7 @@ def save(
 
     Raises CheckpointError if the folder is not empty, and OSError if it cannot be written.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise CheckpointError(
-            f"{folder} holds something; expected a folder that is new or empty; choose another"
-        )
+    refuse_taken(folder, overwrite, CheckpointError)
     partial = folder.absolute().with_name(f".{folder.absolute().name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -110,6 +109,7 @@ def save(
         where = where or folder.absolute().name
         card = model_card(manifest, where, network.classified_width, config, signature)
         (partial / CARD).write_text(card)
+        make_room(folder, overwrite, CheckpointError)
         partial.replace(folder)
     except SafetensorError as error:  # which safetensors raises where the disk is full
         raise OSError(str(error)) from None

@@ -38,6 +38,7 @@ from heron.pipeline.objectives.objective import Objective
 from heron.pipeline.report.run_report import wants_map, write_report
 from heron.pipeline.training import checkpoint, throughput
 from heron.pipeline.training.checkpoint import Position, Snapshot
+from heron.pipeline.training.earlier_run import make_way, refuse_finished
 from heron.pipeline.training.optim import build_optimizer, learning_rate
 from heron.pipeline.training.preamble import preamble, refuse_unfit
 from heron.pipeline.training.run_lock import RunLock
@@ -52,14 +53,16 @@ COMPILER = "inductor"  # the backend of torch.compile
 
 
 def train(
-    config: Config, watchdog: Watchdog, signals: StopSignals, run_lock: RunLock
+    config: Config, watchdog: Watchdog, signals: StopSignals, lock: RunLock, overwrite: bool = False
 ) -> dict[str, Any]:
     """Runs a training job and returns its result: see `pretrain`."""
     run = Trainer(config, watchdog, signals)
+    if config.run.resume == "never" and not overwrite:
+        refuse_finished(run.folder, config.run.resume)  # before data are built
     run.open_data()
     run.build_model()
-    run_lock.acquire(watchdog, signals.received)
-    run.resume()
+    lock.acquire(watchdog, signals.received)
+    run.resume(lock, overwrite)
     run.train()
     return run.report()
 
@@ -155,8 +158,8 @@ class Trainer:
             self.views.compile(COMPILER)
         self.model = model
 
-    def resume(self) -> None:
-        """Resumes from the newest checkpoint, if any; the plan derives the rows from its step."""
+    def resume(self, run_lock: RunLock, overwrite: bool) -> None:
+        """Resumes from the newest checkpoint; without, an earlier run is refused or moved aside."""
         config, model, snapshot = self.config, self.model, None
         self.damaged = list[str]()
         if config.run.resume != "never":
@@ -170,6 +173,7 @@ class Trainer:
                 "expected a step that is not past the end: train.steps or train.epochs may not lie "
                 "before it"
             )
+        self.moved = "" if step else make_way(self.folder, config.run.resume, overwrite, run_lock)
         if snapshot:
             self.signature.refuse_other_tokenizers(self.checkpoints / f"step-{step:08d}")
             model.load_state_dict(snapshot.model)
@@ -191,15 +195,14 @@ class Trainer:
         rank, pin = self.accelerator.process_index, self.device.type == "cuda"
         share = open_process_batches(streams, config, rank, self.world, self.start_step)
         source = batches(share, self.start_step, self.steps, worker_count(config.data), pin=pin)
-        old_checkpoints = self._clear_folder() if self.is_main else None
+        if self.is_main:
+            self._clear_folder()
         log = RunLog(self.folder, self.start_step, self.steps, self.is_main, self.trackers)
         with log as self.log, closing(source), self.miner or nullcontext():
             description = preamble(
                 config, streams, self.objective, self.sizes, self.strategy, self.micro_batches
             )
-            log.say(description, *self.damaged)
-            if old_checkpoints:
-                log.say(f"checkpoints of an earlier run are now in {old_checkpoints}")
+            log.say(description, *self.damaged, *filter(None, [self.moved]))
             self._log_skipped([streams.reader.lost])
             if self.start_step and self._evaluates_at(self.start_step):
                 self.evaluate(self.start_step)  # the interrupted run may not have done it
@@ -377,14 +380,12 @@ class Trainer:
         with RunLock(Path(other.run.dir)) as run_lock:
             return train(other, self.watchdog, self.signals, run_lock)
 
-    def _clear_folder(self) -> Path | None:
-        """Sets an earlier run's files aside, and returns where its checkpoints went."""
-        old_checkpoints = None if self.start_step else checkpoint.set_aside(self.checkpoints)
+    def _clear_folder(self) -> None:
+        """Marks the run as begun: until it has ended, it has no result."""
         for stale in ("result.json", "report.html"):
             (self.folder / stale).unlink(missing_ok=True)
         fingerprint = run_fingerprint(self.config, self.data_fingerprint)
         write_start(self.folder, self.config_text, self.steps, fingerprint)
-        return old_checkpoints
 
     def _log_skipped(self, lost: list[dict[int, str]], refuse: bool = True) -> None:
         self.log.say(*self.skipped.add(lost))

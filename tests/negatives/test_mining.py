@@ -181,11 +181,12 @@ def test_a_run_in_parts_ends_as_one(straight: Path, tmp_path: Path) -> None:
 
 
 def test_tables_of_an_earlier_run_are_set_aside(straight: Path, tmp_path: Path) -> None:
-    for _ in range(2):
+    for overwrite in (False, True):
         short = again(tmp_path, straight)
-        pretrain(short.model_copy(update={"train": short.train.model_copy(update={"steps": 3})}))
+        short = short.model_copy(update={"train": short.train.model_copy(update={"steps": 3})})
+        pretrain(short, overwrite)
     assert (tmp_path / "run/negatives" / table_name(2)).exists()
-    assert (tmp_path / "run/negatives-1" / table_name(2)).exists()
+    assert (tmp_path / "run-1/negatives" / table_name(2)).exists()
 
 
 def test_a_lost_table_is_an_error(straight: Path, tmp_path: Path) -> None:

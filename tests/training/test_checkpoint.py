@@ -316,14 +316,3 @@ def test_the_watchdog_waits_while_bytes_are_read_and_not_while_others_are(
     config = load_run_config(run / "checkpoints/latest/config.yaml")
     assert checkpoint.resume(run / "checkpoints", config, data, watchdog)[0] is not None
     assert busy == {"find_damage": [True], "load": [True], "broadcast_object": [False]}
-
-
-def test_checkpoints_of_several_earlier_runs_are_set_aside(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    for number in (1, 2):
-        (folder / "step-00000001").mkdir(parents=True)
-        (folder / "step-00000001" / "COMPLETE").write_text(str(number))
-        assert checkpoint.set_aside(folder) == tmp_path / f"checkpoints-{number}"
-    assert checkpoint.set_aside(folder) is None
-    kept = sorted(tmp_path.glob("*/*/COMPLETE"))
-    assert [path.read_text() for path in kept] == ["1", "2"]
