@@ -43,8 +43,9 @@ def load_config(name_or_path: str | Path, *overrides: str, method: str | None = 
 
     Args:
         name_or_path: a shipped experiment, such as "scene", or the path of a YAML file.
-        overrides: `key.key=value`, with the value in YAML. `null` removes a section; a number in
-            the key indexes a list: `data.views.0.size=64`.
+        overrides: `key.key=value`, where a text is taken as it is and any other value is read as
+            YAML. `null` removes a section; a number in the key indexes a list:
+            `data.views.0.size=64`.
         method: a method of configs/methods.yaml, such as "herocon-u". It selects the terms of the
             objective; overrides of other terms are then ignored.
 

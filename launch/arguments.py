@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from heron.pipeline.config.sections import expand_home
 from heron.shards.dotted import suggest
 from heron.shards.errors import CONTROL, SourceError
 from heron.shards.terminal import print_error
@@ -51,6 +52,7 @@ def _key_and_value(text: str) -> str:
 
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
+Location = Annotated[str, AfterValidator(expand_home)]  # a path, a name, or a URL
 Overwrite = Annotated[bool, "move what --out holds aside, whole, and write anew"]
 UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
@@ -169,6 +171,8 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         try:
             value = adapter.validate_python(text)
+            if isinstance(value, Path):
+                value = Path(expand_home(str(value)))
             if isinstance(value, Path) and CONTROL.search(text):
                 raise argparse.ArgumentTypeError(f"found {text!r}; expected a path one can print")
             return value

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from heron.launch.arguments import Override, Overwrite
+from heron.launch.arguments import Location, Override, Overwrite
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
@@ -31,7 +31,7 @@ Seed = Annotated[Count, "of the draws"]
 
 def compare(
     *overrides: Annotated[Override, "key=value of the experiment, for all methods"],
-    config: Annotated[str, "name of a shipped experiment, or a YAML file"],
+    config: Annotated[Location, "name of a shipped experiment, or a YAML file"],
     methods: Methods = ("dnn", "herocon"),
     baselines: Annotated[
         tuple[Literal["logistic", "forest"], ...], "scikit-learn's, on raw features and on each"
@@ -104,7 +104,7 @@ def compare(
 
 
 def tune(
-    config: Annotated[str, "name of a shipped experiment, or a YAML file"],
+    config: Annotated[Location, "name of a shipped experiment, or a YAML file"],
     *overrides: Annotated[Override, "key=value of the experiment, for all methods"],
     methods: Methods = ("own",),
     trials: Trials = 16,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from heron.launch.arguments import Location
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.sections import as_typed
+from heron.pipeline.config.overrides import as_typed
 from heron.shards.manifest import Manifest, View, load_manifest
 from heron.shards.show import read_index
 from heron.shards.store import open_store
@@ -262,7 +263,7 @@ def _format_line(line: Line) -> str:
 
 
 def init(
-    data: Annotated[str, "folder of shards, or a URL of one"],
+    data: Annotated[Location, "folder of shards, or a URL of one"],
     *,
     out: Annotated[Path, "file to write"] = Path("experiment.yaml"),
 ) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from heron.launch.arguments import Override, Overwrite, UsageError
+from heron.launch.arguments import Location, Override, Overwrite, UsageError
 from heron.pipeline.config.errors import InputError
 from heron.pipeline.retrieval.embeddings import Role
 from heron.shards.atomic import atomic_write
@@ -12,7 +12,7 @@ from heron.shards.set_aside import make_room, refuse_taken
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels
 
-Trained = Annotated[str, "folder of a run, a checkpoint or a saved model, or hf://org/name"]
+Trained = Annotated[Location, "folder of a run, a checkpoint or a saved model, or hf://org/name"]
 
 
 def save(
@@ -63,7 +63,7 @@ def predict(
     run: Annotated[Path, "folder of a run or a checkpoint"],
     *overrides: Annotated[Override, "of the run's configuration: evaluate.batch=64"],
     out: Annotated[Path, "file to write: .csv or .parquet"],
-    data: Annotated[str | None, "folder of shards, or a URL (default: the run's)"] = None,
+    data: Annotated[Location | None, "folder of shards, or a URL (default: the run's)"] = None,
     split: Annotated[str | None, "rows of one split (default: all)"] = None,
     role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
     overwrite: Overwrite = False,

@@ -9,7 +9,7 @@ from typing import Any
 
 from heron.launch import compare, reproduce, study
 from heron.pipeline.config.errors import STOPPED
-from heron.pipeline.config.sections import as_typed
+from heron.pipeline.config.overrides import as_typed
 from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
 
 Arguments = Mapping[str, Any]  # of a verb by name, with their defaults

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-from heron.launch.arguments import Override
+from heron.launch.arguments import Location, Override
 from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import ACCELERATE, find_config, find_shipped, names_in
@@ -28,7 +28,7 @@ Configuration = Annotated[
 
 
 def pretrain(
-    config: Annotated[str, "name of a shipped experiment, or a YAML file"],
+    config: Annotated[Location, "name of a shipped experiment, or a YAML file"],
     *overrides: Annotated[Override, "key=value of the experiment: optim.lr=0.1"],
     method: Annotated[str | None, "make the experiment into a method: herocon-u"] = None,
     processes: Annotated[Natural | None, "processes on this machine (default: this one)"] = None,

@@ -12,7 +12,8 @@ from heron.launch.tables import GROUPS, TABLES
 from heron.launch.tables.table import PublishedTable
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config, load_run_config
-from heron.pipeline.config.sections import Natural, as_typed
+from heron.pipeline.config.overrides import as_typed
+from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS
 from heron.pipeline.training.tracking import read_result
 from heron.shards.dotted import suggest

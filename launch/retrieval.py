@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.launch.arguments import ONE_EACH, Override, Overwrite, UsageError
+from heron.launch.arguments import ONE_EACH, Location, Override, Overwrite, UsageError
 from heron.pipeline.config.extras import require
 from heron.pipeline.retrieval.answer import Answer, Relation
 from heron.pipeline.retrieval.embeddings import Layer, Role
@@ -24,8 +24,8 @@ NearLayer = Literal["hidden", "projection"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
 IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
 OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]
-OtherRun = Annotated[str | None, "run whose model encodes files (default: the index's)"]
-OtherData = Annotated[str | None, "shards that pictures are in (default: the index's)"]
+OtherRun = Annotated[Location | None, "run whose model encodes files (default: the index's)"]
+OtherData = Annotated[Location | None, "shards that pictures are in (default: the index's)"]
 Quiet = Annotated[bool, "no progress bar"]
 NoVerify = Annotated[bool, "compare no checksums, only sizes"]
 Gpu = Annotated[bool, "search on the GPUs that faiss-gpu sees"]

@@ -7,7 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from heron.launch.arguments import Group, Overwrite, Verb
+from heron.launch.arguments import Group, Location, Overwrite, Verb
 from heron.shards import build, foreign, show, verify
 from heron.shards.artefact import INT64_MAX
 from heron.shards.errors import SourceError
@@ -16,7 +16,7 @@ from heron.shards.sources import SOURCES, find_source, make_source
 
 Quiet = Annotated[bool, "no progress bar"]
 Workers = Annotated[int, "processes"]
-Folder = Annotated[str, "folder of shards, or s3://bucket/folder"]
+Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
 
 
 def build_from(name: str) -> Verb:
@@ -111,7 +111,7 @@ def show_shards(
 
 
 def write_protocol(
-    config: Annotated[str, "experiment: a file, or a shipped name"],
+    config: Annotated[Location, "experiment: a file, or a shipped name"],
     folder: Annotated[Path, "new folder for the roles"],
     *overrides: Annotated[str, "key=value, such as data.path=data/faces"],
 ) -> None:

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,15 +11,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.sections import (
-    Natural,
-    PathText,
-    Section,
-    check,
-    dump_yaml,
-    parse_override,
-    read_tree,
-)
+from heron.pipeline.config.experiment import Config
+from heron.pipeline.config.overrides import parse_override
+from heron.pipeline.config.sections import Natural, PathText, Section, check, dump_yaml, read_tree
 from heron.shards.artefact import Count
 
 Strategy = Literal["ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
@@ -253,7 +248,7 @@ def _override(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     varied, fixed = dict(tree.get("vary", {})), dict(tree.get("set", {}))
     case_keys = {key for case in tree.get("cases", []) for key in case}
     changed = {**tree}
-    for key, value in map(parse_override, overrides):
+    for key, value in (_value_of(text, varied) for text in overrides):
         for other in [*case_keys, *(varied.keys() - {key})]:
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
                 where = "cases" if other in case_keys else "vary"
@@ -266,6 +261,17 @@ def _override(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         else:
             (changed if key in OPTIONS else fixed)[key] = value
     return changed | {"vary": varied, "set": fixed}
+
+
+def _value_of(text: str, varied: Collection[str]) -> tuple[str, Any]:
+    """Returns an override's key and value; of a key that varies, a list or a range of values."""
+    key = text.partition("=")[0]
+    if key in varied:
+        with suppress(ConfigError):
+            _, values = parse_override(text)
+            if isinstance(values, list | dict):
+                return key, values
+    return parse_override(text, Study if key in OPTIONS else Config)
 
 
 def dump_study(study: Study) -> str:

@@ -15,7 +15,8 @@ from heron.launch.pretrain import JOB
 from heron.launch.studies.study import LAUNCHED, Grid, Strategy, Study, draw
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config, load_config
-from heron.pipeline.config.sections import Plain, as_typed
+from heron.pipeline.config.overrides import as_typed
+from heron.pipeline.config.sections import Plain
 from heron.pipeline.config.shipped import ACCELERATE, find_config
 from heron.pipeline.training.tracking import Metrics, read_lines
 from heron.shards.artefact import Count

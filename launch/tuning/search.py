@@ -16,7 +16,8 @@ from heron.launch.reproduce import is_done, refuse_clashes
 from heron.launch.studies.study import DIGITS, Range, Values, draw
 from heron.pipeline.config.errors import Held, StudyError, TrainingError
 from heron.pipeline.config.experiment import CLASSIFIERS, Config, load_config, parse_config
-from heron.pipeline.config.sections import Section, check, override, read_tree
+from heron.pipeline.config.overrides import override
+from heron.pipeline.config.sections import Section, check, read_tree
 from heron.pipeline.training.tracking import read_result
 
 OWN = "own"  # names the experiment as it stands, without a method applied

@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from heron.pipeline.config.augmentations import Augmentation
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import Config
-from heron.pipeline.config.sections import as_typed, models_in
+from heron.pipeline.config.overrides import as_typed
+from heron.pipeline.config.sections import models_in
 from heron.pipeline.config.terms import Term, Terms, named_terms
 from heron.shards.dotted import suggest
 

@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 from heron.pipeline.config.data import Data
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import ModelConfig
+from heron.pipeline.config.overrides import override
 from heron.pipeline.config.renamed import move_renamed, refuse_renamed
 from heron.pipeline.config.sections import (
     PathText,
     Section,
     check,
     dump_yaml,
-    override,
     parse_yaml,
     read_tree,
 )
@@ -124,8 +124,8 @@ def load_config(
 
     Args:
         path: of the file.
-        overrides: `key.key=value`; the value is read as YAML, and `null` removes a section; a
-            number is a list index: `data.views.0.size=64`.
+        overrides: `key.key=value`; a text is taken as it was typed, any other value is read as
+            YAML, and `null` removes a section; a number is a list index: `data.views.0.size=64`.
         method: a name in configs/methods.yaml, which then chooses the terms of the objective;
             overrides of terms that the method has still apply.
 
@@ -135,7 +135,7 @@ def load_config(
     """
     tree = read_tree(path)
     for text in overrides:
-        override(tree, text)
+        override(tree, text, Config)
     if method is not None:
         _apply_method(method, tree)
     return parse_config(tree)
@@ -149,7 +149,7 @@ def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     tree = read_tree(path)
     move_renamed(tree)
     for text in overrides:
-        override(tree, text)
+        override(tree, text, Config)
     return parse_config(tree)
 
 

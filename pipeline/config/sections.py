@@ -21,10 +21,24 @@ MAX_BYTES, MAX_VALUES, MAX_DEPTH = 2**18, 2**16, 40
 MAX_FAULTS = 8  # listed in one message
 
 
-def _printable(text: str) -> str:
+def _path(text: str) -> str:
+    """Returns a path whose `~` is the home directory, as a shell would have it."""
     if CONTROL.search(text):
         raise ValueError("a character that cannot be printed; expected a path without; rename it")
-    return text
+    return expand_home(text)
+
+
+def expand_home(text: str) -> str:
+    """Returns a path with a leading `~` or `~user` expanded; ValueError for an unknown user."""
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except RuntimeError:
+        name = text.partition("/")[0]
+        raise ValueError(
+            f"'{name}' has no home directory; for a folder of that name: ./{text}"
+        ) from None
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -32,7 +46,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Natural = Annotated[int, Field(ge=1, le=INT64_MAX)]
-PathText = Annotated[str, AfterValidator(_printable)]
+PathText = Annotated[str, AfterValidator(_path)]
 
 
 class Section(BaseModel):
@@ -205,70 +219,6 @@ def leaves(tree: Any, name: str = "", into_lists: bool = True) -> Iterator[tuple
             yield from leaves(value, f"{name}.{key}".strip("."), into_lists)
     else:
         yield name, tree
-
-
-def as_typed(value: Any) -> str:
-    """Returns a value as one line of YAML, as typed in an override."""
-    text = dump_yaml(value, default_flow_style=True, width=10**9)
-    return text.removesuffix("...\n").strip()
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Returns the dotted key and the value of `key.key=value`; ConfigError if it has no '='."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(
-            f"override {short_repr(text)} has no '='; expected key=value: optim.lr=0.1"
-        )
-    return key, parse_yaml(value, f"override {short_repr(text)}")
-
-
-def override(tree: dict[str, Any], text: str) -> None:
-    """Sets one dotted key, `key.key=value`, in a tree of plain values.
-
-    Raises:
-        ConfigError: it has no '=', or the key leads through a value or past the end of a list.
-    """
-    key, value = parse_override(text)
-    section: Any = tree
-    *parents, last = _split_key(tree, key)
-    for parent in parents:
-        if isinstance(section, dict) and section.get(parent) is None:
-            section[parent] = {}
-        section = section[_index_in(section, parent, text)]
-        if not isinstance(section, dict | list):
-            raise ConfigError(
-                f"override {short_repr(text)}: '{parent}' holds the value {short_repr(section)}, "
-                "not a section"
-            )
-    section[_index_in(section, last, text)] = value
-
-
-def _split_key(tree: dict[str, Any], key: str) -> list[str]:
-    """Splits a dotted key into names; a key of the tree that itself has dots is one name."""
-    names, section = list[str](), dict[str, Any](tree)
-    while key:
-        dotted = [k for k in section if "." in str(k) and f"{key}.".startswith(f"{k}.")]
-        name = max(dotted, key=len) if dotted else key.partition(".")[0]
-        names.append(name)
-        key = key[len(name) + 1 :]
-        value = section.get(name)
-        if isinstance(value, list):
-            value = {str(index): item for index, item in enumerate(value)}
-        section = value if isinstance(value, dict) else {}
-    return names
-
-
-def _index_in(section: dict[str, Any] | list[Any], name: str, text: str) -> Any:
-    """Returns the key in a section, or the index in a list, that a name stands for."""
-    if isinstance(section, dict):
-        return name
-    if not (name.isascii() and name.isdigit() and len(name) < 9 and int(name) < len(section)):
-        raise ConfigError(
-            f"override {short_repr(text)}: {short_repr(name)} is no index of a list of "
-            f"{len(section)}; expected 0 to {len(section) - 1}"
-        )
-    return int(name)
 
 
 def check(model: type[SectionType], tree: dict[str, Any], what: str) -> SectionType:

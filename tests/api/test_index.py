@@ -59,7 +59,7 @@ def test_what_is_saved_is_opened_and_asked(
     assert main(["query", str(folder), "--key", "4", "--where", "'Red field'", "--k", "3"]) == 0
     told = capsys.readouterr().out
     assert "the index, as it was built of vectors in memory" in told and "Red field" in told
-    with pytest.raises(RetrievalError, match=f"{folder} is there already; expected a new or an em"):
+    with pytest.raises(RetrievalError, match=f"{folder} is there already; choose another --out"):
         index.save(folder)
     retriever = Retriever.open(folder)
     with pytest.raises(RetrievalError, match="names no model; expected a query by a key or a vec"):

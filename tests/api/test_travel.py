@@ -124,7 +124,7 @@ def test_a_folder_that_holds_something_is_left(
     frames: tuple[heron.Run, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "mine").write_text("")
-    with pytest.raises(CheckpointError, match="holds something; expected a folder that is new or"):
+    with pytest.raises(CheckpointError, match="is there already; choose another --out, or add"):
         frames[0].model().save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 

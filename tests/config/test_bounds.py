@@ -7,7 +7,7 @@ import pytest
 from heron.launch.cli import main
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_config, load_run_config, parse_config
-from heron.pipeline.config.sections import override as set_key
+from heron.pipeline.config.overrides import override as set_key
 from heron.pipeline.config.sections import parse_yaml, read_tree
 from tests.config.test_experiment import SMALL
 

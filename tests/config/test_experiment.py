@@ -7,7 +7,8 @@ import pytest
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import METHODS, Config, dump_config, load_config, parse_config
-from heron.pipeline.config.sections import as_typed, dump_yaml, parse_override, read_tree
+from heron.pipeline.config.overrides import as_typed, parse_override
+from heron.pipeline.config.sections import dump_yaml, read_tree
 from heron.pipeline.config.terms import Terms, named_terms
 from heron.shards.sources import make_source
 

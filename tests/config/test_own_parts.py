@@ -9,7 +9,8 @@ import torch
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import dump_config, load_config, parse_config
-from heron.pipeline.config.sections import as_typed, leaves, override
+from heron.pipeline.config.overrides import as_typed, override
+from heron.pipeline.config.sections import leaves
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.pipeline.training.tracking import read_metrics

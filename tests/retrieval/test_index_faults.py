@@ -176,7 +176,7 @@ def test_a_folder_appears_when_it_is_whole(
     assert [path.name for path in out.parent.iterdir()] == ["index"]
     files = {"index.faiss", "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"}
     assert {path.name for path in out.iterdir()} == files | {"map.npy", "manifest.json"}
-    with pytest.raises(RetrievalError, match="is there already; expected a new or an empty folder"):
+    with pytest.raises(RetrievalError, match="is there already; choose another --out"):
         build_index(embeddings, out, progress=False)
 
 
@@ -213,7 +213,7 @@ def test_another_build_that_ends_as_this_one_begins(
     flock = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lock)
     if finished:
-        with pytest.raises(RetrievalError, match="is there already; expected a new or an empty"):
+        with pytest.raises(RetrievalError, match="is there already; choose another --out"):
             build_index(embeddings, out, kind="flat", progress=False)
     else:
         build_index(embeddings, out, kind="flat", progress=False)

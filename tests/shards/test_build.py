@@ -216,7 +216,7 @@ def test_to_start_again_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr(Path, "unlink", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build(other, tmp_path, overwrite=True, progress=False)
-    with pytest.raises(ShardError, match="holds another build: .*--overwrite to start again"):
+    with pytest.raises(ShardError, match="holds another build: .*add --overwrite, which moves"):
         build(other, tmp_path, progress=False)
     build(other, tmp_path, overwrite=True, progress=False)
     assert verify(tmp_path).ok and not (tmp_path / "build.json").exists()
