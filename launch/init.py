@@ -238,8 +238,9 @@ def _objective(facts: Facts) -> list[Line]:
 
 def experiment(path: str, facts: Facts, name: str) -> str:
     """Returns a commented experiment, as YAML."""
-    data, steps = _data(path, facts)
-    epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / steps)))
+    data, per_epoch = _data(path, facts)
+    steps = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch))) * per_epoch
+    train = {"epochs": None, "steps": steps, "evaluate_every_steps": max(1, steps // 4)}
     optim = {"kind": "adamw", "lr": 0.002, "weight_decay": 0.05, "schedule": "cosine"}
     lines: Sequence[Line] = [
         ("seed", 0, "another number draws other weights and batches"),
@@ -248,9 +249,8 @@ def experiment(path: str, facts: Facts, name: str) -> str:
         *_model(facts),
         *_objective(facts),
         ("optim", optim | {"warmup_epochs": 1}, "a rate that small networks bear"),
-        ("train", {"epochs": epochs, "evaluate_every_epochs": max(1, epochs // 4)},
-         f"some {epochs * steps:,} steps"),
-    ]  # fmt: skip
+        ("train", train, f"{steps / per_epoch:g} epochs; other rows change that, not the steps"),
+    ]
     return "".join(map(_format_line, lines))
 
 

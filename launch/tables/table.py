@@ -9,6 +9,8 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from heron.pipeline.config.errors import ConfigError
+
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 Figure = tuple[float, float | None]  # mean, and standard deviation if published
 REFUSE = ConfigDict(extra="forbid")
@@ -24,8 +26,13 @@ class Method:
     # Options counted in epochs: each a share of the run's epochs, and a minimum.
     schedules: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
-    def scheduled(self, epochs: int) -> list[str]:
-        """Returns the schedules of a run of `epochs` epochs, as overrides."""
+    def scheduled(self, epochs: int | None) -> list[str]:
+        """Returns the schedules of a run of `epochs` epochs, as overrides; ConfigError for None."""
+        if epochs is None:
+            raise ConfigError(
+                "train.epochs is null, and the table's schedules are shares of it; expected a "
+                "number: leave train.epochs=null out"
+            )
         return [
             f"{key}={max(round(share * epochs), minimum)}"
             for key, (share, minimum) in self.schedules.items()

@@ -93,7 +93,7 @@ class Train(Section):
     On SIGTERM or SIGUSR1 a run saves a checkpoint and ends.
 
     Attributes:
-        epochs: epochs of the run.
+        epochs: epochs of the run; null: as many as `steps` are, whatever the number of rows.
         steps: largest number of steps of the run; null: all steps of its epochs.
         micro_batch: largest number of a process's rows that are embedded with an autograd graph at
             a time; the gradient stays that of the whole batch. null: all.
@@ -108,7 +108,8 @@ class Train(Section):
         deterministic: whether only deterministic kernels are used; an operation without one is
             refused. CPUs are deterministic anyway.
         measure_every_steps: steps between two measurements of collapse.
-        evaluate_every_epochs: epochs between two evaluations; null: one at the end.
+        evaluate_every_epochs: epochs between two evaluations; null: see `evaluate_every_steps`.
+        evaluate_every_steps: steps between two evaluations; null: one at the end.
         save_every_epochs: epochs between two checkpoints; null: one at the end, or on a signal.
         save_every_steps: steps between two checkpoints; null: see `save_every_epochs`.
         keep_checkpoints: number of newest checkpoints that are kept.
@@ -116,7 +117,7 @@ class Train(Section):
         cpu_threads: threads of a process on CPUs; null: its share of the cores.
     """
 
-    epochs: Natural = 1
+    epochs: Natural | None = 1
     steps: Natural | None = None
     micro_batch: Natural | None = None
     precision: Precision = "auto"
@@ -125,11 +126,26 @@ class Train(Section):
     deterministic: bool = False
     measure_every_steps: Natural = 100
     evaluate_every_epochs: Natural | None = None
+    evaluate_every_steps: Natural | None = None
     save_every_epochs: Natural | None = None
     save_every_steps: Natural | None = None
     keep_checkpoints: Natural = 2
     timeout_s: Natural = 600
     cpu_threads: Natural | None = None
+
+    def length(self, steps_per_epoch: int) -> tuple[int, float]:
+        """Returns the numbers of steps and of epochs of a run; schedules are over the latter."""
+        if self.epochs is None:
+            assert self.steps is not None
+            return self.steps, self.steps / steps_per_epoch
+        all_steps = self.epochs * steps_per_epoch
+        return min(all_steps, self.steps or all_steps), self.epochs
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> "Train":
+        if self.epochs is None and self.steps is None:
+            raise ValueError("epochs and steps are both null; expected one of them: steps: 1500")
+        return self
 
     @model_validator(mode="after")
     def _compiled_or_recomputed(self) -> "Train":

@@ -47,6 +47,7 @@ def preamble(
         "deterministic kernels": train.deterministic,
         f"{workers} reading process{'es' if workers > 1 else ''} each": workers,
     }
+    steps, epochs = train.length(per_epoch := streams.epoch_stream.steps_per_epoch)
     lines = [
         f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
         + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
@@ -54,6 +55,8 @@ def preamble(
         f"global batch {sum(sizes.rows):,} = {' + '.join(f'{n:,}' for n in sizes.rows)} over "
         f"{world} process{'es' if world > 1 else ''} ({sum(sizes.labelled):,} labelled)"
         + (f", each in {micro_batches} micro-batches" if micro_batches > 1 else ""),
+        f"{steps:,} steps = {steps / per_epoch:g} epochs x {per_epoch:,}"
+        + ("" if steps == epochs * per_epoch else f", of a schedule of {epochs:g} epochs"),
         ", ".join([strategy.describe(), train.precision, *(k for k, v in options.items() if v)]),
     ]
     if objective.supervised and streams.unlabelled:

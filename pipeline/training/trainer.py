@@ -114,8 +114,7 @@ class Trainer:
         )
         self.batch_rows, self.offsets = sum(self.sizes.rows), self.sizes.offsets()
         self.steps_per_epoch = streams.epoch_stream.steps_per_epoch
-        all_steps = self.config.train.epochs * self.steps_per_epoch
-        self.steps = min(all_steps, self.config.train.steps or all_steps)
+        self.steps, self.epochs = self.config.train.length(self.steps_per_epoch)
 
     def build_model(self) -> None:
         """Builds the objective, its memories, and the parts of the model that it needs."""
@@ -245,7 +244,7 @@ class Trainer:
         summed = StepValues(scalars, self.device)
         backward(loss)
         summed.close(gradient_norm=self.strategy.gradient_norm())
-        rate = learning_rate(config.optim, epoch, config.train.epochs)
+        rate = learning_rate(config.optim, epoch, self.epochs)
         self.strategy.step(rate)
         end = StepEnd(
             t, self.steps_per_epoch, self.strategy.gathered_parameters, collectives.broadcast_object
@@ -393,7 +392,9 @@ class Trainer:
             self.skipped.refuse()
 
     def _evaluates_at(self, step: int) -> bool:
-        return step < self.steps and self._is_due(step, self.config.train.evaluate_every_epochs)
+        train, every = self.config.train, self.config.train.evaluate_every_steps
+        due = self._is_due(step, train.evaluate_every_epochs) or (every and step % every == 0)
+        return step < self.steps and bool(due)
 
     def _is_due(self, step: int, every_epochs: int | None) -> bool:
         return every_epochs is not None and step % (every_epochs * self.steps_per_epoch) == 0

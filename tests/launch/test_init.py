@@ -10,7 +10,9 @@ from PIL import Image
 
 from heron.launch.cli import main
 from heron.launch.init import batch_of, experiment, read_facts
+from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.experiment import load_config
+from heron.pipeline.config.shipped import find_config
 from heron.pipeline.pretrain import pretrain
 from tests.sealed import seal
 
@@ -117,8 +119,9 @@ def test_choices_go_with_the_data(tmp_path: Path) -> None:
         "test": "unlabelled",
     }
     assert text["data"]["standardise"] is True and "augment" not in text["data"]["views"][0]
-    steps = text["train"]["epochs"] * (48 // 16)  # of the 48 rows that stay labelled
-    assert f"# some {steps:,} steps" in experiment("x", facts, "x")
+    assert text["train"]["epochs"] is None
+    assert text["train"]["steps"] == 200 * (48 // 16)  # of the 48 rows that stay labelled
+    assert "# 200 epochs; other rows change that, not the steps" in experiment("x", facts, "x")
     assert [batch_of(rows) for rows in (5, 100, 1000, 10**6)] == [5, 16, 64, 256]
 
 
@@ -166,3 +169,29 @@ def test_the_name_of_a_data_set_brings_no_keys(tmp_path: Path) -> None:
     assert main(["init", str(data), "--out", str(tmp_path / "made.yaml")]) == 0
     text = (tmp_path / "made.yaml").read_text()
     assert "webdataset" not in yaml.safe_load(text)["data"] and "x\\n  webdataset" in text
+
+
+@pytest.mark.parametrize("labelled", [48, 30, 12])
+def test_another_number_of_labels_keeps_the_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], labelled: int
+) -> None:
+    """In epochs, 12 labels in place of 48 made a quarter of the steps, without a word."""
+    data = str(vectors(tmp_path))
+    (tmp_path / "mine.yaml").write_text(experiment(data, read_facts(data), "x"))
+    words = [f"data.protocol.labelled={labelled}", "data.batch.labelled=4", f"run.dir={tmp_path}/r"]
+    config = load_config(tmp_path / "mine.yaml", words)
+    per_epoch = labelled // 4
+    assert config.train.length(per_epoch) == (600, 600 / per_epoch)
+    config = load_config(tmp_path / "mine.yaml", [*words, "train.steps=20", *STEPS[1:]])
+    result = pretrain(config)
+    assert (result["steps"], result["epochs"]) == (20, 20 / per_epoch)
+    assert f"20 steps = {20 / per_epoch:g} epochs x {per_epoch}\n" in capsys.readouterr().out
+
+
+def test_a_run_has_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="epochs and steps are both null; expected one of them"):
+        load_config(find_config("faces"), ["train.epochs=null"])
+    config = load_config(find_config("faces"), ["train.epochs=null", "train.steps=7"])
+    assert config.train.length(2) == (7, 3.5)
+    config = load_config(find_config("faces"), ["train.epochs=3", "train.steps=7"])
+    assert (config.train.length(2), config.train.length(4)) == ((6, 3), (7, 3))

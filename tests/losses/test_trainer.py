@@ -164,7 +164,7 @@ def own_loop(config: Config) -> dict[str, Tensor]:
         norm = nn.utils.get_total_norm([p.grad for p in loop.parameters() if p.grad is not None])
         values.append(torch.stack([loss.detach(), norm]))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(optim, epoch, config.train.epochs)
+            group["lr"] = learning_rate(optim, epoch, run.epochs)
         optimizer.step()
         ends = (t + 1) % (OPTIONS["deepmtmv"]["every_epochs"] * run.steps_per_epoch) == 0
         if ends and "deepmtmv" in loop.losses:
