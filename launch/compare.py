@@ -11,6 +11,7 @@ from heron.launch.arguments import Location, Override, Overwrite
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.sections import Natural
 from heron.pipeline.config.shipped import CONFIGS, find_config
+from heron.pipeline.training.tracking import read_result
 from heron.shards.artefact import Count
 from heron.shards.atomic import save_json
 from heron.shards.terminal import print_markdown, print_table
@@ -127,6 +128,7 @@ def tune(
     from heron.launch.tuning.search import search
     from heron.pipeline.config.experiment import dump_config, parse_config
 
+    refuse_other_score(settings, methods)
     lines = list[list[str]]()
     # All are checked before the first run, so that an invalid one costs no run.
     experiments = {name: settings.experiment(name, None) for name in methods}
@@ -143,6 +145,16 @@ def tune(
         as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
         lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])
     print_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
+
+
+def refuse_other_score(settings: "SearchSettings", methods: Sequence[str]) -> None:
+    """Raises a ConfigError where an earlier search chose by another score, whose choice is kept."""
+    for path in (settings.out / f"{name}.json" for name in methods):
+        if path.exists() and (score := read_result(path).get("score")) != settings.score:
+            raise ConfigError(
+                f"{path.with_suffix('.yaml')} was chosen by {score}, not by {settings.score}; "
+                "choose another --out, or add --overwrite, which moves the whole folder aside"
+            )
 
 
 def folder_of(config: str, verb: str) -> Path:

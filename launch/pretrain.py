@@ -40,7 +40,7 @@ def pretrain(
     Status 0: done; 1: an error; 75: a signal came, the state is saved; 76: a process is dead.
 
     heron pretrain faces optim.lr=0.002
-    heron pretrain faces --processes 2 --accelerate cpu_zero2 optim.kind=sgd
+    heron pretrain faces --processes 2 --accelerate cpu_zero2 optim.kind=sgd run.dir=runs/zero2
     """
     words = ["--config", str(find_config(config)), *overrides]
     words += ["--method", method] if method else []

@@ -28,7 +28,7 @@ def make_way(folder: Path, resume: str, overwrite: bool, lock: RunLock) -> str:
     def work() -> str:
         if not overwrite:
             _refuse_finished(folder, resume)
-        return lock.move(lambda: _move_earlier(folder))
+        return lock.move(lambda: _move_earlier(folder, resume))
 
     return on_main(work)
 
@@ -51,9 +51,14 @@ def _refuse_finished(folder: Path, resume: str) -> None:
     )
 
 
-def _move_earlier(folder: Path) -> str:
-    """Moves an earlier run aside; one that has taken no step is not worth a name."""
+def _move_earlier(folder: Path, resume: str) -> str:
+    """Moves an earlier run aside, unless it has taken no step.
+
+    One that resumes from its beginning, since it was killed before its first checkpoint, stays.
+    """
     finished, steps = (folder / "result.json").exists(), _steps_taken(folder)
+    if resume != "never" and not finished:
+        return ""
     if not (finished or steps or complete_checkpoints(folder / "checkpoints")):
         return ""
     end = "that has ended" if finished else f"that was stopped after {steps:,} steps"

@@ -49,7 +49,9 @@ def test_predictions_have_the_scores_of_the_run(
     pd.testing.assert_frame_equal(
         predicted(tmp_path / "all.csv")[300:].reset_index(drop=True), tables["test.csv"], rtol=1e-5
     )
-    other = (*whole, "--data", config.data.path)
+    assert main(list(whole)) == 1
+    assert "all.csv is there already; choose another --out" in capsys.readouterr().err
+    other = (*whole, "--overwrite", "--data", config.data.path)
     assert main(list(other)) == (1 if terms else 0)
     if terms:
         assert "has no classifier, and a probe is trained on the run's" in capsys.readouterr().err

@@ -154,17 +154,23 @@ def test_some_rows_some_layers_in_half(run: Path, whole: Embeddings, tmp_path: P
 
 
 def test_what_lies_in_the_folder_is_kept(run: Path, whole: Embeddings, tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="dtype is float32, not float16.*give another --out"):
+    with pytest.raises(
+        RetrievalError, match="dtype is float32, not float16.*choose another --out.*--overwrite"
+    ):
         embed(run, whole.folder, Choice(part_rows=64, dtype="float16"), progress=False)
     drawn = Choice(part_rows=64, role="labelled")
     embed(run, tmp_path / "drawn", drawn, progress=False)
-    with pytest.raises(RetrievalError, match="rows_sha256 .*give another --out"):
+    with pytest.raises(RetrievalError, match="rows_sha256 .*choose another --out"):
         embed(run, tmp_path / "drawn", drawn, ["data.protocol.seed=1"], progress=False)
     (tmp_path / "drawn" / "plan.json").write_text("{")
-    with pytest.raises(RetrievalError, match="plan.json is no plan: .*remove the folder, or give"):
+    with pytest.raises(
+        RetrievalError, match="plan.json is no plan: .*another --out, or add --over"
+    ):
         embed(run, tmp_path / "drawn", drawn, progress=False)
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(RetrievalError, match="holds drawn, thesis.txt; expected an empty"):
+    with pytest.raises(
+        RetrievalError, match="is there already; choose another --out, or add --overw"
+    ):
         embed(run, tmp_path, SMALL, progress=False)
 
 

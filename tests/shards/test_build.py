@@ -1,17 +1,18 @@
 """Builds: the same bytes whoever writes, resumed where they stopped, whole or not there."""
 
 import errno
+import fcntl
 import json
 import os
 import pickle
-import shutil
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
@@ -207,87 +208,71 @@ def test_a_killed_worker_is_named_and_nothing_is_left_half_written(tmp_path: Pat
     assert not list(tmp_path.glob(".*.part")) and (tmp_path / "build.json").exists()
 
 
-def test_to_start_again_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, other = (
-        make_source("frames", {"train": 300, "test": 0, "seed": seed}) for seed in (0, 1)
-    )
-    build(source, tmp_path, progress=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            build(other, tmp_path, overwrite=True, progress=False)
-    with pytest.raises(ShardError, match="holds another build: .*add --overwrite, which moves"):
-        build(other, tmp_path, progress=False)
-    build(other, tmp_path, overwrite=True, progress=False)
-    assert verify(tmp_path).ok and not (tmp_path / "build.json").exists()
-
-
-@pytest.mark.parametrize("manifest", ["readable", "damaged", "unfinished"])
-@pytest.mark.parametrize("name", ["trip-2020.tar", "trip-000000.tar"])
-def test_to_start_again_spares_the_tars_of_others(manifest: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["complete", "damaged", "unfinished", "others"])
+def test_overwrite_moves_the_whole_build_aside(
+    state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it holds: damaged manifests, tars of others, a folder in place of a shard."""
+    out = tmp_path / "out"
     source, other = (
         make_source("frames", {"train": 600, "test": 0, "seed": seed}) for seed in (0, 1)
     )
-    build(source, tmp_path, shard_rows=256, progress=False)
-    if manifest == "damaged":
-        (tmp_path / "manifest.json").write_text("{")
-    if manifest == "unfinished":
-        built_from = load_manifest(tmp_path).built_from.model_dump(mode="json")
-        (tmp_path / "build.json").write_text(json.dumps(built_from))
-        (tmp_path / "manifest.json").unlink()
-        (tmp_path / "train-000002.tar").unlink()  # its index came first
-    (tmp_path / name).write_bytes(b"a user's")
-    before = contents(tmp_path)
-    with pytest.raises(ShardError, match=f"no build .* written {name}; .*move .* another --out"):
-        build(other, tmp_path, overwrite=True, progress=False)
-    assert contents(tmp_path) == before
-    (tmp_path / name).unlink()
-    build(other, tmp_path, overwrite=True, progress=False)
+    build(source, out, shard_rows=256, progress=False)
+    if state == "damaged":
+        (out / "manifest.json").write_text("{")
+    if state == "unfinished":
+        built_from = load_manifest(out).built_from.model_dump(mode="json")
+        (out / "build.json").write_text(json.dumps(built_from))
+        (out / "manifest.json").unlink()
+        (out / "train-000002.tar").unlink()  # its index came first
+    if state == "others":
+        (out / "trip-000000.tar").write_bytes(b"a user's")
+    before = contents(out)
+    with pytest.raises(ShardError, match="--overwrite"):
+        build(other, out, progress=False)
+    assert contents(out) == before
+    build(other, out, overwrite=True, progress=False)
+    assert contents(tmp_path / "out-1") == before
+    assert f"the earlier build in {out} is now in {out}-1" in capsys.readouterr().out
     names = {f"train-000000{end}" for end in (".tar", ".index.npz")} | {"manifest.json"}
-    assert verify(tmp_path).ok and set(contents(tmp_path)) == names
+    assert verify(out).ok and set(contents(out)) == names
 
 
-def test_to_start_again_survives_what_is_no_tar_and_no_index(tmp_path: Path) -> None:
-    source = make_source("frames", {"train": 300, "test": 0})
-    build(source, tmp_path, progress=False)
-    index = dict(np.load(tmp_path / "train-000000.index.npz"))
-    (tmp_path / "manifest.json").write_text("{")
-    damaged = {"a": index | {"offsets": index["offsets"] * 1.0}, "b": index | {"keys": np.array(1)}}
-    for name, arrays in damaged.items():
-        np.savez(tmp_path / f"{name}-000000.index.npz", **arrays)
-    os.mkfifo(tmp_path / "pipe-000000.index.npz")
-    shutil.copy(tmp_path / "train-000000.index.npz", tmp_path / "c-000000.index.npz")
-    os.mkfifo(tmp_path / "c-000000.tar")  # which nobody writes to
-    with pytest.raises(ShardError, match="no build is known to have written c-000000.tar"):
-        build(source, tmp_path, overwrite=True, progress=False)
-    (tmp_path / "c-000000.tar").unlink()
-    build(source, tmp_path, overwrite=True, progress=False)
-    for name in ("a", "b", "pipe"):  # which no build is known to have written
-        (tmp_path / f"{name}-000000.index.npz").unlink()
-    assert verify(tmp_path).ok
+def test_overwrite_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    source, other = (
+        make_source("frames", {"train": 300, "test": 0, "seed": seed}) for seed in (0, 1)
+    )
+    build(source, out, progress=False)
+    before = contents(out)
+    for name in ("rename", "mkdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                build(other, out, overwrite=True, progress=False)
+        assert before in [contents(f) for f in (out, tmp_path / "out-1") if f.is_dir()]
+    build(other, out, overwrite=True, progress=False)
+    assert verify(out).ok and before in [contents(f) for f in tmp_path.glob("out-*")]
 
 
-def test_to_start_again_finds_a_folder_in_place_of_a_shard(tmp_path: Path) -> None:
-    source = make_source("frames", {"train": 300, "test": 0})
-    build(source, tmp_path, progress=False)
-    fingerprint = load_manifest(tmp_path).fingerprint
-    (tmp_path / "train-000000.tar").unlink()
-    (tmp_path / "train-000000.tar").mkdir()
-    with pytest.raises(ShardError, match="train-000000.tar should be files, and are folders; move"):
-        build(source, tmp_path, overwrite=True, progress=False)
-    assert load_manifest(tmp_path).fingerprint == fingerprint
-
-
-def test_to_start_again_removes_the_tokenizers_of_an_unfinished_build(tmp_path: Path) -> None:
-    for number in range(4):
-        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-    (tmp_path / "c.csv").write_text("".join(f"{n}.png,a {n}\n" for n in range(4)))
-    captions = make_source("captions", {"csv": str(tmp_path / "c.csv"), "folder": str(tmp_path)})
-    build(captions, out := tmp_path / "out", progress=False)
-    assert (out / "caption.tokenizer.json").exists()
-    (out / "manifest.json").write_text("{")
-    build(make_source("frames", {"train": 30, "test": 0}), out, overwrite=True, progress=False)
-    assert set(contents(out)) == {"manifest.json", "train-000000.tar", "train-000000.index.npz"}
+def test_a_build_that_waits_for_a_folder_finds_the_new_one(tmp_path: Path) -> None:
+    """And not the one that was moved away while it waited."""
+    out = tmp_path / "out"
+    source, other = (
+        make_source("frames", {"train": 300, "test": 0, "seed": seed}) for seed in (0, 1)
+    )
+    build(source, out, progress=False)
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    waiting = threading.Thread(target=build, args=(source, out), kwargs={"progress": False})
+    waiting.start()
+    time.sleep(0.3)
+    out.rename(tmp_path / "moved")
+    out.mkdir()
+    os.close(descriptor)
+    waiting.join(60)
+    assert verify(out).ok and verify(tmp_path / "moved").ok
+    build(other, out, overwrite=True, progress=False)
 
 
 def interrupt(*_: object, **__: object) -> None:

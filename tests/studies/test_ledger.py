@@ -146,7 +146,8 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         Ledger(study(workers=2), tmp_path)
     assert str(error.value) == (
-        f"{tmp_path} holds another study: workers is 1, not 2; choose another --out, or remove it"
+        f"{tmp_path} holds another study: workers is 1, not 2; choose another --out, or add "
+        f"--overwrite, which moves it to {tmp_path}-1"
     )
 
 
