@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed.collectives import gather_stacked, sum_over_processes, world_size
+from heron.pipeline.objectives.derivatives import first_derivative
 
 Result = TypeVar("Result")
 NormCall = tuple[_BatchNorm, Tensor]  # a batch norm and its input
@@ -214,7 +214,7 @@ class _Normalise(torch.autograd.Function):
         return *outputs, *statistics
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved, local_grads = _chunks(5, ctx.saved_tensors), list[Tensor]()
         for (x, slope, mean, scale, _), grad in zip(saved, grads, strict=False):

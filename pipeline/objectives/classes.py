@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
+from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.engine import strip_elements
 from heron.pipeline.objectives.present import OwnRows, Rows
 from heron.pipeline.objectives.ring import Block
@@ -151,7 +152,7 @@ class _ClassLosses(torch.autograd.Function):
         return loss.to(anchors.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]

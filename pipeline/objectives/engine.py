@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
+
+from heron.pipeline.objectives.derivatives import first_derivative
 
 # A strip's share of the loss, d loss / d logits (one per head), d loss / d per-anchor tensors.
 # The rule may use the logits' own memory for their gradient.
@@ -131,7 +133,7 @@ class _Blockwise(torch.autograd.Function):
         return total.to(anchors[0].dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from heron.pipeline.objectives import fused
+from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.engine import strips, triangular_strips
 from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, gather_head_values
@@ -127,7 +128,7 @@ class _Sums(torch.autograd.Function):
         return _add_heads(sums, mirroring)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *d_sums: Tensor) -> tuple[Tensor | None, ...]:
         pairs, mirroring = ctx.pairs, ctx.mirroring  # type: ignore[attr-defined]
         tensors: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]

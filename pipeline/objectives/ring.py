@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
+from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import OwnRows, Present, Ring, Rows, as_slice
 
@@ -144,7 +145,7 @@ class _OverBlocks(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         return None, None, *(grad_outputs[0] * x for x in saved)

@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from heron.pipeline.config.terms import CLASS_LABELS, Needs, Temperature, Term
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.batch import GlobalBatch
+from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
 from heron.pipeline.objectives.pairs import is_fused
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice
@@ -237,7 +238,7 @@ class _SharedPairs(torch.autograd.Function):
         return loss.to(anchors.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return grads[0] * gradient, None, None, None

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
+from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.fused import layout
 from heron.pipeline.objectives.fused.layout import Precision
 
@@ -122,7 +123,7 @@ class _LabelSums(torch.autograd.Function):
         return sums
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         a, k, power, sums = ctx.saved_tensors  # type: ignore[attr-defined]
         sides, indicator, precision = ctx.options  # type: ignore[attr-defined]

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int32, Num
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
+from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.fused import layout
 from heron.pipeline.objectives.fused.labels import Sides
 from heron.pipeline.objectives.fused.layout import Precision
@@ -183,7 +184,7 @@ class _PairLosses(torch.autograd.Function):
         return (losses.double() * job.weight.double()).sum().float()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]

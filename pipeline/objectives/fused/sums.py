@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
+from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.fused import layout
 from heron.pipeline.objectives.fused.layout import Precision
 
@@ -199,7 +200,7 @@ class _ExponentialSums(torch.autograd.Function):
         return sums.T
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         a, k, power, sums = ctx.saved_tensors  # type: ignore[attr-defined]
         pairing: _Pairing = ctx.pairing  # type: ignore[attr-defined]
