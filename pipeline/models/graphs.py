@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from heron.pipeline.config.extras import require
 from heron.pipeline.config.model import Gin
 from heron.pipeline.data.graphs import NONE, parted
+from heron.pipeline.models.group_sums import group_sums
 
 
 class GinEncoder(nn.Module):
@@ -50,7 +51,7 @@ class GinEncoder(nn.Module):
         """Returns each graph's sum over its nodes; for the format of x see `data.graphs`."""
         exists, features = self._features(x)
         graph = exists.nonzero()[:, 0]
-        return features.new_zeros(len(x), self.width).index_add(0, graph, features)
+        return group_sums(features, graph, len(x))
 
     def nodes(
         self, x: Int[Tensor, "rows numbers"], keys: Tensor

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from heron.pipeline.config.sections import Natural, Share
 from heron.pipeline.config.terms import Needs, Temperature
+from heron.pipeline.models.group_sums import group_sums
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import unit, working_dtype
@@ -242,11 +243,10 @@ def pico(
     mirroring = Mirroring.of(rows, len(q), [0], [0], [[0]])
     count = int(pool_classes.max()) + 1 if len(pool_classes) else 0
     positives = (torch.bincount(pool_classes, minlength=count)[own_classes] - 1).to(dtype)
-    zeros = pool.new_zeros(count, pool.shape[1])
-    positive_sum = zeros.index_add(0, pool_classes, pool)[own_classes] - anchors
+    positive_sum = group_sums(pool, pool_classes, count)[own_classes] - anchors
     attraction = (anchors * positive_sum).sum(1) / (tau * positives)
     if mirroring is not None:  # the gradient of a query as a positive of its class's queries, too
-        query_sum = zeros.index_add(0, classes, queries)[own_classes]
+        query_sum = group_sums(queries, classes, count)[own_classes]
         both_sums = (positive_sum + query_sum - anchors).detach()
         gradient = (anchors * both_sums).sum(1) / (tau * positives)
         attraction = attraction.detach() + gradient - gradient.detach()

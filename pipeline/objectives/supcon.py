@@ -8,6 +8,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from heron.pipeline.config.terms import CLASS_LABELS, Needs, Temperature, Term
+from heron.pipeline.models.group_sums import group_sums
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.contrast import contrast
 from heron.pipeline.objectives.engine import class_numbers, unit, working_dtype
@@ -87,12 +88,12 @@ def supcon(
     members = torch.bincount(classes, minlength=count)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
     summed = keys if mirroring is None else keys.detach()
-    class_sums = keys.new_zeros(count, keys.shape[1])
     if mirroring is not None and mirroring.key_blocks is not None:
+        class_sums = keys.new_zeros(count, keys.shape[1])
         for block in mirroring.key_blocks([summed]):
-            class_sums.index_add_(0, classes[block.positions[0]], block.keys[0])
+            class_sums += group_sums(block.keys[0], classes[block.positions[0]], count)
     else:
-        class_sums = class_sums.index_add(0, classes, summed)
+        class_sums = group_sums(summed, classes, count)
     positive_count = (members[own_classes] - 1).to(dtype)
     positive_sum = class_sums[own_classes] - (anchors if mirroring is None else anchors.detach())
     attraction = (anchors * positive_sum).sum(1) / (tau * positive_count.clamp(min=1))
