@@ -105,10 +105,12 @@ def workload(dim: int) -> Iterator[Callable[[Any], Any]]:
 
 
 def telling(variant: Variant) -> bool:
-    """Returns whether a variant represents others, which take fewer registers."""
+    """Returns whether a variant represents others, which take fewer registers and less memory."""
     return variant.name in (
         "sum tags",
+        "sum weights",
         "pull of_x of_y tags",
+        "pull of_x weights",
         "label_sum twice",
         "label_gradient rows_are_anchors twice",
         "pair hamming rows_are_anchors gradient",

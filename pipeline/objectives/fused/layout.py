@@ -41,15 +41,18 @@ class Tiling:
     stages: int
 
 
-Kind = Literal["sum", "pull", "label", "label_gradient", "pair", "label_pair"]
+Kind = Literal["sum", "weighted_sum", "pull", "weighted_pull", "label", "label_gradient", "pair", "label_pair"]
 
 # For vectors of up to 128, 256 and 512 columns. No tile spills registers (255 a thread; a gradient
 # of rows x columns of vectors stays in them). `sum` and `pull` are the fastest of those that were
 # timed on an H200 (docs/results.md); the others were chosen by `benchmarks.kernels`, so that most
-# leave a multiprocessor's 227 KiB to two programs. `pair` has short rows: a class, not the batch.
+# leave a multiprocessor's 227 KiB to two programs. The weighted ones hold weights of pairs beside
+# the vectors, for which larger tiles have no room. `pair` has short rows: a class, not the batch.
 BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
-    "sum": (Tiling(64, 128, 4, 2), Tiling(128, 128, 8, 2), Tiling(64, 64, 4, 2)),
-    "pull": (Tiling(64, 128, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2)),
+    "sum": (Tiling(64, 64, 4, 3), Tiling(128, 128, 8, 2), Tiling(64, 64, 4, 2)),
+    "weighted_sum": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
+    "pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2)),
+    "weighted_pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
     "label": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
     "label_gradient": (Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
     "pair": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),

@@ -153,6 +153,12 @@ class _Pairing:
             return "count"
         return "root" if self.moments[0] == 2 * self.moments[1] else "free"
 
+    def kind(self, kernel: Literal["sum", "pull"]) -> layout.Kind:
+        """Returns the kind of tile that a kernel has, which is smaller beside weights."""
+        if kernel == "sum":
+            return "sum" if self.weights is None else "weighted_sum"
+        return "pull" if self.weights is None else "weighted_pull"
+
     def swapped(self) -> "_Pairing":
         """Returns the pairing with the keys on the rows of the tile."""
         return replace(
@@ -235,7 +241,7 @@ def _sums(a: Tensor, k: Tensor, sizes: tuple[int, int], pairing: _Pairing) -> Te
     heads = len(pairing.moments)
     if n == 0 or m == 0:
         return a.new_zeros(heads, n, dtype=torch.float32)
-    tile = layout.choose_tile("sum", pairing.precision, d)
+    tile = layout.choose_tile(pairing.kind("sum"), pairing.precision, d)
     n_splits, per_split = layout.splits(n, m, tile)
     sums = a.new_empty(n_splits, heads, n, dtype=torch.float32)
     layout.launch(
@@ -261,7 +267,7 @@ def _pulls(
     (n, m), d = sizes, x.shape[1]
     if n == 0 or m == 0:
         return x.new_zeros(n, d, dtype=torch.float32)
-    tile = layout.choose_tile("pull", pairing.precision, d)
+    tile = layout.choose_tile(pairing.kind("pull"), pairing.precision, d)
     tensors = pairing.tensors(tile)
 
     def chain(begin: int, end: int) -> Tensor:
