@@ -162,12 +162,12 @@ def test_a_new_run_neither_mixes_nor_loses_the_checkpoints_of_an_earlier(
 ) -> None:
     shards = {"path": str(straight / "frames")}
     pretrain(frames(tmp_path, data=shards, train={"steps": 3}))
-    pretrain(frames(tmp_path, data=shards, train={"steps": 2}))
-    assert "checkpoints of an earlier run are now in" in capsys.readouterr().out
+    pretrain(frames(tmp_path, data=shards, train={"steps": 2}), overwrite=True)
+    assert "an earlier run that has ended is now in" in capsys.readouterr().out
     assert [p.name for p in complete_checkpoints(tmp_path / "run" / "checkpoints")] == [
         "step-00000002"
     ]
-    assert [p.name for p in complete_checkpoints(tmp_path / "run" / "checkpoints-1")] == [
+    assert [p.name for p in complete_checkpoints(tmp_path / "run-1" / "checkpoints")] == [
         "step-00000003"
     ]
 

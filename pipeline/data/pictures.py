@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 
 import numpy as np
 import simplejpeg
@@ -15,7 +14,7 @@ from heron.pipeline.config.data import ModelView
 from heron.pipeline.config.errors import ConfigError
 from heron.shards.errors import format_shape
 from heron.shards.manifest import View
-from heron.shards.picture import JPEG, PILLOW_ERRORS, Kind, read_header
+from heron.shards.picture import is_plain_jpeg, pixels, read_header
 
 AUGMENTATIONS = {
     "vector": ("noise",),
@@ -48,7 +47,7 @@ class PictureDecoder:
 
         Raises ValueError for no JPEG or PNG, a damaged one, or a size other than the manifest's.
         """
-        if not self.varying and data.startswith(JPEG):
+        if not self.varying and is_plain_jpeg(data):
             min_size = self.shape[:2] if self.shape != self.stored else (0, 0)
             with suppress(ValueError):  # the fault is found below
                 decoded = simplejpeg.decode_jpeg(
@@ -60,27 +59,15 @@ class PictureDecoder:
         size = header.height, header.width
         if not self.varying and size != self.stored[:2]:
             raise ValueError(f"is {_size_text(size)}; the manifest says {_size_text(self.stored)}")
-        try:
-            if self.varying:
-                out[:] = self._decode_to_fit(data, size, header.kind)
-            elif header.kind == "JPEG":
-                simplejpeg.decode_jpeg(data)
-                raise ValueError("it decodes to another size than its header has")
-            else:
-                out[:] = self.fit(_png(data, size))
-        except (ValueError, *PILLOW_ERRORS) as error:
-            raise ValueError(f"is a damaged {header.kind} ({error})") from None
+        out[:] = self.fit(pixels(data, self._least(size)))
 
-    def _decode_to_fit(self, data: bytes, size: Sequence[int], kind: Kind) -> NDArray[np.uint8]:
-        """Decodes a picture of any size, and returns its central square resampled to `shape`."""
-        if kind == "JPEG":
-            drafts = DRAFTS if self.draft else ()
-            divisor = next((d for d in drafts if min(size) >= d * self.shape[0]), 1)
-            min_size = [-(-n // divisor) if divisor > 1 else 0 for n in size]
-            picture = simplejpeg.decode_jpeg(data, min_height=min_size[0], min_width=min_size[1])
-        else:
-            picture = _png(data, size)
-        return self.fit(picture)
+    def _least(self, size: Sequence[int]) -> Sequence[int]:
+        """Returns the least height and width at which a JPEG of `size` is decoded; 0: its own."""
+        if not self.varying:
+            return self.shape[:2] if self.shape != self.stored else (0, 0)
+        drafts = DRAFTS if self.draft else ()
+        divisor = next((d for d in drafts if min(size) >= d * self.shape[0]), 1)
+        return [-(-n // divisor) if divisor > 1 else 0 for n in size]
 
     def fit(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Resamples a decoded picture to `shape`; if sizes vary, cuts its central square first.
@@ -185,13 +172,6 @@ def _scale(view: ModelView, stored: Sequence[int]) -> float:
         )
         for shape in shapes
     )
-
-
-def _png(data: bytes, size: Sequence[int]) -> NDArray[np.uint8]:
-    with Image.open(BytesIO(data), formats=["PNG"]) as image:
-        if (image.height, image.width) != tuple(size):
-            raise ValueError("it has two headers, of two sizes")
-        return np.asarray(image.convert("RGB"))
 
 
 def _size_text(size: Sequence[int]) -> str:

@@ -188,15 +188,14 @@ class FileEncoder:
     def _picture(self, view: View, data: bytes, name: str) -> NDArray[np.uint8]:
         """Returns a picture as the reader would, had it been in the shards.
 
-        An upright picture of the stored size, or of any size if the shards' vary, is decoded by the
-        very same code. Others are set upright, centre-cropped to the stored aspect ratio and
-        resampled.
+        A picture of the stored size, or of any size if the shards' vary, is decoded by the very
+        same code. Others are centre-cropped to the stored aspect ratio and resampled.
         """
-        size, turned = read_size(data, name)
+        size = read_size(data, name)
         decoder, reader = self.model.reader.decoders[view.name], self.model.reader
         assert isinstance(decoder, PictureDecoder)
         in_tar = reader.manifest.block_rows is None
-        if in_tar and not turned and (decoder.varying or size == view.shape[:2]):
+        if in_tar and (decoder.varying or size == view.shape[:2]):
             out = np.empty(decoder.shape, np.uint8)
             try:
                 decoder.decode(data, out)

@@ -1,7 +1,6 @@
 """The picture of a sample, out of its shards."""
 
 import os
-from io import BytesIO
 from typing import Self
 
 import numpy as np
@@ -12,11 +11,10 @@ from heron.pipeline.config.experiment import load_run_config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.retrieval.layers import refuse_options
 from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.retrieval.user_files import BOMB
 from heron.pipeline.training.pretrained import locate
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View
-from heron.shards.picture import PILLOW_ERRORS
+from heron.shards.picture import pixels
 from heron.shards.show import DRAWABLE_CHANNELS
 from heron.shards.store import is_remote, open_store
 
@@ -68,15 +66,11 @@ class SamplePictures:
         if self.view is None or not reader.present(np.array([row]), [self.view.name]).all():
             return None
         if reader.manifest.block_rows is not None:
-            pixels = reader.read(self.view.name, np.array([row]))[0]
-            return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert(
-                "RGB"
-            )
-        try:  # ignore EXIF orientation, as the reader in training does
-            data = self._bytes(self.view, row)
-            with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
-                return image.convert("RGB")
-        except (ValueError, BOMB, *PILLOW_ERRORS) as fault:
+            raw = reader.read(self.view.name, np.array([row]))[0]
+            return Image.fromarray(raw[..., 0] if raw.shape[2] == 1 else raw).convert("RGB")
+        try:
+            return Image.fromarray(pixels(self._bytes(self.view, row)))
+        except ValueError as fault:
             raise RetrievalError(
                 f"{reader.store} sample '{key}': view '{self.view.name}' is damaged ({fault}); "
                 "expected a JPEG or a PNG; run `heron shards verify`"

@@ -1,22 +1,19 @@
 """Reads files of users, pictures or rows of vectors: within limits, and without unpickling."""
 
-import struct
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image
 
 from heron.pipeline.config.errors import RetrievalError
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
-from heron.shards.picture import PILLOW_ERRORS, read_header
+from heron.shards.picture import decode, read_header
 
 MAX_FILE_BYTES = 20_000_000  # of a file
 MAX_PIXELS = 64_000_000  # of a picture: 192 MB decoded
 NPY = b"\x93NUMPY"  # the first bytes of an npy file
-BOMB = Image.DecompressionBombWarning  # raised if warnings are errors
 
 File = str | Path | bytes
 
@@ -82,8 +79,8 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
         raise RetrievalError(f"{path} cannot be read: {fault}; expected an npy file") from None
 
 
-def read_size(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
-    """Returns a picture's stored height and width, and whether EXIF says that it is not upright.
+def read_size(data: bytes, name: str) -> tuple[int, int]:
+    """Returns the height and width of a picture, upright by EXIF.
 
     Only headers are read, so that too large pictures are refused before decoding. Raises a
     RetrievalError for those, and for what is neither a JPEG nor a PNG. `name` is for messages.
@@ -99,40 +96,18 @@ def read_size(data: bytes, name: str) -> tuple[tuple[int, int], bool]:
             raise ValueError(
                 f"is {size[0]} × {size[1]}; expected {MAX_PIXELS:,} pixels at most; make it smaller"
             )
-        with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
-            if (image.height, image.width) != size:  # Pillow would decode the other one
-                raise ValueError("has two headers, of two sizes; expected one picture")
-            return size, _orientation(image) != 1
-    except (ValueError, BOMB, *PILLOW_ERRORS) as fault:
-        raise RetrievalError(f"{name} {_picture_fault(fault)}") from None
-
-
-def _picture_fault(fault: Exception) -> str:
-    """Says what is wrong with a picture, to follow its name."""
-    if type(fault) is ValueError:
-        return str(fault)
-    return f"is no picture that can be read ({fault}); expected a JPEG or a PNG"
-
-
-def _orientation(image: Image.Image) -> int:
-    """Returns a picture's EXIF orientation; 1 is upright, as is a picture without the tag."""
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except (ValueError, struct.error, *PILLOW_ERRORS):  # broken EXIF in a sound picture
-        return 1
-    return orientation if orientation in range(1, 9) else 1
+        return size
+    except ValueError as fault:
+        raise RetrievalError(f"{name} {fault}") from None
 
 
 def upright_picture(data: bytes, name: str) -> Image.Image:
-    """Returns a file's picture, upright by EXIF; RGB, or L if it is grey.
+    """Returns a file's picture, RGB, as `shards.picture` decodes it.
 
     Raises a RetrievalError if it is no picture, damaged or too large.
     """
-    _, turned = read_size(data, name)
+    read_size(data, name)
     try:
-        with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
-            image.load()
-            picture = ImageOps.exif_transpose(image) if turned else image
-            return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
-    except (ValueError, BOMB, *PILLOW_ERRORS) as fault:
-        raise RetrievalError(f"{name} is damaged ({fault}); expected a whole picture") from None
+        return Image.fromarray(decode(data))
+    except ValueError as fault:
+        raise RetrievalError(f"{name} {fault}; expected a whole picture") from None

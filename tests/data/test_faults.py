@@ -282,7 +282,7 @@ def test_a_picture_that_the_disk_does_not_give_is_lost_alone(
 
 
 def ranks_run(path: str) -> dict[str, Any]:
-    result = pretrain(config(Path(path)))
+    result = pretrain(config(Path(path)), overwrite=True)
     return {name: result[name] for name in ("f1_weighted", "skipped_rows")}
 
 

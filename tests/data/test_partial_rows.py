@@ -130,9 +130,10 @@ def test_a_run_on_rows_that_are_not_whole(folder: Path) -> None:
     assert result["auc_macro"] > 0.55 and result["probe_auc_macro"] > 0.55
     assert result["knn_auc_macro"] > 0.5 and result["logistic_auc_macro"] > 0.55
     with pytest.raises(ConfigError, match="objective.mib is not defined for rows that lack views"):
-        pretrain(config(folder, objective={"mib": {}}))
+        pretrain(config(folder, objective={"mib": {}}), overwrite=True)
     with pytest.raises(ConfigError, match="classify_on is 'first_view', and rows lack views"):
-        pretrain(config(folder, model={"classify_on": "first_view", "shared_encoder": True}))
+        first = {"classify_on": "first_view", "shared_encoder": True}
+        pretrain(config(folder, model=first), overwrite=True)
 
 
 def test_scores_of_labels_that_are_known() -> None:

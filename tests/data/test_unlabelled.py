@@ -80,7 +80,8 @@ def test_data_without_labels_is_trained_on_and_not_scored(tmp_path: Path) -> Non
         assign(Reader(path), "all", Protocol(folds=3))
     assert (tmp_path / "run" / "report.html").exists()
     with pytest.raises(ConfigError, match="labelled is 5, but there are 0 labelled rows"):
-        pretrain(config(path, data=config(path).data.model_dump() | {"batch": {"labelled": 5}}))
+        data = config(path).data.model_dump() | {"batch": {"labelled": 5}}
+        pretrain(config(path, data=data), overwrite=True)
 
 
 def test_data_with_some_labels_is_scored_on_those(tmp_path: Path) -> None:

@@ -251,7 +251,9 @@ def test_a_search_writes_experiments_that_score_the_tests(
     standing.write_text(json.dumps(result | {"validation_f1_macro": 0.0}))
     assert run(*words, "--score", "f1_macro") == 0
     assert "f1_macro as it stands 0.0000" in capsys.readouterr().out
-    assert run(*words, "--score", "f2") == 1
+    assert run(*words, "--score", "auc_macro") == 1
+    assert "was chosen by f1_macro, not by auc_macro; choose another" in capsys.readouterr().err
+    assert run(*words[:-1], experiment.parent / "other", "--score", "f2") == 1
     assert "the validation rows have no score 'f2'; found accuracy" in capsys.readouterr().err
     assert run(*words, "evaluate.test=true") == 1
     assert "evaluate.test=true: the table sets this itself" in capsys.readouterr().err

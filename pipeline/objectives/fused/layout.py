@@ -41,7 +41,9 @@ class Tiling:
     stages: int
 
 
-Kind = Literal["sum", "weighted_sum", "pull", "weighted_pull", "label", "label_gradient", "pair", "label_pair"]
+Kind = Literal[
+    "sum", "weighted_sum", "pull", "weighted_pull", "label", "label_gradient", "pair", "label_pair"
+]
 
 # For vectors of up to 128, 256 and 512 columns. No tile spills registers (255 a thread; a gradient
 # of rows x columns of vectors stays in them). `sum` and `pull` are the fastest of those that were
