@@ -91,7 +91,7 @@ def orientation(data: bytes) -> int:
             with Image.open(BytesIO(data), formats=["JPEG", "PNG"]) as image:
                 exif = image.getexif()
         number = exif.get(ExifTags.Base.Orientation, 1)
-    except (ValueError, UserWarning, struct.error, *PILLOW_ERRORS):  # broken, in a sound picture
+    except (ValueError, Warning, struct.error, *PILLOW_ERRORS):  # broken, in a sound picture
         return 1
     return number if number in UPRIGHT else 1
 
@@ -178,7 +178,7 @@ def pixels(data: bytes, least: Sequence[int] = (0, 0)) -> NDArray[np.uint8]:
             picture = simplejpeg.decode_jpeg(data, min_height=height, min_width=width)
         else:
             picture = _by_pillow(data)
-    except (ValueError, *PILLOW_ERRORS) as fault:
+    except (ValueError, Warning, *PILLOW_ERRORS) as fault:  # warnings may be errors
         kind = "JPEG" if data.startswith(JPEG) else "PNG"
         raise ValueError(f"is a damaged {kind} ({fault})") from None
     return np.ascontiguousarray(UPRIGHT[number](picture))

@@ -66,8 +66,7 @@ class Folder(FileSource):
     def load(self) -> Loaded:
         """Lists the pictures and reads the header of every one.
 
-        Channels are those of decoded pictures: 3, since grey, CMYK and palettes decode to RGB too,
-        and transparency is dropped.
+        Channels are those of decoded pictures: 3, since grey, CMYK and palettes decode to RGB too.
         """
         pictures, splits = self._pictures
         paths = list(pictures)

@@ -255,5 +255,5 @@ def test_a_search_writes_experiments_that_score_the_tests(
     assert "was chosen by f1_macro, not by auc_macro; choose another" in capsys.readouterr().err
     assert run(*words[:-1], experiment.parent / "other", "--score", "f2") == 1
     assert "the validation rows have no score 'f2'; found accuracy" in capsys.readouterr().err
-    assert run(*words, "evaluate.test=true") == 1
+    assert run(*words, "--score", "f1_macro", "evaluate.test=true") == 1
     assert "evaluate.test=true: the table sets this itself" in capsys.readouterr().err

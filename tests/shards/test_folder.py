@@ -143,7 +143,7 @@ def test_png_files_of_other_modes_are_read_as_rgb(tmp_path: Path) -> None:
     )
     assert verify(out).ok
     found = Reader(out).read("image", np.arange(3))
-    assert found[:, 3, 5].tolist() == [[9, 9, 9], [1, 2, 3], [1, 2, 3]]
+    assert found[:, 3, 5].tolist() == [[9, 9, 9], [255, 255, 255], [1, 2, 3]]
 
 
 @pytest.mark.parametrize(
