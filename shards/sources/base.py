@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from heron.shards.artefact import describe_errors, sha256
 from heron.shards.errors import CONTROL, SourceError, short_repr
 from heron.shards.manifest import KINDS, InputFile, Labels, View
+from heron.shards.sources.leaks import refuse_leaks
 
 SINGLE_SPLIT = "all"  # the only split of a data set that is not split
 Kind = Literal["image", "vector", "text", "graph"]  # of a view
@@ -240,6 +241,7 @@ class Loaded:
         keys: a name for each row where every row is a tar sample of its own.
         dataset: the data set's name, where only its files tell it.
         warning: is logged.
+        columns: the names of the columns of a view, by view.
     """
 
     views: Mapping[str, Column | NDArray[Any]]
@@ -249,6 +251,7 @@ class Loaded:
     keys: Sequence[str] | None = None
     dataset: str = ""
     warning: str = ""
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class FileSource(Source):
@@ -301,10 +304,16 @@ class FileSource(Source):
 
     @cached_property
     def splits(self) -> dict[str, int]:
-        """The number of rows in each split; logs the warning, for workers never ask for splits."""
-        if self.loaded.warning:
-            logging.getLogger("heron").warning("%s: %s", self.name, self.loaded.warning)
-        return {split: len(rows) for split, rows in self.loaded.splits.items()}
+        """The number of rows in each split; logs the warning, for workers never ask for splits.
+
+        Raises a SourceError where a column gives a label away, in sources with an option `keep`.
+        """
+        loaded, keep = self.loaded, getattr(self, "keep", None)
+        if loaded.warning:
+            logging.getLogger("heron").warning("%s: %s", self.name, loaded.warning)
+        if keep is not None:
+            refuse_leaks(loaded.views, loaded.targets, loaded.labels, loaded.columns, keep)
+        return {split: len(rows) for split, rows in loaded.splits.items()}
 
     def read(self, split: str, start: int, stop: int) -> Rows:
         """Returns rows [start, stop) of a split."""

@@ -13,6 +13,7 @@ from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels, Name
 from heron.shards.sources.arff import BINARY, ArffFile, is_numeric, read_arff, type_of
 from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded, split_ranges
+from heron.shards.sources.leaks import KEEP, refuse_leaks
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
 
@@ -26,6 +27,7 @@ class Mulan(FileSource):
     """
 
     name: ClassVar[str] = "mulan"
+    left_out: ClassVar[tuple[str, ...]] = ("keep",)
     examples: ClassVar[str] = (
         "heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml "
         "--out data/scene"
@@ -41,6 +43,7 @@ class Mulan(FileSource):
         description="true: an attribute {0,1} that the XML does not name is a feature; false: it "
         "is an error, since it may be a label that the XML lacks",
     )
+    keep: list[str] = Field([], description=KEEP)
     view_kind: Literal["noise", "single"] = Field(
         "noise",
         description="noise: two views, the first with Gaussian noise on even rows, the second on "
@@ -80,10 +83,13 @@ class Mulan(FileSource):
         split_names = self.split_names or [SINGLE_SPLIT] * len(labels)
         for name, file_labels in zip(split_names, labels, strict=True):
             counts[name] += len(file_labels)
+        described = Labels(kind="multi_label", names=names)
+        clean, targets = np.concatenate(features), np.concatenate(labels)
+        refuse_leaks({"features": clean}, targets, described, {}, self.keep)  # views have noise
         return Loaded(
-            views=self._views(np.concatenate(features)),
-            targets=np.concatenate(labels),
-            labels=Labels(kind="multi_label", names=names),
+            views=self._views(clean),
+            targets=targets,
+            labels=described,
             splits=split_ranges(counts, merge=False),
         )
 

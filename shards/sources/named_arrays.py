@@ -19,6 +19,7 @@ from heron.shards.sources.base import (
     with_unknown,
 )
 from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, encode_labels
+from heron.shards.sources.leaks import KEEP
 
 LABELS = "labels"
 SPLIT = "split"  # the array that names the split of each row
@@ -38,7 +39,7 @@ class NamedArrays(FileSource):
     A subclass defines `names`, `array` and `where`.
     """
 
-    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown")
+    left_out: ClassVar[tuple[str, ...]] = ("missing", "unknown", "keep")
 
     view_names: list[str] | None = Field(
         None, description="the arrays that are views (default: all that can be)"
@@ -69,6 +70,8 @@ class NamedArrays(FileSource):
     unknown: Literal["refuse", "allow"] = Field(
         "refuse", description="whether single labels may be unknown: NaN, -1 or 255"
     )
+
+    keep: list[str] = Field([], description=KEEP)
 
     @property
     @abstractmethod

@@ -23,6 +23,7 @@ from heron.shards.sources.base import (
     vectors,
 )
 from heron.shards.sources.labels import MINUS_ONE, MinusOne, encode_labels
+from heron.shards.sources.leaks import KEEP
 from heron.shards.sources.parquet_files import fetch, find_files, group_by_split
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Parquet(FileSource):
     """
 
     name: ClassVar[str] = "parquet"
+    left_out: ClassVar[tuple[str, ...]] = ("keep",)
     examples: ClassVar[str] = (
         "heron shards build parquet --data saved/birds --image image --text caption --label kind "
         "--out data/birds\n"
@@ -71,6 +73,7 @@ class Parquet(FileSource):
     )
     label: list[str] | None = Field(None, description="the columns of the labels (default: none)")
     minus_one: MinusOne | None = Field(None, description=MINUS_ONE)
+    keep: list[str] = Field([], description=KEEP)
     missing_label: Literal["error", "unlabelled"] = Field(
         "error", description="what a row is whose label is null"
     )

@@ -12,9 +12,12 @@ from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded
 from heron.shards.sources.labels import MinusOne, classes_of, encode_labels
+from heron.shards.sources.leaks import KEEP
 from heron.shards.sources.text import (
     SEPARATORS,
+    UNNAMED,
     Sheet,
+    counts_up,
     is_missing,
     parse_number,
     read_rows,
@@ -56,6 +59,7 @@ class Table(FileSource):
     """
 
     name: ClassVar[str] = "table"
+    left_out: ClassVar[tuple[str, ...]] = ("keep",)
     examples: ClassVar[str] = (
         "heron shards build table --csv yeast.csv --out data/yeast\n"
         "  heron shards build table --csv audio.csv video=v.tsv y.csv --label kind --out data/mine"
@@ -68,7 +72,9 @@ class Table(FileSource):
         "auto", description="what parts the cells; auto: the one that parts the first line"
     )
     header: Literal["auto", "yes", "no"] = Field(
-        "auto", description="whether the first line names the columns; auto: it holds no numbers"
+        "auto",
+        description="whether the first line names the columns; auto: it holds no numbers, or 0, 1, "
+        "2, ... as pandas writes them",
     )
     label: Columns = Field(
         None,
@@ -83,6 +89,7 @@ class Table(FileSource):
         "nothing is like a number",
     )
     ignore: Columns = Field(None, description="columns that are left out")
+    keep: list[str] = Field([], description=KEEP)
     key: str | None = Field(
         None, description="a column that all files have, whose cells must be the same in each"
     )
@@ -125,7 +132,8 @@ class Table(FileSource):
         label_columns, taken = self._label_columns, set(self._label_columns)
         for name in filter(None, [*(self.ignore or ()), self.key]):
             taken.update(self._find(name))
-        views = {}
+        taken.update(self._row_numbers)
+        views, columns = {}, {}
         for number, sheet in enumerate(self._sheets):
             features = [column for column in range(sheet.width) if (number, column) not in taken]
             if features and sheet.view in views:
@@ -133,7 +141,7 @@ class Table(FileSource):
                     f"{sheet.file}: another view {sheet.view!r}; expected each once; say NAME=FILE"
                 )
             if features:
-                views[sheet.view] = self._features(number, features)
+                views[sheet.view], columns[sheet.view] = self._features(number, features)
             elif not any(label[0] == number for label in label_columns):
                 raise SourceError(f"{sheet.file}: no column is left; expected a feature or a label")
         if not views:
@@ -144,8 +152,36 @@ class Table(FileSource):
         unlabelled = Labels(kind="none", names=[]), np.full(rows, -1)
         labels, targets = self._labels(label_columns) if label_columns else unlabelled
         return Loaded(
-            views=views, targets=targets, labels=labels, splits={SINGLE_SPLIT: range(rows)}
+            views=views,
+            targets=targets,
+            labels=labels,
+            splits={SINGLE_SPLIT: range(rows)},
+            warning="; ".join(self._notes),
+            columns=columns,
         )
+
+    @cached_property
+    def _row_numbers(self) -> set[tuple[int, int]]:
+        """The first columns without a name that number the rows, as pandas writes its index."""
+        found = set()
+        for number, sheet in enumerate(self._sheets):
+            if sheet.names and sheet.names[0] in UNNAMED and sheet.width > 1:
+                numbers = [whole_number(cell) for cell in sheet.cells(0)]
+                if numbers == [*range(len(numbers))]:
+                    found.add((number, 0))
+        return found
+
+    @property
+    def _notes(self) -> list[str]:
+        """What was taken for something else than a feature or a row."""
+        notes = [
+            f"{sheet.file}: the first line, {', '.join(sheet.names[:4])}, ..., is taken for names "
+            "of columns (--header no: for a row)"
+            for sheet in self._sheets
+            if self.header == "auto" and sheet.names and counts_up(sheet.names)
+        ]
+        files = [self._sheets[number].file for number, _ in sorted(self._row_numbers)]
+        return [*notes, *(f"{file}: its first column numbers the rows: left out" for file in files)]
 
     @cached_property
     def _sheets(self) -> list[Sheet]:
@@ -199,6 +235,14 @@ class Table(FileSource):
         label_columns = [i if -len(first) <= i < len(first) else -1 for i in label_columns]
         skipped = {i % len(first) for i in label_columns}
         cells = [c for n, c in enumerate(first) if n not in skipped and not is_missing(c)]
+        if counts_up(first):
+            columns_below = zip(*(row for _, row in rest), strict=True)
+            if any(all(whole_number(cell) is None for cell in column) for column in columns_below):
+                return True
+            raise SourceError(
+                f"{file}, line {line}: found {first_few(first)}: a row, or names as pandas gives "
+                "columns; expected to know which; say --header yes or --header no"
+            )
         words = [cell for cell in cells if parse_number(cell) is None]
         numbers = [cell for cell in cells if resembles_number(cell)]
         if words and numbers:
@@ -297,10 +341,13 @@ class Table(FileSource):
             if not any(resembles_number(c) for c in sheet.cells(column) if not is_missing(c))
         }
 
-    def _features(self, number: int, columns: list[int]) -> NDArray[np.float32]:
-        """Returns columns as float32 [rows, features], the mean in place of missing cells."""
+    def _features(self, number: int, columns: list[int]) -> tuple[NDArray[np.float32], list[str]]:
+        """Returns columns as float32 [rows, features], and the features' names.
+
+        The mean is in place of missing cells.
+        """
         sheet = self._sheets[number]
-        features = []
+        features, names = [], list[str]()
         for column in columns:
             values = self._values(sheet, column, (number, column) in self._category_columns)
             missing = np.isnan(values).all(1)
@@ -311,7 +358,8 @@ class Table(FileSource):
                 )
             values[missing] = values[~missing].mean(0)
             features.append(values)
-        return np.hstack(features).astype(np.float32)
+            names += [sheet.title(column)] * values.shape[1]
+        return np.hstack(features).astype(np.float32), names
 
     def _values(self, sheet: Sheet, column: int, category: bool) -> NDArray[np.float64]:
         """Returns a column as numbers [rows, 1], or as 0 and 1 for each of its categories."""

@@ -14,6 +14,7 @@ WORDS = {"train": "train(ing)?", "val": "val(id|idation)?|dev", "test": "test(in
 # A split and the regular expression of file names that hold its word, with no letter beside it.
 SPLIT_PATTERNS = [(split, f"(?i)(.*[^a-z])?({word})([^a-z].*)?") for split, word in WORDS.items()]
 MISSING = ("", "?", "nan")
+UNNAMED = "", "Unnamed: 0"  # titles of an index that pandas wrote
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "space": " "}
 
 
@@ -122,3 +123,9 @@ def resembles_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def counts_up(cells: list[str]) -> bool:
+    """Returns whether cells are 0, 1, 2, ..., as pandas names columns; the first may be empty."""
+    numbers = [whole_number(cell) for cell in (cells[1:] if cells[0] == "" else cells)]
+    return len(numbers) > 1 and numbers == [*range(len(numbers))]

@@ -181,7 +181,7 @@ def test_whole_numbers_and_channels_are_converted_and_said(
 ) -> None:
     first = VIDEO.transpose(0, 3, 1, 2).copy()
     views = {"counts": LABELS[:, None] * 2, "video": first, "labels": LABELS}
-    source = stored(tmp_path, "npy", views)
+    source = stored(tmp_path, "npy", views, keep=["counts:0"])
     build(source, tmp_path / "out", progress=False)
     assert "'counts' is int64, and stored as vectors of float32" in caplog.text
     assert "view 'video' has its channels moved last" in caplog.text

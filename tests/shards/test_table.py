@@ -190,7 +190,7 @@ KINDS = "id;kind;calm;keen\n" + "".join(f"r{n};k{n % 3};{n % 2};{n // 3}\n" for 
 def six(folder: Path, **texts: str) -> list[str]:
     """Six files, parted in four ways: five views, and one of labels alone."""
     made = {f"view{n}": "".join(f"{n * row},{row}\n" for row in range(6)) for n in range(3)}
-    made |= {"wide": "".join(f" {row} {row + 1}  {row + 2} \n" for row in range(6))}
+    made |= {"wide": "".join(f" {row} {row + 1}  {row + 3} \n" for row in range(6))}
     made |= {"audio": AUDIO, "kinds": KINDS} | texts
     for name, text in made.items():
         (folder / f"{name}.csv").write_text(text)
@@ -208,7 +208,7 @@ def test_six_files_side_by_side(tmp_path: Path) -> None:
         *[("view0", (2,)), ("view1", (2,)), ("view2", (2,)), ("wide", (3,)), ("sound", (3,))]
     ]
     rows = whole(source, "all")
-    np.testing.assert_array_equal(rows.views["wide"][4], [4, 5, 6])
+    np.testing.assert_array_equal(rows.views["wide"][4], [4, 5, 7])
     np.testing.assert_array_equal(rows.views["sound"][3:5], [[3.5, 1, 0], [4.5, 0, 1]])
     assert source.labels.kind == "multi_label" and source.labels.names == ["calm", "keen"]
     assert rows.labels.tolist() == [[n % 2, n // 3] for n in range(6)]
