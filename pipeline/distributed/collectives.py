@@ -16,9 +16,10 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from heron.pipeline.config.errors import Stopped
+from heron.pipeline.distributed.derivatives import first_derivative
 from heron.shards.errors import HeronError
 
 T = TypeVar("T")
@@ -228,7 +229,7 @@ class _SummedGradient(torch.autograd.Function):
         return gathered.view_as(gathered)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
         sizes: Sequence[int] = ctx.sizes  # type: ignore[attr-defined]
@@ -249,7 +250,7 @@ class _LocalGradient(torch.autograd.Function):
         return gathered.view_as(gathered)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
         return grads[0][ctx.rows], None, None  # type: ignore[attr-defined]
 

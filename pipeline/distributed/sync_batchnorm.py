@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from heron.pipeline.config.errors import TrainingError
 from heron.pipeline.distributed.collectives import gather_stacked, sum_over_processes, world_size
-from heron.pipeline.objectives.derivatives import first_derivative
+from heron.pipeline.distributed.derivatives import first_derivative
 
 Result = TypeVar("Result")
 NormCall = tuple[_BatchNorm, Tensor]  # a batch norm and its input

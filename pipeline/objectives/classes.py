@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from heron.pipeline.objectives.derivatives import first_derivative
+from heron.pipeline.distributed.derivatives import first_derivative
 from heron.pipeline.objectives.engine import strip_elements
 from heron.pipeline.objectives.present import OwnRows, Rows
 from heron.pipeline.objectives.ring import Block

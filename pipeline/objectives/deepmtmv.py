@@ -10,12 +10,13 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.config.model import Sizes
 from heron.pipeline.config.sections import Natural, Positive
 from heron.pipeline.config.terms import CLASS_LABELS, Needs, Term, TermSetting
+from heron.pipeline.distributed.derivatives import first_derivative
 from heron.pipeline.models.heterogeneous import ModelSpec
 from heron.pipeline.objectives.batch import GlobalBatch
 from heron.pipeline.objectives.classification import Bce, CrossEntropy
@@ -120,7 +121,7 @@ class _SelectGroups(torch.autograd.Function):
         return rows[first_tasks]
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
         return grads[0][ctx.index], None, None  # type: ignore[attr-defined]
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from heron.pipeline.objectives.derivatives import first_derivative
+from heron.pipeline.distributed.derivatives import first_derivative
 
 # A strip's share of the loss, d loss / d logits (one per head), d loss / d per-anchor tensors.
 # The rule may use the logits' own memory for their gradient.

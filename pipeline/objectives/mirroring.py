@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from heron.pipeline.distributed.derivatives import first_derivative
 from heron.pipeline.objectives import fused
-from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.engine import strips, triangular_strips
 from heron.pipeline.objectives.pairs import Pairs, is_fused, summands
 from heron.pipeline.objectives.present import OwnRows, Present, Rows, gather_head_values

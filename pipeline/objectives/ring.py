@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from heron.pipeline.objectives.derivatives import first_derivative
+from heron.pipeline.distributed.derivatives import first_derivative
 from heron.pipeline.objectives.pairs import Pairs
 from heron.pipeline.objectives.present import OwnRows, Present, Ring, Rows, as_slice
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from heron.pipeline.config.terms import CLASS_LABELS, Needs, Temperature, Term
+from heron.pipeline.distributed.derivatives import first_derivative
 from heron.pipeline.objectives import fused
 from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.derivatives import first_derivative
 from heron.pipeline.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
 from heron.pipeline.objectives.pairs import is_fused
 from heron.pipeline.objectives.present import OwnRows, Rows, as_slice

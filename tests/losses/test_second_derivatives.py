@@ -11,7 +11,9 @@ from torch import Tensor
 from benchmarks.workloads import TERMS, Draw
 from heron import losses as h
 from heron.pipeline.config.terms import named_terms
-from heron.pipeline.objectives.derivatives import SecondDerivativeError
+from heron.pipeline.distributed.collectives import gather, rank, with_local_gradient
+from heron.pipeline.distributed.derivatives import SecondDerivativeError
+from tests import ranks
 from tests.losses.nets import CASES, CLASSES, DIM, Seen, wrong_labels
 
 ROWS = 6
@@ -112,13 +114,17 @@ def test_every_public_loss(case: str) -> None:
     torch.manual_seed(0)
     module: Any = make().double()
     state = {name: value.clone() for name, value in module.state_dict().items()}
+    inputs, names = drawn(), [name for name, _ in module.named_parameters()]
+    weights = [value.detach().clone().requires_grad_() for value in module.parameters()]
 
-    def loss(inputs: Sequence[Tensor]) -> Tensor:
+    def loss(moved: Sequence[Tensor]) -> Tensor:
         module.load_state_dict(state)  # a memory does not move on
-        value: Tensor = call(module, seen(inputs))
+        put = dict(zip(names, moved[len(inputs) :], strict=True))
+        with torch.nn.utils.stateless._reparametrize_module(module, put):
+            value: Tensor = call(module, seen(moved[: len(inputs)]))
         return value
 
-    has_second = check(with_constants(loss, []) if case == "Plnl" else loss, drawn())
+    has_second = check(with_constants(loss, []) if case == "Plnl" else loss, [*inputs, *weights])
     if case in PLAIN:
         assert has_second
 
@@ -161,6 +167,30 @@ def test_the_dense_form_that_a_refusal_proposes(name: str) -> None:
     torch.testing.assert_close(ours(start), dense(start))
     for one, two in zip(gradient(ours, start, False), gradient(dense, start, False), strict=True):
         torch.testing.assert_close(one, two)
+
+
+def refused_here(kind: str) -> bool:
+    """Whether a penalty on the gradient is refused, on this process of several."""
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    sizes = [3, 3]
+    gathered = (
+        gather(x, sizes)
+        if kind == "gather"
+        else with_local_gradient(x, gather(x.detach(), sizes), slice(3 * rank(), 3 * rank() + 3))
+    )
+    with pytest.raises(SecondDerivativeError, match="create_graph=True"):
+        torch.autograd.grad((gathered**3).sum(), x, create_graph=True)
+    with pytest.raises(SecondDerivativeError, match="create_graph=True"):
+        torch.autograd.grad(h.NtXent()([x, x.flip(0)]), x, create_graph=True)
+    (first,) = torch.autograd.grad((gather(x, sizes) ** 3).sum(), x)
+    torch.testing.assert_close(first, 2 * 3 * x.detach() ** 2)  # of both processes
+    return True
+
+
+@pytest.mark.parametrize("kind", ["gather", "local"])
+def test_rows_of_two_processes(kind: str) -> None:
+    """The sum of cubes of gathered rows had a second derivative of 16 where 112 is right."""
+    assert ranks.run(2, refused_here, kind) == [True, True]
 
 
 def test_what_was_wrong_without_a_word() -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from heron.pipeline.objectives.derivatives import first_derivative
+from heron.pipeline.distributed.derivatives import first_derivative
 from heron.pipeline.objectives.fused import layout
 from heron.pipeline.objectives.fused.layout import Precision
 
