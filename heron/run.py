@@ -22,8 +22,8 @@ class Run:
         folder: the folder of its checkpoints, config.yaml, metrics.jsonl, report.html and
             result.json.
         scores: scores of the last weights on the test rows, by name, such as `f1_weighted` and
-            `auc_macro` (see `heron.metrics`); those of baselines have the prefix `logistic_` or
-            `plain_`. Empty if no test row has a label.
+            `auc_macro` (see `heron.metrics`); those of baselines have the prefix `plain_`,
+            `logistic_` or `forest_`. Empty if no test row has a label.
         result: the contents of result.json: the scores, steps, seconds, versions and more.
     """
 

@@ -23,7 +23,7 @@ from heron.pipeline.data.reader import Reader
 from heron.pipeline.data.streams import open_streams
 from heron.pipeline.data.views import Views
 from heron.pipeline.evaluation.evaluator import Evaluator, Predictions
-from heron.pipeline.evaluation.scikit import Kind, Matrix, candidate, fit, raw_inputs
+from heron.pipeline.evaluation.scikit import Kind, Matrix, raw_inputs, tune
 from heron.pipeline.training.pretrained import from_pretrained
 from heron.shards.artefact import Artefact, Fingerprint, fingerprint, parse_json
 
@@ -79,6 +79,7 @@ def load_or_compute(
         "data": reader.manifest.fingerprint,
         "space": settings.space.model_dump(mode="json"),
         "search": [settings.trials, settings.seed, settings.score, *kinds],
+        "scikit-learn": "by log-loss",  # formerly by the score of the validation rows
     }
     tree["experiment"]["data"] = without_locations(tree["experiment"]["data"])
     plan = fingerprint(tree)
@@ -112,46 +113,51 @@ def score_method(
         splits = [(p.hidden, p.y) for p in predictions]
         for kind in kinds:
             row_name = f"{kind} on {name}"
-            results.append(_search_scikit(settings, evaluator, kind, splits, row_name, pretrained))
+            results.append(
+                _tune_scikit(evaluator, settings.score, kind, splits, row_name, pretrained, True)
+            )
     return results
 
 
 def score_raw(settings: SearchSettings, experiment: Config, kind: Kind) -> list[FoldResult]:
-    """Searches a scikit-learn classifier on the raw inputs of a fold, and tests the best."""
+    """Tunes a scikit-learn classifier on the raw inputs of a fold, and tests the best."""
     evaluator, roles = _open(experiment)
     splits = [raw_inputs(evaluator, rows) for rows in _row_sets(roles)]
-    return [_search_scikit(settings, evaluator, kind, splits, f"{kind} on {RAW}", False)]
+    name = f"{kind} on {RAW}"
+    return [_tune_scikit(evaluator, settings.score, kind, splits, name, False, False)]
 
 
-def _search_scikit(
-    settings: SearchSettings,
+def _tune_scikit(
     evaluator: Evaluator,
+    score: str,
     kind: Kind,
     splits: Sequence[LabelledInputs],
     name: str,
     pretrained: bool,
+    trained_on: bool,
 ) -> FoldResult:
-    """Searches a scikit-learn classifier with as many trials as a method, and tests the best.
+    """Tunes a scikit-learn classifier by log-loss, and tests the best: see `scikit.tune`.
 
-    `splits` are inputs and labels of the labelled, the validation and the test rows.
+    `splits` are inputs and labels of the labelled, the validation and the test rows. `trained_on`:
+    the inputs are features of a network that has seen the labels of the labelled rows, so that the
+    validation rows choose the options, and not folds.
     """
-    (x, y), (x_validation, y_validation), (x_test, y_test) = splits
-    best: tuple[float, int, float, Any] | None = None
-    trials: list[dict[str, Any]] = []
-    for trial in range(settings.trials):
-        options = candidate(kind, settings.seed, trial)
-        predict = fit(kind, options, x, y, evaluator.exclusive)
-        predictions = _predictions(predict(x_validation), y_validation)
-        threshold = evaluator.threshold(predictions)
-        validation = evaluator.score(predictions, threshold)[settings.score]
-        trials.append({"trial": trial, "values": options, "validation": validation, "error": None})
-        if best is None or validation > best[0]:
-            best = validation, trial, threshold, predict
-    assert best is not None
-    validation, number, threshold, predict = best
-    scores = evaluator.score(_predictions(predict(x_test), y_test), threshold)
-    print(f"{name}: trial {number}, {settings.score} {validation:.4f}", flush=True)
-    return FoldResult(name, pretrained, validation, scores, trials[number]["values"], trials)
+    (x, y), (x_validation, y_validation), (x_test, y_test) = (
+        (x.reshape(len(x), 1, -1), y) for x, y in splits
+    )
+    held = (x_validation, y_validation) if trained_on else None
+    tuned = tune(kind, x, y, evaluator.exclusive, held)
+    predictions = _predictions(tuned.predict(x_validation), y_validation)
+    threshold = evaluator.threshold(predictions)
+    validation = evaluator.score(predictions, threshold)[score]
+    scores = evaluator.score(_predictions(tuned.predict(x_test), y_test), threshold)
+    edge = f"; {tuned.edge}" if tuned.edge else ""
+    print(f"{name}: log-loss {tuned.log_loss:.4f}, {score} {validation:.4f}{edge}", flush=True)
+    trials: list[dict[str, Any]] = [
+        {"trial": n, "values": options, "log_loss": loss, "error": None}
+        for n, (options, loss) in enumerate(tuned.tried)
+    ]
+    return FoldResult(name, pretrained, validation, scores, tuned.options, trials)
 
 
 def _open(config: Config) -> tuple[Evaluator, Roles]:

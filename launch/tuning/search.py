@@ -107,6 +107,8 @@ class SearchSettings:
             tree["seed"] = base.seed + fold
         tree["data"]["protocol"]["validation"] = base.data.protocol.validation or VALIDATION
         tree["evaluate"] |= {"test": False, "baselines": False, "map": "never"}
+        if not any(word.startswith("evaluate.threshold=") for word in self.overrides):
+            tree["evaluate"]["threshold"] = "fitted"  # one number suits some methods and not others
         tree |= {"run": {"dir": str(self.out), "resume": "auto"}, "tracking": []}
         return parse_config(tree)
 

@@ -171,16 +171,16 @@ class Evaluate(Section):
         cross_view: whether to measure recall@k of each view's test rows by the projections of each
             other view: see `evaluation.cross_view`.
         threshold: probability above which a label of a multi-label row is predicted; F1 and
-            accuracy depend on it, AUC and mAP do not. `fitted`: the one with the best weighted F1
-            on the validation rows, the same for all labels.
+            subset accuracy depend on it, AUC and mAP do not. `fitted`: the one with the best
+            weighted F1 on the validation rows, the same for all labels.
         batch: number of rows that are evaluated at a time.
         map: whether the report has a map of test rows, and some rows with their nearest neighbours;
             `auto`: if training took two minutes or more.
         map_rows: largest number of test rows on the map, approximately.
-        baselines: whether logistic regression and the plain network are trained on the same labels,
-            for comparison; `plain`: the plain network alone.
+        baselines: whether logistic regression, a random forest and the plain network are trained on
+            the same labels, for comparison; `plain`: the plain network alone.
         seeds: number of seeds, from `seed` on, with which networks are trained, in folders `seed-N`
-            of the run's folder; the report shows their spread. Logistic regression uses no seed.
+            of the run's folder; the report shows their spread. scikit-learn's baselines use none.
         test: whether the test rows are scored; false: they stay unread, as in a search's trials.
     """
 

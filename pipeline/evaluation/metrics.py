@@ -18,9 +18,9 @@ def multi_label_scores(
     Unknown labels, NaN in y, are not counted.
 
     Returns:
-        `f1_weighted`, `f1_macro`, `f1_micro`, `accuracy` (all known labels of a row are right),
-        `auc_macro` and `map` (macro). The last two average the `auc_labels` labels that some rows
-        have and others do not.
+        `f1_weighted`, `f1_macro`, `f1_micro`, `subset_accuracy` (the share of rows whose known
+        labels are all right: low where there are many labels), `auc_macro` and `map` (macro). The
+        last two average the `auc_labels` labels that some rows have and others do not.
     """
     known, true, predicted = ~np.isnan(y), y == 1, probability > threshold
     f1, support = _f1_of_labels(true, predicted & known), true.sum(0)
@@ -29,7 +29,7 @@ def multi_label_scores(
         "f1_weighted": (f1 * support).sum() / max(1, support.sum()),
         "f1_macro": f1.mean(),
         "f1_micro": micro.item(),
-        "accuracy": ((true == predicted) | ~known).all(1).mean(),
+        "subset_accuracy": ((true == predicted) | ~known).all(1).mean(),
     }
     return {name: float(value) for name, value in scores.items()} | _ranking(probability, y)
 

@@ -1,11 +1,12 @@
-"""scikit-learn's logistic regression and random forest, on raw inputs or on a model's features."""
+"""scikit-learn's logistic regression and random forest, tuned by the log-loss of held-out rows."""
 
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from heron.pipeline.config.errors import ConfigError
@@ -14,60 +15,258 @@ from heron.pipeline.evaluation.evaluator import Columns, Evaluator
 from heron.pipeline.evaluation.probe import fit_logistic
 
 Kind = Literal["logistic", "forest"]
+KINDS: tuple[Kind, ...] = ("logistic", "forest")
+NAMES = {"logistic": "logistic regression", "forest": "random forest"}
 Matrix = NDArray[np.float32]
-Predict = Callable[[Matrix], Matrix]
-ITERATIONS, TREES = 500, 200
+Predict = Callable[[NDArray[Any]], Matrix]  # from rows [rows, views, width] to [rows, labels]
+Options = dict[str, float]
+
+FOLDS = 5
+MOST_ROWS = 4000  # that options are chosen by; the chosen ones are fitted to all rows
+COMPONENTS = (
+    1000  # the inputs' first ones, at most; with fewer rows or columns, they are the inputs
+)
+START, LAST = -2, 8  # powers of ten: the C that is tried first, and those at the ends
+ITERATIONS = 300
+TREES, TUNING_TREES = 200, 50
+LEAVES = (3.0, 10.0, 30.0)  # fewest rows of a leaf that are tried after 1
+WIDE = 1000  # columns, beyond which a split considers no more than their square root
+LEAST = 1e-7  # a probability of 0 counts as this one in a logarithm
 ROWS = 4096  # predicted at a time
 MAX_TOKENS = 4096  # columns of a text at most
 
 
-def candidate(kind: Kind, seed: int, trial: int) -> dict[str, Any]:
-    """Draws the options of a trial from (seed, trial); trial 0 has scikit-learn's defaults.
+@dataclass(frozen=True)
+class Tuned:
+    """A classifier with the options whose log-loss on held-out rows is least.
 
-    Logistic regression: `C`, log-uniform from 1e-4 to 1e4. Forest: the share of columns that a
-    split considers, log-uniform from .02 to 1, and the minimum rows of a leaf, from 1 to 16.
+    Attributes:
+        predict: returns probabilities [rows, labels] for rows [rows, views, width].
+        options: the chosen ones.
+        log_loss: of the chosen options, the mean over held-out rows and labels.
+        tried: every combination of options, with its log-loss.
+        edge: what lies at the edge of what can be tried; "" if nothing does.
     """
-    draw = np.random.default_rng([seed, trial, zlib.crc32(kind.encode())])
-    if kind == "logistic":
-        return {"C": 1.0 if trial == 0 else float(f"{10 ** draw.uniform(-4, 4):.4g}")}
-    if trial == 0:
-        return {"max_features": "sqrt", "min_samples_leaf": 1}
-    share = float(f"{0.02 ** draw.uniform(0, 1):.4g}")
-    return {"max_features": share, "min_samples_leaf": int(2 ** draw.integers(0, 5))}
+
+    predict: Predict
+    options: Options
+    log_loss: float
+    tried: list[tuple[Options, float]]
+    edge: str = ""
 
 
-def fit(kind: Kind, options: dict[str, Any], x: Matrix, y: Matrix, exclusive: bool) -> Predict:
-    """Fits a classifier with options of `candidate` to x [rows, columns] and y 0/1 [rows, labels].
+def tune(
+    kind: Kind,
+    x: NDArray[Any],
+    y: Matrix,
+    exclusive: bool,
+    held: tuple[NDArray[Any], Matrix] | None = None,
+) -> Tuned:
+    """Fits a classifier whose options are chosen by log-loss, a proper score of probabilities.
 
-    Returns a function from other rows to their probabilities [rows, labels]. A label that is equal
-    in all training rows is predicted as it is. `exclusive`: a row has exactly one label.
+    Either a row is its views side by side, or each view is a row of its own, as views may share an
+    encoder, and the probabilities of a row's views are averaged (`shared` is 1). The `c` of
+    logistic regression on standardised inputs, the inverse weight of its L2 penalty, is followed by
+    factors of ten on both sides until the log-loss rises. A forest has 200 trees; its leaves have
+    `leaf` rows or more, and a split considers `factor` times the square root of the columns: each
+    of its options is changed for as long as the log-loss falls.
+
+    Args:
+        kind: `logistic` or `forest`.
+        x: training rows [rows, views, width]; views of unlike widths are one view.
+        y: labels as 0/1, [rows, labels]; NaN is unknown. A label that is the same in all training
+            rows is predicted as it is.
+        exclusive: a row has exactly one label.
+        held: the rows, and their labels, that choose the options: where `x` are features of a
+            network that has seen `y`, folds of the same rows would be too easy. None: five folds of
+            the training rows, each with about the same share of every combination of labels.
     """
-    classifier = _logistic if kind == "logistic" else _forest
-    predict = classifier(x, y, exclusive, options)
-    return lambda rows: np.concatenate(
-        [predict(rows[at : at + ROWS]) for at in range(0, len(rows), ROWS)]
-    )
+    import scipy.optimize  # noqa: F401  # so that its BLAS is there to be limited
+    import sklearn.linear_model  # noqa: F401
+    from threadpoolctl import threadpool_limits
+
+    chosen = np.sort(np.random.default_rng(0).permutation(len(x))[:MOST_ROWS])
+    parts = [(x[chosen], y[chosen], *held)] if held else _folds(x[chosen], y[chosen])
+    layouts = (0.0, 1.0) if x.shape[1] > 1 else (0.0,)
+    search = _search_logistic if kind == "logistic" else _search_forest
+    with threadpool_limits(1):  # many small fits: threads that wait for others cost more than all
+        tried = list(search(layouts, parts, exclusive))
+    options, loss = min(tried, key=lambda pair: pair[1])
+    at_end = kind == "logistic" and abs(round(np.log10(options["c"]))) == LAST
+    edge = f"its C, {options['c']:g}, is the last one that is tried" if at_end else ""
+    fit = _fit_logistic if kind == "logistic" else _fit_forest
+    with threadpool_limits(1 if len(x) <= MOST_ROWS else None):
+        predict = fit(x, y, exclusive, options)
+    return Tuned(predict, options, loss, tried, edge)
 
 
-def _logistic(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
-    """Standardises; more columns than rows are rotated into as many as rows, without loss."""
-    from sklearn.decomposition import PCA
+# Rows and labels, held-out rows and labels.
+Part = tuple[NDArray[Any], Matrix, NDArray[Any], Matrix]
+
+
+def _folds(x: NDArray[Any], y: Matrix) -> list[Part]:
+    """Deals the rows out in the order of their labels, shuffled among equal ones."""
+    if len(x) < 2:
+        return []
+    shuffled = np.random.default_rng(0).permutation(len(x))
+    order = shuffled[np.lexsort(np.nan_to_num(y[shuffled], nan=0.5).T)]
+    fold = np.empty(len(x), int)
+    fold[order] = np.arange(len(x)) % min(FOLDS, len(x))
+    return [(x[fold != f], y[fold != f], x[fold == f], y[fold == f]) for f in np.unique(fold)]
+
+
+def log_loss(probability: NDArray[Any], y: Matrix, exclusive: bool) -> float:
+    """Returns the mean of −log of the probability of what is true, over rows and known labels."""
+    p = probability.astype(np.float64)
+    if exclusive:
+        return float(-np.log(np.maximum((p * y).sum(1), LEAST)).mean())
+    true = np.where(y == 1, p, 1 - p)[~np.isnan(y)]
+    return float(-np.log(np.maximum(true, LEAST)).mean()) if len(true) else 0.0
+
+
+def _mean_loss(
+    parts: Sequence[Part], predictions: Sequence[NDArray[Any]], exclusive: bool
+) -> float:
+    """Returns the mean log-loss over held-out rows; 0 without any."""
+    losses = [
+        log_loss(probability, part[3], exclusive)
+        for part, probability in zip(parts, predictions, strict=True)
+    ]
+    return float(np.average(losses, weights=[len(part[3]) for part in parts])) if parts else 0.0
+
+
+def _rows(x: NDArray[Any], options: Options) -> NDArray[Any]:
+    """Returns [rows, views * width], or [rows * views, width] where views are rows of their own."""
+    return x.reshape(-1, x.shape[2]) if options["shared"] else x.reshape(len(x), -1)
+
+
+def _by_views(predict: Callable[[NDArray[Any]], Matrix], options: Options) -> Predict:
+    """Averages the probabilities of a row's views, where these are rows of their own."""
+
+    def predict_rows(x: NDArray[Any]) -> Matrix:
+        found = [
+            predict(_rows(x[at : at + ROWS], options)) for at in range(0, max(len(x), 1), ROWS)
+        ]
+        by_view: Matrix = np.concatenate(found).reshape(len(x), -1, found[0].shape[1])
+        return np.asarray(by_view.mean(1))
+
+    return predict_rows
+
+
+def _search_logistic(
+    layouts: Sequence[float], parts: Sequence[Part], exclusive: bool
+) -> Iterator[tuple[Options, float]]:
+    power = START
+    for shared in layouts:
+        options = {"shared": shared}
+        projected = [
+            (*_components(_rows(x, options), _rows(held, options)), _repeated(y, x, options))
+            for x, y, held, _ in parts
+        ]
+        loss = partial(_logistic_loss, parts, projected, exclusive)
+        tried = _descend(loss, power) if parts else {power: 0.0}
+        for at, value in tried.items():
+            yield options | {"c": 10.0**at}, value
+        power = min(tried, key=lambda at: tried[at])  # is near that of the other layout
+
+
+def _logistic_loss(
+    parts: Sequence[Part], projected: Sequence[tuple[Any, ...]], exclusive: bool, power: int
+) -> float:
+    predictions = []
+    for (rows, queries, labels), part in zip(projected, parts, strict=True):
+        found = fit_logistic(rows, labels, exclusive, 10.0**power, ITERATIONS)(queries)
+        predictions.append(found.reshape(len(part[3]), -1, found.shape[1]).mean(1))
+    return _mean_loss(parts, predictions, exclusive)
+
+
+def _descend(loss: Callable[[int], float], start: int) -> dict[int, float]:
+    """Returns the losses of powers of ten around `start`, on both sides until they do not fall."""
+    tried = {start: loss(start)}
+    for step in (-1, 1):
+        at = start
+        while abs(at) < LAST and (at == start or tried[at] < tried[at - step]):
+            at += step
+            tried[at] = loss(at)
+    return tried
+
+
+def _repeated(y: Matrix, x: NDArray[Any], options: Options) -> Matrix:
+    return y.repeat(x.shape[1], 0) if options["shared"] else y
+
+
+def _fit_logistic(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options) -> Predict:
+    rows = _rows(x, options)
+    project = _projection(rows)
+    labels = _repeated(y, x, options)
+    fitted = fit_logistic(project(rows), labels, exclusive, options["c"], ITERATIONS)
+    return _by_views(lambda queries: fitted(project(queries)), options)
+
+
+def _components(
+    x: NDArray[Any], queries: NDArray[Any]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    project = _projection(x)
+    return project(x), project(queries)
+
+
+def _projection(x: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[np.float64]]:
+    """Returns the projection on the principal components of standardised `x`, largest first."""
+    from sklearn.decomposition import PCA  # here: scikit-learn takes half as long as torch
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    rotation = [PCA(len(x), svd_solver="full")] if x.shape[1] > len(x) > 1 else []
-    features = make_pipeline(StandardScaler(), *rotation).fit(x.astype(np.float64))
-    inputs = features.transform(x.astype(np.float64))
-    predict = fit_logistic(inputs, y, exclusive, options["C"], ITERATIONS)
-    return lambda rows: predict(features.transform(rows.astype(np.float64)))
+    if not np.ptp(x, 0).any():  # one row, or equal rows: there is no component
+        return lambda rows: np.zeros((len(rows), 1))
+    pca = PCA(min(COMPONENTS, *x.shape), svd_solver="full")
+    pipeline = make_pipeline(StandardScaler(), pca).fit(x.astype(np.float64))
+    return lambda rows: pipeline.transform(rows.astype(np.float64))
 
 
-def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> Predict:
+def _search_forest(
+    layouts: Sequence[float], parts: Sequence[Part], exclusive: bool
+) -> Iterator[tuple[Options, float]]:
+    """Changes one option at a time, and goes on with what is best."""
+    best: Options = {"shared": 0.0, "factor": 1.0, "leaf": 1.0}
+    least = _forest_loss(parts, exclusive, best)
+    yield best, least
+    if not parts:
+        return
+    wide = parts[0][0].shape[2] > WIDE
+    ladders = (("shared", layouts[1:]), ("factor", () if wide else (4.0,)), ("leaf", LEAVES))
+    for name, values in ladders:
+        for value in values:
+            options = best | {name: value}
+            loss = _forest_loss(parts, exclusive, options)
+            yield options, loss
+            if loss >= least:
+                break
+            best, least = options, loss
+
+
+def _forest_loss(parts: Sequence[Part], exclusive: bool, options: Options) -> float:
+    """Returns the log-loss of few trees, and one more that is undecided."""
+    predictions = []
+    for x, y, held, _ in parts:
+        found = _fit_forest(x, y, exclusive, options, TUNING_TREES)(held)
+        even = 1 / found.shape[1] if exclusive else 0.5
+        predictions.append((found * TUNING_TREES + even) / (TUNING_TREES + 1))
+    return _mean_loss(parts, predictions, exclusive)
+
+
+def _fit_forest(
+    x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees: int = TREES
+) -> Predict:
+    rows, labels = _rows(x, options), _repeated(y, x, options)
+    return _by_views(_forest(rows, labels, exclusive, options, trees), options)
+
+
+def _forest(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees: int) -> Predict:
     from sklearn.ensemble import RandomForestClassifier
 
     if not (known := ~np.isnan(y)).all():  # one forest per label, of the rows where it is known
         forests = [
-            _forest(x[has], y[has, a : a + 1], False, options) if has.any() else None
+            _forest(x[has], y[has, a : a + 1], False, options, trees) if has.any() else None
             for a, has in enumerate(known.T)
         ]
         return lambda rows: np.concatenate(
@@ -79,9 +278,16 @@ def _forest(x: Matrix, y: Matrix, exclusive: bool, options: dict[str, Any]) -> P
         )
     targets = y.argmax(1) if exclusive else y.astype(int)
     targets = targets.ravel() if y.shape[1] == 1 else targets
-    model = RandomForestClassifier(TREES, random_state=0, **options).fit(x, targets)
+    model = RandomForestClassifier(
+        trees,
+        max_features=min(1.0, options["factor"] / np.sqrt(x.shape[1])),
+        min_samples_leaf=int(options["leaf"]),
+        n_jobs=torch.get_num_threads(),
+        random_state=0,
+    ).fit(x, targets)
+    model.set_params(n_jobs=1)  # several threads would add up the trees in any order
 
-    def predict(rows: Matrix) -> Matrix:
+    def predict(rows: NDArray[Any]) -> Matrix:
         found = np.zeros((len(rows), y.shape[1]), np.float32)
         if exclusive:
             found[:, model.classes_] = model.predict_proba(rows)

@@ -59,10 +59,10 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], int]:
     losses = list(dict.fromkeys(k for row in steps for k in row if k.startswith("loss/")))
     charts = [Chart("Objective", _lines(steps, {"loss": "objective"}, stride))]
     charts += [Chart(f"Loss of {k[5:]}", _lines(steps, {k: k[5:]}, stride)) for k in losses]
-    for role in ("test", "validation"):
+    for role, named in (("test", "monitoring: test rows"), ("validation", "validation rows")):
         for key, title in EVALUATED.items():
             if traces := _lines(rows, {f"{role}/{key}": title}, 1, "lines+markers"):
-                charts.append(Chart(f"{title} ({role} rows)", traces))
+                charts.append(Chart(f"{title} ({named})", traces))
     for title, keys in STEP_CURVES.items():
         if traces := _lines(steps, {key: key.replace("_", " ") for key in keys}, stride):
             charts.append(Chart(title, traces))

@@ -13,6 +13,7 @@ from heron.pipeline.config.experiment import Config
 from heron.pipeline.data.reader import Reader
 from heron.pipeline.evaluation.evaluator import Predictions
 from heron.pipeline.evaluation.metrics import label_auc, label_f1
+from heron.pipeline.evaluation.scikit import KINDS, NAMES
 from heron.pipeline.negatives.links import ADDRESS, PageLinks
 from heron.pipeline.report import charts, examples, pages
 from heron.pipeline.training.tracking import START, read_metrics, read_result
@@ -65,6 +66,8 @@ def write_report(
         seeds=len(seeds),
         curves=curves,
         stride=stride,
+        monitoring=any("test rows" in chart.title for chart in curves),
+        threshold=_threshold_text(config, multi_label),
         map=scatter,
         embedded=len(embedding.rows) if embedding else 0,
         near=near,
@@ -81,6 +84,16 @@ def write_report(
     return path
 
 
+def _threshold_text(config: Config, multi_label: bool) -> str:
+    """Says where the threshold of F1 comes from, the same rule for all methods."""
+    if not multi_label:
+        return ""
+    setting = config.evaluate.threshold
+    if setting == "fitted":
+        return "F1: each method's threshold is fitted on the validation rows."
+    return f"F1: a label is predicted above {setting:g}, by every method."
+
+
 def _yaml(tree: Any) -> str:
     return str(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100))
 
@@ -91,7 +104,7 @@ def _values(seeds: Seeds, score: str) -> list[float]:
 
 def _comparisons(seeds: Seeds, scores: Mapping[str, str], name: str) -> list[charts.Chart]:
     """Returns charts of the run beside its baselines, seed by seed; none without baselines."""
-    prefixes = {name: "", "plain network": "plain_", "logistic regression": "logistic_"}
+    prefixes = {name: "", "plain network": "plain_"} | {NAMES[k]: f"{k}_" for k in KINDS}
     comparisons = []
     for score, title in scores.items():
         methods = {method: _values(seeds, prefix + score) for method, prefix in prefixes.items()}
@@ -113,7 +126,7 @@ def _cards(
         spread = f"± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
         baselines = [
             f"{method} {np.mean(baseline):.3f}"
-            for method, prefix in (("plain network", "plain_"), ("logistic", "logistic_"))
+            for method, prefix in (("plain network", "plain_"), *((k, f"{k}_") for k in KINDS))
             if (baseline := _values(seeds, prefix + score))
         ]
         cards.append((title, f"{np.mean(values):.3f}", spread, ", ".join(baselines)))

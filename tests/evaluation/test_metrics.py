@@ -22,7 +22,7 @@ def test_multi_label_scores_by_hand() -> None:
     assert scores["f1_weighted"] == pytest.approx((2 * 0.8 + 1) / 3)
     assert scores["f1_macro"] == pytest.approx(0.9)
     assert scores["f1_micro"] == pytest.approx(6 / 7)
-    assert scores["accuracy"] == pytest.approx(2 / 3)
+    assert scores["subset_accuracy"] == pytest.approx(2 / 3)
     assert scores["auc_macro"] == scores["map"] == 1
 
 

@@ -71,7 +71,7 @@ def test_curves_are_means_of_so_many_steps_that_few_points_are_left() -> None:
     by_title = {chart.title: chart.traces for chart in found}
     assert by_title["Objective"][0]["y"][:2] == [1.5, 5.5]
     assert len(by_title["Objective"][0]["x"]) == MAX_POINTS
-    assert by_title["F1, weighted (test rows)"][0]["y"] == [0.5]
+    assert by_title["F1, weighted (monitoring: test rows)"][0]["y"] == [0.5]
 
 
 def test_steps_of_long_runs_keep_their_digits() -> None:
