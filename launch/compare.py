@@ -94,7 +94,7 @@ def compare(
     comparison = Comparison(
         f"{reader.manifest.dataset}: {len(roles[0].labelled):,} labelled, "
         f"{len(roles[0].validation):,} validation and {len(roles[0].test):,} test rows; "
-        f"{trials} trials of each",
+        f"{trials} trials of each method",
         settings.score,
         reader.manifest.labels.kind != "multi_label",
         [*experiments],
