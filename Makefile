@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Python compiles what it imports at its first start: most of what is installed never is.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 READY = $(VENV)/.ready
 TESTED = $(VENV)/.tested
 TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -51,17 +53,15 @@ wheel: $(READY)  ## dist/heron_pretrain-VERSION-py3-none-any.whl, from what git 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Heron needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(INSTALL) --requirement requirements.lock
+	$(INSTALL) --no-deps --editable .
 	touch $(READY)
 
 $(TESTED): $(READY) requirements-dev.lock requirements-triton.lock requirements-vision.lock
-	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/vision --upgrade \
-	  --requirement requirements-vision.lock
+	$(INSTALL) --requirement requirements-dev.lock
+	$(INSTALL) --no-deps --target $(VENV)/vision --upgrade --requirement requirements-vision.lock
 	# CUDA builds of torch bring their Triton; the others get one, for the tests in its interpreter.
-	$(BIN)/python -c 'import triton' 2>/dev/null \
-	  || $(BIN)/python -m pip install --quiet --requirement requirements-triton.lock
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(INSTALL) --requirement requirements-triton.lock
 	touch $(TESTED)
 
 FREEZE = .lock/bin/python -m pip freeze --all --exclude pip --exclude heron-pretrain | sed 's/+cpu$$//'

@@ -54,9 +54,10 @@ def build(
     """Writes a source as shards under `out`, or continues an interrupted build.
 
     Finished shards are not written again, and a finished build is left as it is; with `overwrite`
-    an earlier build is moved aside, whole, and a new one begins. `shard_rows`
-    defaults to 1,000 images or 8,192 vectors. Raises ShardError where `out` holds another build
-    or the disk is full, SourceError where the publisher's files are wrong.
+    an earlier build is moved aside, whole, and a new one begins. So is an unfinished build with
+    other options, as one that failed and is run again with the option that its error named.
+    `shard_rows` defaults to 1,000 images or 8,192 vectors. Raises ShardError where `out` holds
+    another build or the disk is full, SourceError where the publisher's files are wrong.
     """
     out = Path(out)
     if shard_rows is None:
@@ -69,8 +70,12 @@ def build(
         raise ShardError(
             f"{out}: a file lies there; expected a folder, new or old; choose another --out"
         ) from None
-    if overwrite and (found := _earlier_build(out)):
-        with _exclusive_build(out):
+    with _exclusive_build(out):
+        if overwrite:
+            found = _earlier_build(out)
+        else:
+            found = _unfinished_other(out, draft.built_from, source)
+        if found:
             print(f"{found} in {out} is now in {set_aside(out)}", flush=True)
     with _exclusive_build(out):
         if (finished := _load_finished(out, draft.built_from, source)) is not None:
@@ -177,25 +182,51 @@ def _earlier_build(out: Path) -> str:
     return "the earlier build"
 
 
+def _unfinished_other(out: Path, built_from: BuiltFrom, source: Source) -> str:
+    """Says what `out` holds of an unfinished build that this one cannot go on with, or ""."""
+    if (out / MANIFEST).exists() or not (out / JOURNAL).exists():
+        return ""
+    if _found(out, None, source, built_from) == built_from.model_dump(mode="json"):
+        return ""
+    if not any(out.glob("*.tar")):  # nothing was finished
+        (out / JOURNAL).unlink()
+        return ""
+    return "the unfinished build, with other options or files,"
+
+
+def _found(
+    out: Path, manifest: Manifest | None, source: Source, built_from: BuiltFrom
+) -> dict[str, Any]:
+    """Returns what `out` was built from, by its manifest or, without one, by its journal.
+
+    An option that it lacks was added later, and counts as its default.
+    """
+    if manifest is not None:
+        found: dict[str, Any] = manifest.built_from.model_dump(mode="json")
+    else:
+        try:
+            found = parse_json((out / JOURNAL).read_bytes())
+        except ValueError as fault:
+            raise ShardError(f"{out / JOURNAL}: {fault}; {_remedy(out)}") from None
+    options = found.get("options")
+    if found.get("source") == source.name and isinstance(options, dict):
+        defaults = {k: field.default for k, field in type(source).model_fields.items()}
+        requested = built_from.model_dump(mode="json")["options"]
+        found["options"] = {k: defaults[k] for k in requested if k in defaults} | options
+    return found
+
+
 def _remove_partial_files(out: Path) -> None:
     for path in out.glob(".*.part"):
         path.unlink()
 
 
 def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest | None:
-    """Returns the manifest if this build is complete; ShardError if `out` holds another build.
-
-    An option that a manifest lacks was added later, and counts as its default.
-    """
+    """Returns the manifest if this build is complete; ShardError if `out` holds another build."""
     requested = built_from.model_dump(mode="json")
     manifest = load_manifest(out) if (out / MANIFEST).exists() else None
-    if manifest is not None:
-        found = manifest.built_from.model_dump(mode="json")
-    elif (out / JOURNAL).exists():
-        try:
-            found = parse_json((out / JOURNAL).read_bytes())
-        except ValueError as fault:
-            raise ShardError(f"{out / JOURNAL}: {fault}; {_remedy(out)}") from None
+    if manifest is not None or (out / JOURNAL).exists():
+        found = _found(out, manifest, source, built_from)
     elif strays := sorted(out.glob("*.tar")):
         raise ShardError(
             f"{out} holds {strays[0].name} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
@@ -203,10 +234,6 @@ def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest
         )
     else:
         return None
-    options = found.get("options")
-    if found.get("source") == source.name and isinstance(options, dict):
-        defaults = {k: field.default for k, field in type(source).model_fields.items()}
-        found["options"] = {k: defaults[k] for k in requested["options"] if k in defaults} | options
     if found != requested:
         what = _difference(found, requested)
         raise ShardError(f"{out} holds another build: {what}; {_remedy(out)}")

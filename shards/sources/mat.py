@@ -39,7 +39,9 @@ class Mat(NamedArrays):
 
     mat: FilePath = Field(description="the file, of MATLAB v5 or v7.3")
     labels_name: str = Field(
-        "Y", description="the variable of the labels; without it no row has a label"
+        "Y",
+        description="the variable of the labels (default: Y, or the only one called gnd, truth, "
+        "labels or alike, in upper or lower case); without it no row has a label",
     )
     samples: Literal["rows", "columns"] | None = Field(
         None, description="what samples are in a matrix (default: what their number tells)"
@@ -62,7 +64,7 @@ class Mat(NamedArrays):
     def array(self, name: str) -> NDArray[Any]:
         """Returns an array, its samples along the first axis."""
         array = self._stored[name]
-        if name == self.labels_name:
+        if name == self.label_array:
             return self._orient_labels(array)
         return np.moveaxis(array, -1, 0) if self._samples_last(name) else array
 
@@ -96,14 +98,14 @@ class Mat(NamedArrays):
     @cached_property
     def _count(self) -> int:
         """The number of samples: that of the labels, or the one length that all views share."""
-        label = self._stored.get(self.labels_name) if self.label_kind != "none" else None
+        label = self._stored.get(self.label_array) if self.label_kind != "none" else None
         if label is not None and label.size == max(label.shape, default=0):
             return int(label.size)
         arrays = {n: a for n, a in self._stored.items() if n not in self.ignore and a.size > 1}
         chosen = arrays if self.view_names is None else {}
         chosen = chosen or {name: arrays[name] for name in self.view_names or () if name in arrays}
         if label is not None:
-            chosen[self.labels_name] = label
+            chosen[self.label_array] = label
         ends = [{array.shape[0], array.shape[-1]} for array in chosen.values()]
         shared = set.intersection(*ends) if ends else set()
         if len(shared) > 1 and self.samples:
@@ -149,13 +151,13 @@ class Mat(NamedArrays):
         """Returns labels as whole numbers [rows] or [rows, labels], or as names [rows]."""
         if array.size == self._count:
             array = array.reshape(-1)
-        elif self._samples_last(self.labels_name):
+        elif self._samples_last(self.label_array):
             array = array.T
         if array.dtype.kind != "f" or self.unknown == "allow":
             return array
         if len(bad := np.argwhere(~(np.isfinite(array) & (array == np.floor(array))))):
             raise SourceError(
-                f"{self.mat.name}: {self.labels_name}, row {bad[0][0]} is {array[tuple(bad[0])]}; "
+                f"{self.mat.name}: {self.label_array}, row {bad[0][0]} is {array[tuple(bad[0])]}; "
                 f"{WHOLE_LABELS}"
             )
         return array.astype(np.int64)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,6 +23,9 @@ from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, encode_l
 from heron.shards.sources.leaks import KEEP
 
 LABELS = "labels"
+LABEL_NAMES = frozenset(
+    ("labels", "label", "y", "gnd", "gt", "truth", "target", "targets", "class", "classes")
+)
 SPLIT = "split"  # the array that names the split of each row
 CHANNEL_COUNTS = 1, 3  # numbers of channels that are not taken for a height or a width
 NUMBERS = "fiub"  # kinds of dtypes
@@ -45,7 +49,9 @@ class NamedArrays(FileSource):
         None, description="the arrays that are views (default: all that can be)"
     )
     labels_name: str = Field(
-        LABELS, description="the array of labels; without it no row has a label"
+        LABELS,
+        description="the array of labels (default: labels, or the only one called y, gnd, truth or "
+        "alike); without it no row has a label",
     )
     label_kind: LabelKind | None = Field(
         None,
@@ -86,19 +92,38 @@ class NamedArrays(FileSource):
     def where(self, name: str) -> str:
         """Returns the name of the file that an array is in."""
 
+    @cached_property
+    def label_array(self) -> str:
+        """The name of the array of labels, which may be of no array.
+
+        Where nothing is asked for, it is the one array with a usual name, in upper or lower case.
+        """
+        default = type(self).model_fields["labels_name"].default
+        if self.labels_name != default or default in self.names or self.label_kind == "none":
+            return self.labels_name
+        views = {*(self.view_names or ()), *self.ignore}
+        found = [n for n in self.names if n.lower() in LABEL_NAMES and n not in views]
+        if len(found) > 1:
+            raise SourceError(
+                f"{', '.join(path.name for path in self.files)}: {' and '.join(found)} may both be "
+                f"the labels; expected to know which; say --labels-name {found[0]}, and leave the "
+                f"other out with --ignore {found[1]}"
+            )
+        return found[0] if found else self.labels_name
+
     def load(self) -> Loaded:
         """Checks the shapes of the views, and reads the labels and the splits."""
         titles = ", ".join(path.name for path in self.files)
         requested = [*(self.view_names or ()), *self.ignore]
         default = type(self).model_fields["labels_name"].default
-        if self.label_kind != "none" and (self.labels_name, self.label_kind) != (default, None):
-            requested.append(self.labels_name)
+        if self.label_kind != "none" and (self.label_array, self.label_kind) != (default, None):
+            requested.append(self.label_array)
         if unknown := [name for name in requested if name not in self.names]:
             raise SourceError(
                 f"{titles}: no array {unknown[0]!r}; it has {', '.join(self.names)}; expected one "
                 "of them"
             )
-        not_views = {self.labels_name, SPLIT, *self.ignore}
+        not_views = {self.label_array, SPLIT, *self.ignore}
         names = self.view_names or [
             name for name in self.names if name not in not_views and self._can_be_view(name)
         ]
@@ -107,10 +132,12 @@ class NamedArrays(FileSource):
         split = self._split()
         views = {name: self._column(name) for name in names}
         conversions = [line for line in map(self._describe_conversion, names) if line]
+        if self.label_array != self.labels_name:
+            conversions.insert(0, f"{self.label_array!r} holds the labels")
         lengths = {name: column.shape[0] for name, column in views.items()}
-        lengths |= {} if targets is None else {self.labels_name: len(targets)}
+        lengths |= {} if targets is None else {self.label_array: len(targets)}
         lengths |= {} if split is None else {SPLIT: len(split)}
-        first = names[0] if targets is None else self.labels_name
+        first = names[0] if targets is None else self.label_array
         rows = lengths[first]
         for name, length in lengths.items():
             if length != rows:
@@ -132,11 +159,11 @@ class NamedArrays(FileSource):
         """Refuses unused arrays, and arrays that may be labels where no labels are named."""
         unused = [name for name in self.names if name not in {*views, *not_views}]
         maybe_labels = unused if self.view_names else [*unused, *filter(self._is_integral, views)]
-        if maybe_labels and self.labels_name not in self.names and self.label_kind is None:
+        if maybe_labels and self.label_array not in self.names and self.label_kind is None:
+            first = min(maybe_labels, key=lambda name: self.array(name)[:1].size)  # the narrowest
             raise SourceError(
-                f"{titles}: no array {self.labels_name!r}, but {maybe_labels[0]!r}, which may be "
-                "the labels; name them with --labels-name, or say --label-kind none where there "
-                "are none"
+                f"{titles}: no array {self.labels_name!r}, but {first!r}, which may be the labels; "
+                f"say --labels-name {first} if it is, and --label-kind none where there are none"
             )
         if unused:
             array = self.array(unused[0])
@@ -224,7 +251,7 @@ class NamedArrays(FileSource):
         return split
 
     def _labels(self) -> tuple[Labels, NDArray[Any] | None]:
-        name = self.labels_name
+        name = self.label_array
         if self.label_kind == "none" or name not in self.names:
             return Labels(kind="none", names=self.label_names or []), None
         array = np.array(self.array(name))

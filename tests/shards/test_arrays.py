@@ -205,9 +205,9 @@ def test_whole_numbers_and_channels_are_converted_and_said(
             "every array; add it to --view-names, or leave out what is not used with --ignore age",
         ),
         (
-            {"y": (AUDIO > 0).astype(int)},
+            {"why": (AUDIO > 0).astype(int)},
             {},
-            "no array 'labels', but 'y', which may be the labels; name them with --labels-name, or",
+            "no array 'labels', but 'why', which may be the labels; say --labels-name why if it is",
         ),
         ({"cube": VIDEO[:, :3, :3]}, {}, "(300, 3, 3, 3); expected 1 or 3 channels on the second"),
         ({"cube": VIDEO.repeat(4, 3)}, {}, "(300, 4, 5, 12); expected 1 or 3 channels on the sec"),
@@ -240,10 +240,10 @@ def test_whole_numbers_and_channels_are_converted_and_said(
         ({}, {"label_kind": "multi_class"}, "no array 'labels'; it has audio"),
         ({}, {"label_kind": "none", "label_names": ["a"]}, "labels have names unless, and only"),
         (
-            {"label": LABELS, "grey": GREY},
+            {"kind": LABELS, "grey": GREY},
             {"view_names": ["audio", "grey"]},
-            "no array 'labels', but 'label', which may be the labels; name them with --labels-name,"
-            " or say --label-kind none where there are none",
+            "no array 'labels', but 'kind', which may be the labels; say --labels-name kind if it "
+            "is, and --label-kind none where there are none",
         ),
         (
             {"odd": VIDEO.astype("f4")},
@@ -264,12 +264,28 @@ def test_errors(
 
 
 def test_labels_that_may_be_misspelt(tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", audio=AUDIO, label=LABELS)
+    """The narrowest array of whole numbers is proposed, not a view that has some too."""
+    counts = np.arange(900).reshape(300, 3)
+    np.savez(tmp_path / "mine.npz", counts=counts, audio=AUDIO, lable=LABELS[:, None])
     found = fault(make_source("arrays", {"npz": tmp_path / "mine.npz"}), tmp_path / "out")
-    assert found.startswith("mine.npz: no array 'labels', but 'label', which may be the la")
-    words = files(tmp_path / "mine", {"audio": AUDIO, "label": LABELS})
+    assert found.startswith("mine.npz: no array 'labels', but 'lable', which may be the la")
+    words = files(tmp_path / "mine", {"audio": AUDIO, "lable": LABELS})
     found = fault(make_source("arrays", {"npy": words}), tmp_path / "out")
-    assert found.startswith("audio.npy, label.npy: no array 'labels', but 'label', which may be")
+    assert found.startswith("audio.npy, lable.npy: no array 'labels', but 'lable', which may be")
+
+
+@pytest.mark.parametrize("name", ["label", "y", "GT", "Truth"])
+def test_labels_by_a_usual_name(tmp_path: Path, name: str) -> None:
+    np.savez(tmp_path / "mine.npz", audio=AUDIO, **{name: LABELS})
+    source = make_source("arrays", {"npz": tmp_path / "mine.npz"})
+    assert [view.name for view in source.views] == ["audio"]
+    np.testing.assert_array_equal(whole(source, "all").labels, LABELS)
+    np.savez(tmp_path / "two.npz", audio=AUDIO, **{name: LABELS}, gnd=LABELS[::-1])
+    found = fault(make_source("arrays", {"npz": tmp_path / "two.npz"}), tmp_path / "out")
+    assert f"{name} and gnd may both be the labels" in found
+    options = {"labels_name": name, "ignore": ["gnd"]}  # as it says
+    source = make_source("arrays", {"npz": tmp_path / "two.npz"} | options)
+    np.testing.assert_array_equal(whole(source, "all").labels, LABELS)
 
 
 def test_options(tmp_path: Path) -> None:

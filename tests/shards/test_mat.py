@@ -176,6 +176,14 @@ def test_errors(
     assert message in str(fault.value) and str(fault.value).startswith("views.mat")
 
 
+@pytest.mark.parametrize("name", ["gnd", "gt", "y", "Truth", "labels"])
+def test_labels_by_a_usual_name(tmp_path: Path, name: str) -> None:
+    """Before any view is: three errors proposed a view for the labels."""
+    source = mat(tmp_path, VERSIONS[0], {"X": ONE, name: CLASSES})
+    assert [view.name for view in source.views] == ["X"]
+    np.testing.assert_array_equal(whole(source, "all").labels, CLASSES.ravel() - CLASSES.min())
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_samples_by_option(tmp_path: Path, version: str) -> None:
     square = {"X": ONE[:4], "Y": CLASSES[:4]}
