@@ -170,7 +170,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     names = ["dnn", "logistic on dnn", "own", "logistic on own", "logistic on raw features"]
     assert [*tree["rows"]] == names and told.endswith((out / "compare.md").read_text())
     assert len([*(out / "fold-0").rglob("checkpoints")]) == 2  # of the chosen trials alone
-    for name, row in ((name, one) for name in names for one in tree["rows"][name]["folds"]):
+    for name, row in ((n, one) for n in names for one in tree["rows"][n]["folds"]):
         assert 0 <= row["scores"]["accuracy"] <= 1
         if name.startswith("logistic"):  # as many as it takes until the log-loss rises
             best = min(row["trials"], key=lambda trial: trial["log_loss"])

@@ -276,13 +276,14 @@ def test_labels_that_may_be_misspelt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["label", "y", "GT", "Truth"])
 def test_labels_by_a_usual_name(tmp_path: Path, name: str) -> None:
-    np.savez(tmp_path / "mine.npz", audio=AUDIO, **{name: LABELS})
+    named: dict[str, Any] = {name: LABELS}
+    np.savez(tmp_path / "mine.npz", audio=AUDIO, **named)
     source = make_source("arrays", {"npz": tmp_path / "mine.npz"})
     assert [view.name for view in source.views] == ["audio"]
     np.testing.assert_array_equal(whole(source, "all").labels, LABELS)
-    np.savez(tmp_path / "two.npz", audio=AUDIO, **{name: LABELS}, gnd=LABELS[::-1])
+    np.savez(tmp_path / "two.npz", audio=AUDIO, gnd=LABELS[::-1], **named)
     found = fault(make_source("arrays", {"npz": tmp_path / "two.npz"}), tmp_path / "out")
-    assert f"{name} and gnd may both be the labels" in found
+    assert f"gnd and {name} may both be the labels" in found
     options = {"labels_name": name, "ignore": ["gnd"]}  # as it says
     source = make_source("arrays", {"npz": tmp_path / "two.npz"} | options)
     np.testing.assert_array_equal(whole(source, "all").labels, LABELS)

@@ -1,0 +1,267 @@
+"""What errors of data propose, by command."""
+
+import numpy as np
+import pyarrow as pa
+
+from tests.remedies.makers import (
+    BUILD_FRAMES,
+    CATS,
+    CLASSES,
+    MANY,
+    MEAN,
+    NUMBERS,
+    WITH_TEXTS,
+    Case,
+    X,
+    also,
+    arrays,
+    attributed,
+    cell_of,
+    faces,
+    frames_in,
+    indexed,
+    mat,
+    mulan,
+    other_table,
+    parquet,
+    pictures,
+    rows,
+    strays,
+    table,
+    tar,
+)
+from tests.shards.others import cats, jpeg
+from tests.shards.tiny import ARFF
+
+CASES = [
+    Case(
+        "a row, or names as pandas gives columns",
+        table(rows("0,1,2", *(f"{n},{n + 3},{n % 2}" for n in range(1, 9))), "--label", "none"),
+        ["--header", "yes"],
+    ),
+    Case(
+        "as in a header, and",
+        table(rows("age,1,kind", *NUMBERS)),
+        ["--header", "yes"],
+    ),
+    Case(
+        ": it gives ",
+        table(rows("one,two,kind", *(f"{n % 3},{n}.5,{'abc'[n % 3]}" for n in range(40)))),
+        ["--keep", "features:one"],
+    ),
+    Case(
+        ": every cell is missing, so there is no mean",
+        table(rows("one,two,kind", *(f",{n}.5,{'abc'[n % 3]}" for n in range(40))), *MEAN),
+        ["--ignore", "one"],
+    ),
+    Case(
+        " categories; expected at most ",
+        table(rows("one,two,kind", *MANY), "--categories", "one"),
+        ["--ignore", "one"],
+        ["--categories", "one"],
+    ),
+    Case(
+        "expected 0 or 1 in several label columns",
+        table(rows("x,a,b", *(f"{n}.5,{n % 3},{n % 6}" for n in range(40))), "--label", "a", "b"),
+        ["--label-kind", "hierarchical"],
+    ),
+    Case(
+        "its first line is parted",
+        table(rows("a;b,kind", *(f"{n}.5,{'abc'[n % 3]}" for n in range(40)))),
+        ["--separator", "comma"],
+    ),
+    Case(
+        "which may be the labels",
+        arrays(x=X, kinds=CLASSES),
+        ["--labels-name", "kinds"],
+    ),
+    Case(
+        "may both be the labels",
+        arrays(x=X, y=CLASSES, gnd=CLASSES),
+        ["--labels-name", "y", "--ignore", "gnd"],
+    ),
+    Case(
+        "expected a use for every array",
+        arrays(x=X, labels=CLASSES, age=np.arange(40.0)),
+        ["--ignore", "age"],
+    ),
+    Case(
+        "expected 1 or 3 channels on the second axis or on the last",
+        arrays(x=np.zeros((40, 3, 5, 3), np.uint8), labels=CLASSES),
+        ["--channels", "last"],
+    ),
+    Case(
+        "labels are -1 and 1 alone",
+        arrays(x=X, labels=np.array([1, -1] * 20)),
+        ["--minus-one", "no"],
+    ),
+    Case(
+        "expected [rows, levels] of hierarchical labels",
+        arrays("--label-kind", "hierarchical", x=X, labels=CLASSES),
+        ["--label-kind", "multi_class"],
+        ["--label-kind", "hierarchical"],
+    ),
+    Case(
+        "names; expected a name for each; see --label-names",
+        arrays("--label-names", "a", x=X, labels=np.eye(3, dtype=int)[CLASSES]),
+        ["--label-names", "a", "b", "c"],
+        ["--label-names", "a"],
+    ),
+    Case(
+        "and single labels may be unknown",
+        arrays("--unknown", "allow", x=X, labels=CLASSES),
+        [],
+        ["--unknown", "allow"],
+    ),
+    Case(
+        "of samples that fit all of",
+        mat(X=X, Z=np.ones((7, 5)), W=np.ones((40, 6))),
+        ["--ignore", "Z"],
+    ),
+    Case(
+        "expected to know what its samples are",
+        mat(X=X[:3], Y=CLASSES[:3]),
+        ["--samples", "rows"],
+    ),
+    Case(
+        "; expected matrices of real numbers, or texts",
+        mat(X=X, S=1j * X, Y=CLASSES),
+        ["--ignore", "S"],
+    ),
+    Case(
+        "no view is asked for; it has the columns",
+        parquet(a=[[1.0, 2.0]] * 8, kind=["x", "y"] * 4),
+        ["--vector", "a", "--label", "kind"],
+    ),
+    Case(
+        "take such rows as unlabelled with --missing-label",
+        parquet("--vector", "a", "--label", "kind", a=[[1.0, 2.0]] * 8, kind=["x", None] * 4),
+        ["--missing-label", "unlabelled"],
+    ),
+    Case(
+        "no row has a label; expected some; leave --label out",
+        parquet(
+            *("--vector", "a", "--label", "kind", "--missing-label", "unlabelled"),
+            a=[[1.0, 2.0]] * 8,
+            kind=pa.array([None] * 8, pa.string()),
+        ),
+        [],
+        ["--label", "kind", "--missing-label", "unlabelled"],
+    ),
+    Case(
+        "lies beside the split train",
+        pictures("train/a/1.jpg", "train/b/2.jpg", "wild/a/3.jpg"),
+        ["--split-names", "train", "wild"],
+    ),
+    Case(
+        "for a split; it has",
+        pictures("train/a/1.jpg", "train/b/2.jpg", words=["--split-names", "tain"]),
+        ["--split-names", "train"],
+        ["--split-names", "tain"],
+    ),
+    Case(
+        "a contact sheet cannot be",
+        faces("shards", "show", "FACES", "--sheet", "OUT/sheet.txt"),
+        ["--sheet", "OUT/sheet.png"],
+        ["--sheet", "OUT/sheet.txt"],
+    ),
+    Case(
+        "would be empty; give --count 1 or more",
+        faces("shards", "show", "FACES", "--sheet", "OUT/sheet.png", "--count", 0),
+        ["--count", 1],
+        ["--count", 0],
+    ),
+    Case(
+        "expected a new file: --out another",
+        faces("init", "FACES", "--out", "OUT/taken"),
+        ["--out", "OUT/new.yaml"],
+        ["--out", "OUT/taken"],
+    ),
+    Case(
+        "`--prefix-keys true` tells tars apart",
+        lambda folder: [*tar(cats(0, 3), *CATS)(folder), *also(folder, "two.tar")],
+        ["--prefix-keys", "true"],
+    ),
+    Case(
+        "take it as unlabelled with `--missing-label unlabelled`",
+        tar([*cats(0, 3), {"__key__": "9", "jpg": jpeg(9)}], *CATS),
+        ["--missing-label", "unlabelled"],
+    ),
+    Case(
+        "this looks like text: index it with --text",
+        tar(WITH_TEXTS, "--image", "jpg", "--label", "txt"),
+        ["--text", "txt"],
+        ["--label", "txt"],
+    ),
+    Case(
+        "as a label is, but",
+        mulan(ARFF.replace("@attribute calm", "@attribute bold {0,1}\n@attribute calm", 1)),
+        ["--binary-features", "true"],
+    ),
+    Case(
+        " is there, which this source cannot read",
+        lambda folder: ["shards", "build", "tu", "--folder", attributed(folder)],
+        ["--ignore", "node_attributes"],
+    ),
+    Case(
+        "expected a name that one column has",
+        table(rows("one,kind", *(f"{n}.5,{'abc'[n % 3]}" for n in range(40))), "--label", "kinds"),
+        ["--label", "kind"],
+        ["--label", "kinds"],
+    ),
+    Case(
+        "expected them to be, where there are several files",
+        lambda folder: [*table(rows("1.5,2.5", "2.5,3.5"))(folder), other_table(folder)],
+        ["--label", "none"],
+    ),
+    Case(
+        "since the matrices of a cell are numbered from 1",
+        mat(X1=X, X=cell_of(X, X + 1), Y=CLASSES),
+        ["--ignore", "X"],
+    ),
+    Case(
+        ", or -1 in all of a row that has no label; see --label-names",
+        arrays("--label-names", "a", "b", x=X, labels=CLASSES),
+        ["--label-names", "a", "b", "c"],
+        ["--label-names", "a", "b"],
+    ),
+    Case(
+        "or --minus-one no beside labels of 1",
+        tar([{"__key__": str(n), "jpg": jpeg(n), "cls": n % 2 * 2 - 1} for n in range(6)], *CATS),
+        ["--minus-one", "no"],
+    ),
+    Case(
+        "was indexed with ",
+        indexed("shards", "index", "TARS", *CATS, "--missing-label", "unlabelled"),
+        ["--overwrite"],
+    ),
+    Case(
+        "holds tars of others, indexed where they lie; expected a new folder",
+        indexed(*BUILD_FRAMES, "--overwrite", "--out", "TARS"),
+        ["--out", "OUT/new"],
+        ["--overwrite", "--out", "OUT/tars"],
+    ),
+    Case(
+        "a file lies there; expected a folder",
+        faces(*BUILD_FRAMES, "--out", "OUT/taken"),
+        ["--out", "OUT/new"],
+        ["--out", "OUT/taken"],
+    ),
+    Case(
+        "expected an empty folder or a build of ours",
+        strays(*BUILD_FRAMES, "--out", "OUT/strays"),
+        ["--out", "OUT/new"],
+        ["--out", "OUT/strays"],
+    ),
+    Case(
+        "; see `heron shards build ",
+        lambda folder: ["shards", "build", "arrays", "--out", "OUT/new"],
+        ["--help"],
+    ),
+    Case(
+        "a contact sheet needs pictures: run without --sheet",
+        lambda folder: ["shards", "show", frames_in(folder), "--sheet", "OUT/sheet.png"],
+        [],
+        ["--sheet", "OUT/sheet.png"],
+    ),
+]

@@ -1,0 +1,226 @@
+"""An error that names a command or an option: doing what it says succeeds.
+
+The messages are found by a search of the product's syntax trees. Each of them is performed here, or
+stands in `not_performed.txt`, which only gets shorter.
+"""
+
+import ast
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.remedies.data_cases import CASES
+from tests.remedies.makers import RANDOM, Case, arrays, call, tar
+from tests.shards.others import cats
+
+ROOT = Path(__file__).parents[2]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+|`heron [a-z]+")
+
+NEGATIVES = ("negatives", "EMBEDDINGS", "--out", "OUT/report")
+# Commands on a run of one step, its embeddings and its index.
+ON_A_RUN = [
+    Case(
+        "expected one of --key, --file, --text and --vector",
+        lambda folder: ["query", "INDEX"],
+        ["--key", "000001"],
+    ),
+    Case(
+        "a sheet cannot be",
+        lambda folder: ["query", "INDEX", "--key", "000001", "--sheet", "OUT/near.txt"],
+        ["--sheet", "OUT/near.png"],
+        ["--sheet", "OUT/near.txt"],
+    ),
+    Case(
+        " vectors besides ",
+        lambda folder: ["index", "EMBEDDINGS", "--kind", "ivfpq", "--out", "OUT/index"],
+        ["--kind", "flat"],
+        ["--kind", "ivfpq"],
+    ),
+    Case(
+        "is too little to read",
+        lambda folder: ["index", "EMBEDDINGS", "--memory", "1KB", "--out", "OUT/index"],
+        ["--memory", "1GB"],
+        ["--memory", "1KB"],
+    ),
+    Case(
+        "give another --width, or none for all",
+        lambda folder: ["index", "EMBEDDINGS", "--width", 10_000, "--out", "OUT/index"],
+        ["--width", 8],
+        ["--width", "10000"],
+    ),
+    Case(
+        "is there already; choose another --out, or add --overwrite",
+        lambda folder: ["embed", "RUN", "--out", "OUT/full"],
+        ["--overwrite"],
+    ),
+    Case(
+        "goes on; expected one of them: leave the other out",
+        lambda folder: ["pretrain", "OUT/run/config.yaml", "run.resume=auto", "--overwrite"],
+        [],
+        ["run.resume=auto"],
+    ),
+    Case(
+        "neither --out nor --push is given",
+        lambda folder: ["save", "RUN"],
+        ["--out", "OUT/model"],
+    ),
+    Case(
+        "expected a file that ends with",
+        lambda folder: ["predict", "RUN", "--out", "OUT/rows.txt"],
+        ["--out", "OUT/rows.csv"],
+        ["--out", "OUT/rows.txt"],
+    ),
+    Case(
+        "is no address of a page",
+        lambda folder: [*NEGATIVES, "--page", "here"],
+        ["--page", "http://127.0.0.1:8000/"],
+        ["--page", "here"],
+    ),
+    Case(
+        "the index is of the layer",
+        lambda folder: [*NEGATIVES, "--index", "INDEX", "--layer", "projection"],
+        ["--layer", "hidden"],
+        ["--layer", "projection"],
+    ),
+    Case(
+        "is no comparison; expected KEY SIGN VALUE",
+        lambda folder: ["runs", "PLACE", "--where", "optim.lr"],
+        ["--where", "optim.lr>0"],
+        ["--where", "optim.lr"],
+    ),
+    Case(
+        "after a comparison; expected 'and'",
+        lambda folder: ["runs", "PLACE", "--where", "optim.lr>0 or optim.lr<1"],
+        ["--where", "optim.lr>0 and optim.lr<1"],
+        ["--where", "optim.lr>0 or optim.lr<1"],
+    ),
+    Case(
+        "overrides and --method change an experiment",
+        lambda folder: ["config", "--method", "simclr"],
+        ["faces"],
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step on few faces, its embeddings and its index."""
+    folder = tmp_path_factory.mktemp("place")
+    changes = ["train=40", "test=8"]
+    overrides = [f"data.build.{change}" for change in changes]
+    overrides += ["data.protocol.labelled=20", "data.batch.labelled=4", "data.batch.unlabelled=8"]
+    overrides += ["train.steps=1", "train.cpu_threads=1", "evaluate.baselines=false"]
+    overrides += ["evaluate.seeds=1", "evaluate.map=never", f"data.path={folder / 'faces'}"]
+    assert call(["pretrain", "faces", f"run.dir={folder / 'run'}", *overrides]) == 0
+    assert call(["embed", folder / "run", "--out", folder / "embeddings"]) == 0
+    assert call(["index", folder / "embeddings", "--out", folder / "index"]) == 0
+    return folder
+
+
+def text_of(node: ast.expr) -> str:
+    """The words of a message, `{}` for each value that it has in it."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [v.value if isinstance(v, ast.Constant) else "{}" for v in node.values]
+        return "".join(map(str, parts))
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def messages() -> dict[str, str]:
+    """Every message of a `raise` that names an option or a verb, and the file it is in."""
+    found = {}
+    for room in ("pipeline", "shards", "launch"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Raise) and node.exc is not None:
+                    text = max(map(text_of, ast.walk(node.exc)), key=len, default="")  # type: ignore[arg-type]
+                    if OPTION.search(text):
+                        found[text] = str(path.relative_to(ROOT))
+    return found
+
+
+def perform(
+    case: Case, folder: Path, capsys: pytest.CaptureFixture[str], place: Path = Path()
+) -> None:
+    names = {"OUT": folder, "RUN": place / "run", "INDEX": place / "index", "PLACE": place}
+    names["EMBEDDINGS"] = place / "embeddings"
+
+    def placed(words: Sequence[Any]) -> list[str]:
+        return [re.sub("|".join(names), lambda m: str(names[m[0]]), str(word)) for word in words]
+
+    words = placed(case.make(folder))
+    if words[1] == "build" and "--out" not in words:
+        words += ["--out", str(folder / "out"), "--quiet"]
+    capsys.readouterr()
+    assert call(words) != 0
+    error = capsys.readouterr().err
+    assert case.said in error
+    for option in OPTION.findall(" ".join(map(str, case.more))):
+        assert option in error, error
+    left = [word for word in words if word not in placed(case.without)]
+    assert call([*left, *placed(case.more)]) == 0, capsys.readouterr().err
+
+
+def ids(cases: Sequence[Case]) -> list[str]:
+    return [case.said[:40] for case in cases]
+
+
+@pytest.mark.parametrize("case", CASES, ids=ids(CASES))
+def test_data(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").write_text("a file of the user's")
+    perform(case, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("case", ON_A_RUN, ids=ids(ON_A_RUN))
+def test_a_run(case: Case, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("full", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("the user's")
+    tree = yaml.safe_load((place / "run" / "config.yaml").read_text())
+    tree["run"]["dir"] = str(tmp_path / "again")
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(tree))
+    perform(case, tmp_path, capsys, place)
+
+
+def test_a_command_in_an_error_is_that_which_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tar(cats(0, 9))(tmp_path)
+    capsys.readouterr()
+    assert call(words) == 1
+    (command,) = re.findall("`heron (.*)`", capsys.readouterr().err)
+    assert call(shlex.split(command)) == 0
+
+
+def test_rows_without_a_view_and_the_option_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was refused as another build, since the first shard was finished."""
+    x = RANDOM.normal(size=(20_000, 2)).astype(np.float32)
+    x[-1] = np.nan
+    words = arrays(x=x, z=np.ones((20_000, 2)), labels=np.arange(20_000) % 2)(tmp_path)
+    words = [*words, "--out", tmp_path / "out", "--quiet"]
+    capsys.readouterr()
+    assert call(words) == 1
+    assert "or `--missing allow` rows that are NaN throughout" in capsys.readouterr().err
+    assert call([*words, "--missing", "allow"]) == 0
+    assert call(["shards", "verify", tmp_path / "out"]) == 0
+
+
+def test_every_message_is_performed_or_listed() -> None:
+    """A new message that names an option needs a case here."""
+    performed = [case.said for case in [*CASES, *ON_A_RUN]] + [
+        "try `heron shards index",
+        "--missing allow",
+    ]
+    found = messages()
+    for said in performed[:-2]:
+        assert any(said in text for text in found), said
+    left = {text for text in found if not any(said in text for said in performed)}
+    listed = (Path(__file__).parent / "not_performed.txt").read_text().splitlines()
+    assert sorted(left) == listed
