@@ -67,7 +67,11 @@ class Samples:
         nearby = [self.key(int(i)) for i in self._order[max(0, position - 50) : position + 50]]
         padded = key.zfill(len(self.key(0))) if len(self) else key  # 0123 is 000123
         known = [padded] if padded in self.keys_with(padded, 1) else []
-        similar = [*known, *(self.keys_with(key, 3) if key else ()), *difflib.get_close_matches(key, nearby, 3, 0.0)]
+        similar = [
+            *known,
+            *(self.keys_with(key, 3) if key else ()),
+            *difflib.get_close_matches(key, nearby, 3, 0.0),
+        ]
         raise RetrievalError(
             f"no sample has the key '{key}'; found {len(self):,} others, the nearest "
             f"{', '.join([*dict.fromkeys(similar)][:3]) or 'none'}; expected one of them"
