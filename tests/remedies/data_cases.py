@@ -7,6 +7,7 @@ from tests.remedies.makers import (
     BUILD_FRAMES,
     CATS,
     CLASSES,
+    FIELD,
     MANY,
     MEAN,
     NUMBERS,
@@ -186,6 +187,17 @@ CASES = [
         "take it as unlabelled with `--missing-label unlabelled`",
         tar([*cats(0, 3), {"__key__": "9", "jpg": jpeg(9)}], *CATS),
         ["--missing-label", "unlabelled"],
+    ),
+    Case(
+        "expected one; say which with --split NAME=PATTERN",
+        lambda folder: [*tar(cats(0, 3), *CATS)(folder), *also(folder, "train.tar", 50)],
+        ["--split", "train=*.tar"],
+    ),
+    Case(
+        "label: every list is empty; expected names; leave --label out",
+        tar([{"__key__": "1", "jpg": jpeg(1), "json": {"t": []}}], "--image", "jpg", *FIELD),
+        [],
+        ["--label", "json:t"],
     ),
     Case(
         "this looks like text: index it with --text",

@@ -21,6 +21,7 @@ NUMBERS = [f"{n}.5,{n + 2}.25,{'abc'[n % 3]}" for n in range(40)]
 MANY = [f"w{n},{n}.5,{'abc'[n % 3]}" for n in range(1200)]
 MEAN = ("--missing", "mean")
 BUILD_FRAMES = ("shards", "build", "frames", "--train", 300, "--test", 0)
+FIELD = ("--label", "json:t")
 CATS = ("--image", "jpg", "--label", "cls")
 WITH_TEXTS = [
     {"__key__": f"{n:04}", "jpg": jpeg(n), "txt": f"a cat, number {n}"} for n in range(300)
@@ -161,6 +162,6 @@ def faces(*words: Any) -> Callable[[Path], Sequence[Any]]:
     return make
 
 
-def also(folder: Path, name: str) -> Sequence[Any]:
-    write_wds(folder / "tars" / name, cats(0, 3))
+def also(folder: Path, name: str, first: int = 0) -> Sequence[Any]:
+    write_wds(folder / "tars" / name, cats(first, 3))
     return []

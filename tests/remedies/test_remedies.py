@@ -17,6 +17,7 @@ import yaml
 
 from tests.remedies.data_cases import CASES
 from tests.remedies.makers import RANDOM, Case, arrays, call, tar
+from tests.remedies.publisher_cases import PUBLISHED
 from tests.shards.others import cats
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +171,7 @@ def ids(cases: Sequence[Case]) -> list[str]:
     return [case.said[:40] for case in cases]
 
 
-@pytest.mark.parametrize("case", CASES, ids=ids(CASES))
+@pytest.mark.parametrize("case", [*CASES, *PUBLISHED], ids=ids([*CASES, *PUBLISHED]))
 def test_data(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("a file of the user's")
     perform(case, tmp_path, capsys)
@@ -214,7 +215,7 @@ def test_rows_without_a_view_and_the_option_for_them(
 
 def test_every_message_is_performed_or_listed() -> None:
     """A new message that names an option needs a case here."""
-    performed = [case.said for case in [*CASES, *ON_A_RUN]] + [
+    performed = [case.said for case in [*CASES, *PUBLISHED, *ON_A_RUN]] + [
         "try `heron shards index",
         "--missing allow",
     ]
