@@ -272,11 +272,11 @@ def faces(folder: str, name: str, train: dict[str, Any], optim: dict[str, Any]) 
         "data": {
             "path": f"{folder}/faces",
             "build": {"source": "faces", "train": 60, "test": 1, "size": 32},
-            "protocol": {"labelled": 20},
+            "protocol": {"labelled": 20, "validation": 0.0},
             "batch": {"labelled": 5, "unlabelled": 12},
         },
         "train": {"epochs": 7, "cpu_threads": 1} | train,
-        "evaluate": {"baselines": False},
+        "evaluate": {"baselines": False, "threshold": 0.4},
         "optim": optim,
     }
     pretrain(parse_config(merge(tree, changes)))

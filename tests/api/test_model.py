@@ -133,11 +133,14 @@ def test_predictions_reach_the_scores_of_the_run(case: tuple[str, heron.Run]) ->
     y = reader.ground_truth(test)
     assert probability.shape == y.shape
     if reader.manifest.labels.kind == "multi_label":
-        found = heron.metrics.multi_label_scores(probability, y, float(config.evaluate.threshold))
+        threshold = float(run.scores.get("threshold", config.evaluate.threshold))
+        found = heron.metrics.multi_label_scores(probability, y, threshold)
+        found |= {name: run.scores[name] for name in ("threshold",) if name in run.scores}
     else:
         np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-5)
         found = heron.metrics.multi_class_scores(probability, y)
-    assert found == pytest.approx(run.scores, nan_ok=True)
+    scores = {k: v for k, v in run.scores.items() if not k.startswith("validation_")}
+    assert found == pytest.approx(scores, nan_ok=True)
 
 
 def test_a_model_says_what_goes_in_and_out(frames: tuple[heron.Run, Given]) -> None:
