@@ -5,7 +5,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from heron.shards.artefact import MANIFEST, parse_json
+from heron.shards.artefact import MANIFEST
 from heron.shards.atomic import atomic_write, is_at, save_json
-from heron.shards.errors import ShardError, SourceError
+from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
+from heron.shards.errors import ShardError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import (
     JOURNAL,
@@ -29,11 +30,10 @@ from heron.shards.manifest import (
     Shard,
     View,
     index_name,
-    load_manifest,
     member_names,
 )
 from heron.shards.moments import Moments
-from heron.shards.set_aside import aside_name, set_aside
+from heron.shards.set_aside import set_aside
 from heron.shards.sources.base import Rows, Source, rows_with_view
 from heron.shards.terminal import Bar
 from heron.shards.texts import write_tokenizers
@@ -72,13 +72,13 @@ def build(
         ) from None
     with _exclusive_build(out):
         if overwrite:
-            found = _earlier_build(out)
+            found = describe_earlier(out)
         else:
-            found = _unfinished_other(out, draft.built_from, source)
+            found = describe_unfinished(out, draft.built_from, source)
         if found:
             print(f"{found} in {out} is now in {set_aside(out)}", flush=True)
     with _exclusive_build(out):
-        if (finished := _load_finished(out, draft.built_from, source)) is not None:
+        if (finished := load_finished(out, draft.built_from, source)) is not None:
             if progress:
                 print(f"{out} is complete: {_describe_counts(finished)}; nothing to do")
             return finished
@@ -166,95 +166,9 @@ def _exclusive_build(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _earlier_build(out: Path) -> str:
-    """Says what `out` holds that --overwrite moves aside: a build, unfinished ones too, or "".
-
-    Raises SourceError for indexed tars of others, which are no build.
-    """
-    if not any((out / name).exists() for name in (MANIFEST, JOURNAL)):
-        return ""
-    with suppress(OSError, ShardError):
-        if load_manifest(out).foreign:
-            raise SourceError(
-                f"{out} holds tars of others, indexed where they lie; expected a new folder, or a "
-                "build of ours; choose another --out"
-            )
-    return "the earlier build"
-
-
-def _unfinished_other(out: Path, built_from: BuiltFrom, source: Source) -> str:
-    """Says what `out` holds of an unfinished build that this one cannot go on with, or ""."""
-    if (out / MANIFEST).exists() or not (out / JOURNAL).exists():
-        return ""
-    if _found(out, None, source, built_from) == built_from.model_dump(mode="json"):
-        return ""
-    if not any(out.glob("*.tar")):  # nothing was finished
-        (out / JOURNAL).unlink()
-        return ""
-    return "the unfinished build, with other options or files,"
-
-
-def _found(
-    out: Path, manifest: Manifest | None, source: Source, built_from: BuiltFrom
-) -> dict[str, Any]:
-    """Returns what `out` was built from, by its manifest or, without one, by its journal.
-
-    An option that it lacks was added later, and counts as its default.
-    """
-    if manifest is not None:
-        found: dict[str, Any] = manifest.built_from.model_dump(mode="json")
-    else:
-        try:
-            found = parse_json((out / JOURNAL).read_bytes())
-        except ValueError as fault:
-            raise ShardError(f"{out / JOURNAL}: {fault}; {_remedy(out)}") from None
-    options = found.get("options")
-    if found.get("source") == source.name and isinstance(options, dict):
-        defaults = {k: field.default for k, field in type(source).model_fields.items()}
-        requested = built_from.model_dump(mode="json")["options"]
-        found["options"] = {k: defaults[k] for k in requested if k in defaults} | options
-    return found
-
-
 def _remove_partial_files(out: Path) -> None:
     for path in out.glob(".*.part"):
         path.unlink()
-
-
-def _load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest | None:
-    """Returns the manifest if this build is complete; ShardError if `out` holds another build."""
-    requested = built_from.model_dump(mode="json")
-    manifest = load_manifest(out) if (out / MANIFEST).exists() else None
-    if manifest is not None or (out / JOURNAL).exists():
-        found = _found(out, manifest, source, built_from)
-    elif strays := sorted(out.glob("*.tar")):
-        raise ShardError(
-            f"{out} holds {strays[0].name} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
-            "folder or a build of ours; choose another --out, or empty it"
-        )
-    else:
-        return None
-    if found != requested:
-        what = _difference(found, requested)
-        raise ShardError(f"{out} holds another build: {what}; {_remedy(out)}")
-    return manifest
-
-
-def _remedy(out: Path) -> str:
-    return f"choose another --out, or add --overwrite, which moves it to {aside_name(out)}"
-
-
-def _difference(found: dict[str, Any], requested: dict[str, Any]) -> str:
-    items = ((k, found.get(k, "unset"), requested.get(k, "unset")) for k in requested | found)
-    name, old, new = next((k, old, new) for k, old, new in items if old != new)
-    if name == "files":
-        return "the bytes of its input files were others"
-    if name == "version":
-        source = requested["source"]
-        return f"version {old} of the source {source!r} made its rows, not version {new}"
-    if name == "options" and isinstance(old, dict):
-        return _difference(old, new)
-    return f"its {name} is {old!r}, this one's {new!r}"
 
 
 def _describe_counts(manifest: Manifest) -> str:

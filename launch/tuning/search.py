@@ -107,7 +107,7 @@ class SearchSettings:
             tree["seed"] = base.seed + fold
         tree["data"]["protocol"]["validation"] = base.data.protocol.validation or VALIDATION
         tree["evaluate"] |= {"test": False, "baselines": False, "map": "never"}
-        if not any(word.startswith("evaluate.threshold=") for word in self.overrides):
+        if "threshold" not in base.evaluate.model_fields_set:
             tree["evaluate"]["threshold"] = "fitted"  # one number suits some methods and not others
         tree |= {"run": {"dir": str(self.out), "resume": "auto"}, "tracking": []}
         return parse_config(tree)

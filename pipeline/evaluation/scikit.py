@@ -23,9 +23,7 @@ Options = dict[str, float]
 
 FOLDS = 5
 MOST_ROWS = 4000  # that options are chosen by; the chosen ones are fitted to all rows
-COMPONENTS = (
-    1000  # the inputs' first ones, at most; with fewer rows or columns, they are the inputs
-)
+COMPONENTS = 1000  # the principal ones of the inputs, at most
 START, LAST = -2, 8  # powers of ten: the C that is tried first, and those at the ends
 ITERATIONS = 300
 TREES, TUNING_TREES = 200, 50
@@ -140,15 +138,18 @@ def _rows(x: NDArray[Any], options: Options) -> NDArray[Any]:
     return x.reshape(-1, x.shape[2]) if options["shared"] else x.reshape(len(x), -1)
 
 
-def _by_views(predict: Callable[[NDArray[Any]], Matrix], options: Options) -> Predict:
-    """Averages the probabilities of a row's views, where these are rows of their own."""
+def _averaged(by_view: Matrix, rows: int) -> Matrix:
+    """Averages the probabilities [rows * views, labels] of a row's views, or of the row itself."""
+    return np.asarray(by_view.reshape(rows, -1, by_view.shape[1]).mean(1))
+
+
+def _by_rows(predict: Callable[[NDArray[Any]], Matrix], options: Options, labels: int) -> Predict:
+    """Returns `predict` for rows of several views, of which it sees some thousands at a time."""
 
     def predict_rows(x: NDArray[Any]) -> Matrix:
-        found = [
-            predict(_rows(x[at : at + ROWS], options)) for at in range(0, max(len(x), 1), ROWS)
-        ]
-        by_view: Matrix = np.concatenate(found).reshape(len(x), -1, found[0].shape[1])
-        return np.asarray(by_view.mean(1))
+        parts = [x[at : at + ROWS] for at in range(0, len(x), ROWS)]
+        found = [_averaged(predict(_rows(part, options)), len(part)) for part in parts]
+        return np.concatenate([np.zeros((0, labels), np.float32), *found])
 
     return predict_rows
 
@@ -159,10 +160,11 @@ def _search_logistic(
     power = START
     for shared in layouts:
         options = {"shared": shared}
-        projected = [
-            (*_components(_rows(x, options), _rows(held, options)), _repeated(y, x, options))
-            for x, y, held, _ in parts
-        ]
+        projected = []
+        for x, y, held, _ in parts:
+            project = _projection(rows := _rows(x, options))
+            labels = _repeated(y, x, options)
+            projected.append((project(rows), project(_rows(held, options)), labels))
         loss = partial(_logistic_loss, parts, projected, exclusive)
         tried = _descend(loss, power) if parts else {power: 0.0}
         for at, value in tried.items():
@@ -176,7 +178,7 @@ def _logistic_loss(
     predictions = []
     for (rows, queries, labels), part in zip(projected, parts, strict=True):
         found = fit_logistic(rows, labels, exclusive, 10.0**power, ITERATIONS)(queries)
-        predictions.append(found.reshape(len(part[3]), -1, found.shape[1]).mean(1))
+        predictions.append(_averaged(found, len(part[3])))
     return _mean_loss(parts, predictions, exclusive)
 
 
@@ -200,14 +202,7 @@ def _fit_logistic(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options)
     project = _projection(rows)
     labels = _repeated(y, x, options)
     fitted = fit_logistic(project(rows), labels, exclusive, options["c"], ITERATIONS)
-    return _by_views(lambda queries: fitted(project(queries)), options)
-
-
-def _components(
-    x: NDArray[Any], queries: NDArray[Any]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    project = _projection(x)
-    return project(x), project(queries)
+    return _by_rows(lambda queries: fitted(project(queries)), options, y.shape[1])
 
 
 def _projection(x: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[np.float64]]:
@@ -258,7 +253,7 @@ def _fit_forest(
     x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees: int = TREES
 ) -> Predict:
     rows, labels = _rows(x, options), _repeated(y, x, options)
-    return _by_views(_forest(rows, labels, exclusive, options, trees), options)
+    return _by_rows(_forest(rows, labels, exclusive, options, trees), options, y.shape[1])
 
 
 def _forest(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees: int) -> Predict:

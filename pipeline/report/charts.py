@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 MAX_POINTS = 500  # of a curve; in longer ones each point is the mean of several steps
 MAX_CLASSES = 60  # of a confusion matrix
 MAP_LABELS = 12  # labels that the map can be coloured by
+MONITORING = "monitoring: test rows"  # what the curves of a run without validation rows show
 FLAT = 1e-12  # features that differ by less count as equal
 HOVER_LABELS = 8  # labels of a row that the map names
 
@@ -59,10 +60,12 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], int]:
     losses = list(dict.fromkeys(k for row in steps for k in row if k.startswith("loss/")))
     charts = [Chart("Objective", _lines(steps, {"loss": "objective"}, stride))]
     charts += [Chart(f"Loss of {k[5:]}", _lines(steps, {k: k[5:]}, stride)) for k in losses]
-    for role, named in (("test", "monitoring: test rows"), ("validation", "validation rows")):
-        for key, title in EVALUATED.items():
-            if traces := _lines(rows, {f"{role}/{key}": title}, 1, "lines+markers"):
-                charts.append(Chart(f"{title} ({named})", traces))
+    validated = any(key.startswith("validation/") for row in rows for key in row)
+    role = "validation" if validated else "test"  # then scored once, at the end: no curve
+    named = "validation rows" if validated else MONITORING
+    for key, title in EVALUATED.items():
+        if traces := _lines(rows, {f"{role}/{key}": title}, 1, "lines+markers"):
+            charts.append(Chart(f"{title} ({named})", traces))
     for title, keys in STEP_CURVES.items():
         if traces := _lines(steps, {key: key.replace("_", " ") for key in keys}, stride):
             charts.append(Chart(title, traces))

@@ -66,7 +66,7 @@ def write_report(
         seeds=len(seeds),
         curves=curves,
         stride=stride,
-        monitoring=any("test rows" in chart.title for chart in curves),
+        monitoring=any(charts.MONITORING in chart.title for chart in curves),
         threshold=_threshold_text(config, multi_label),
         map=scatter,
         embedded=len(embedding.rows) if embedding else 0,

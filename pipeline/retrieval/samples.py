@@ -55,23 +55,23 @@ class Samples:
         truncated = np.bytes_(key[: self.keys.dtype.itemsize])
         return int(np.searchsorted(self.keys, truncated, sorter=self._order))
 
+    def _holds(self, key: str, position: int) -> bool:
+        """Returns whether a key stands at a position among the sorted keys."""
+        return position < len(self) and bool(self.keys[self._order[position]] == key.encode())
+
     def key(self, number: int) -> str:
         """Returns the key of a sample."""
         return bytes(self.keys[number]).decode()
 
     def find(self, key: str) -> int:
         """Returns the number of the sample with a key; else a RetrievalError names near keys."""
-        position = self._position(key.encode())
-        if position < len(self) and self.keys[self._order[position]] == key.encode():
+        if self._holds(key, position := self._position(key.encode())):
             return int(self._order[position])
         nearby = [self.key(int(i)) for i in self._order[max(0, position - 50) : position + 50]]
         padded = key.zfill(len(self.key(0))) if len(self) else key  # 0123 is 000123
-        known = [padded] if padded in self.keys_with(padded, 1) else []
-        similar = [
-            *known,
-            *(self.keys_with(key, 3) if key else ()),
-            *difflib.get_close_matches(key, nearby, 3, 0.0),
-        ]
+        similar = [padded] if self._holds(padded, self._position(padded.encode())) else []
+        similar += self.keys_with(key, 3) if key else []
+        similar += difflib.get_close_matches(key, nearby, 3, 0.0)
         raise RetrievalError(
             f"no sample has the key '{key}'; found {len(self):,} others, the nearest "
             f"{', '.join([*dict.fromkeys(similar)][:3]) or 'none'}; expected one of them"

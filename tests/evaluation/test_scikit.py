@@ -185,6 +185,12 @@ def test_unknown_labels_and_rows_that_say_nothing(kind: Any) -> None:
     assert ((found[:, 0] > 0.5) == truth[:, 0]).mean() > 0.75
 
 
+@pytest.mark.parametrize("kind", ["logistic", "forest"])
+def test_no_rows_have_no_probabilities(kind: Any) -> None:
+    x, y = clouds(40, 0)
+    assert tune(kind, x[:, None], y, False).predict(x[:0, None]).shape == (0, 4)
+
+
 def test_features_of_a_trained_network_are_tuned_on_other_rows() -> None:
     """Its labelled rows are told perfectly, so that folds of them would choose no penalty."""
     (x, y), (held, held_y) = like(YEAST, 1)

@@ -14,7 +14,7 @@ from heron.launch.cli import main
 from heron.launch.compare import SPACE
 from heron.launch.repeats import corrected_interval
 from heron.launch.tuning.comparison import Comparison, FoldResult, shared_rows
-from heron.launch.tuning.search import load_space
+from heron.launch.tuning.search import OWN, SearchSettings, Space, load_space
 from heron.pipeline import pretrain as job
 from heron.pipeline.config.experiment import dump_config, load_config
 from heron.pipeline.config.shipped import find_config
@@ -60,6 +60,16 @@ def test_draws_are_the_same_for_all_methods_and_the_first_is_none() -> None:
         found = {key for key in space.draw(config, 0, 1) if key.endswith("dropout")}
         every = {"model.encoder.dropout", "model.encoders.view2.dropout"}
         assert found == (every if name == "scene" else {"model.encoders.view2.dropout"})
+
+
+def test_thresholds_are_fitted_unless_the_experiment_states_one(tmp_path: Path) -> None:
+    scene = load_config(find_config("scene")).model_dump(mode="json", exclude_defaults=True)
+    for stated, words, expected in [(None, [], "fitted"), (0.3, [], 0.3), (0.3, [0.2], 0.2)]:
+        evaluate = scene.get("evaluate", {}) | ({"threshold": stated} if stated else {})
+        (path := tmp_path / "mine.yaml").write_text(yaml.safe_dump(scene | {"evaluate": evaluate}))
+        overrides = [f"evaluate.threshold={word}" for word in words]
+        settings = SearchSettings(path, overrides, Space(), 1, 0, "auc_macro", tmp_path)
+        assert settings.experiment(OWN, 0).evaluate.threshold == expected
 
 
 def test_an_interval_by_hand() -> None:

@@ -74,6 +74,13 @@ def test_curves_are_means_of_so_many_steps_that_few_points_are_left() -> None:
     assert by_title["F1, weighted (monitoring: test rows)"][0]["y"] == [0.5]
 
 
+def test_curves_are_of_validation_rows_where_there_are_some() -> None:
+    """The one score of test rows, at the end, is no curve, and no monitoring."""
+    rows = [{"step": step, "validation/auc_macro": 0.5} for step in (1, 2)]
+    found, _ = curves([*rows, {"step": 2, "test/auc_macro": 0.4}])
+    assert [chart.title for chart in found] == ["AUC, macro (validation rows)"]
+
+
 def test_steps_of_long_runs_keep_their_digits() -> None:
     rows = [{"step": step, "loss": 1.0} for step in (1234567, 1234568)]
     assert curves(rows)[0][0].traces[0]["x"] == [1234567, 1234568]
