@@ -175,6 +175,7 @@ def query(
         raise UsageError("expected one of --key, --file, --text and --vector")
     if sheet is not None:
         from heron.pipeline.retrieval.sheet import check_sheet, draw_answer
+        from heron.shards.show import save_sheet
 
         check_sheet(sheet)
     retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
@@ -204,7 +205,7 @@ def query(
             for p, d in contents
             if not d.startswith(user_files.NPY)
         )
-        draw_answer(retriever, answer, next(pictures, None)).save(sheet)
+        save_sheet(draw_answer(retriever, answer, next(pictures, None)), sheet)
 
 
 def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:

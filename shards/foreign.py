@@ -1,7 +1,7 @@
 """Indexes tars that others wrote in place: adds an index beside each, and a manifest."""
 
 import os
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from heron.shards.manifest import (
     load_manifest,
 )
 from heron.shards.moments import Moments
+from heron.shards.set_aside import aside_name
 from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
 from heron.shards.tarball import read_contents
@@ -110,7 +111,7 @@ def index(
     if layout.label is not None and labels.kind == "none":
         raise SourceError(f"label: no sample has {layout.label!r}; give another, or none")
     views = [_measure_view(view, n, surveys, splits) for n, view in enumerate(unmeasured.views)]
-    _remove_index(folder)
+    _set_index_aside(folder)
     ends = np.cumsum([len(survey.labels) for survey in surveys.values()])
     shard_of = {}
     for (tar, survey), rows in zip(surveys.items(), np.split(targets, ends[:-1]), strict=True):
@@ -193,20 +194,25 @@ def _load_finished(
     listed = {(split, s.file, s.bytes) for split, shards in manifest.splits.items() for s in shards}
     if manifest.built_from != expected.built_from or present != listed:
         change = "other tars" if manifest.built_from == expected.built_from else "other options"
-        raise ShardError(f"{folder} was indexed with {change}; --overwrite indexes it again")
+        raise ShardError(
+            f"{folder} was indexed with {change}; --overwrite indexes it again, and keeps the "
+            f"former index in {aside_name(folder / 'index')}"
+        )
     return manifest
 
 
-def _remove_index(folder: Path) -> None:
-    """Removes an older manifest and its indexes, as some of the tars they list may be gone."""
+def _set_index_aside(folder: Path) -> None:
+    """Moves an older manifest and its indexes into a folder beside them, and says so."""
     if (folder / MANIFEST).exists():
-        stale = list(folder.glob(f"*{TOKENIZER}"))
-        with suppress(ShardError):  # an unreadable manifest lists no indexes
-            for shards in load_manifest(folder).splits.values():
-                stale += [folder / shard.index_file for shard in shards]
-        (folder / MANIFEST).unlink()
-        for path in stale:
-            path.unlink(missing_ok=True)
+        stale = [*folder.glob(f"*{TOKENIZER}"), *folder.glob(index_name("*.tar"))]
+        aside = aside_name(folder / "index")
+        aside.mkdir()
+        for path in [
+            folder / MANIFEST,
+            *stale,
+        ]:  # the manifest first
+            path.rename(aside / path.name)
+        print(f"the former index is now in {aside}", flush=True)
 
 
 def _survey_tars(

@@ -1,5 +1,6 @@
 """Shows the content of a folder of shards: a table, and for images a contact sheet."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode
+from heron.shards.set_aside import set_aside
 from heron.shards.store import Store, open_store
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # file types of a contact sheet
@@ -151,6 +153,13 @@ def contact_sheet(
         sheet.paste(fitted, (x + (cell - fitted.width) // 2, y))
         if captions:
             pen.text((x + 3, y + cell + 1), key, fill="black")
+    save_sheet(sheet, path)
+
+
+def save_sheet(sheet: Image.Image, path: Path) -> None:
+    """Writes a picture; one of the same name is moved aside, as it may be anybody's."""
+    if path.is_file():  # a line of its own stream: the answer on the other one may be JSON
+        print(f"the former {path} is now {set_aside(path)}", file=sys.stderr)
     sheet.save(path)
 
 

@@ -10,13 +10,11 @@ from heron.launch.cli import main
 from heron.pipeline.config.experiment import parse_config
 from heron.pipeline.pretrain import pretrain
 from heron.pipeline.training.tracking import read_metrics
-from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import ShardIndex
 from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
 from heron.shards.show import show
-from heron.shards.sources import make_source
 from heron.shards.verify import verify
 from tests.experiments import FRAMES, merge
 from tests.shards.others import cats, jpeg, labels, npy, png, run, write_tar, write_wds
@@ -263,57 +261,6 @@ def test_tars_that_share_keys(tmp_path: Path) -> None:
     keys = ShardIndex.read(tmp_path / "test-0.index.npz").keys.tolist()
     assert keys == ["test-0/000000", "test-0/000001", "test-0/000002"]
     assert verify(tmp_path).ok
-
-
-def test_again_with_other_options_and_beside_builds_of_ours(folder: Path) -> None:
-    run(folder, image=["jpg"], label="cls")
-    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert str(run(folder, image=["jpg"], label="cls")).startswith(f"{folder}: train 9 rows")
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
-    with pytest.raises(ShardError, match="was indexed with other options; --overwrite indexes it"):
-        run(folder, image=["jpg"])
-    (folder / "cats-train-0001.tar").unlink()
-    with pytest.raises(ShardError, match="was indexed with other tars; --overwrite"):
-        run(folder, image=["jpg"], label="cls")
-    assert run(folder, image=["jpg"], overwrite=True).manifest.rows("train") == 5
-    assert not (folder / "cats-train-0001.index.npz").exists()
-    with pytest.raises(SourceError, match="holds tars of others.*; choose another --out"):
-        build(make_source("faces", {"train": 2}), folder, progress=False, overwrite=True)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(ShardError, match="but neither manifest.json nor build.json"):
-        build(make_source("faces", {"train": 2}), folder, progress=False, overwrite=True)
-    assert (folder / "cats-train-0000.tar").exists()
-    build(
-        make_source("faces", {"train": 2, "test": 0, "size": 32}), folder / "ours", progress=False
-    )
-    with pytest.raises(ShardError, match="holds a build of ours, from faces; expected tars of oth"):
-        run(folder / "ours", image=["jpg"], overwrite=True)
-    (folder / "ours" / "manifest.json").rename(folder / "ours" / "build.json")
-    with pytest.raises(ShardError, match="holds an unfinished build of ours"):
-        run(folder / "ours", image=["jpg"])
-
-
-def test_a_build_keeps_indexed_tars_whose_manifest_cannot_be_read(tmp_path: Path) -> None:
-    """Nobody can tell whose they are: they are moved aside, all together."""
-    out = tmp_path / "out"
-    out.mkdir()
-    samples = [("a.x.npy", npy([1, 2], "f4")), ("a.labels.npy", npy([0], "f4"))]
-    tar = write_tar(out / "train-000000.tar", samples)
-    run(out, vector=["x.npy", "labels.npy"])
-    (out / "manifest.json").write_text("{")
-    before = tar.read_bytes()
-    build(make_source("faces", {"train": 2, "test": 0}), out, progress=False, overwrite=True)
-    kept = tmp_path / "out-1"
-    assert (kept / "train-000000.tar").read_bytes() == before
-    assert {path.name for path in kept.iterdir()} >= {"manifest.json", "train-000000.index.npz"}
-
-
-def test_overwrite_mends_a_manifest_that_cannot_be_read(folder: Path) -> None:
-    whole = run(folder, image=["jpg"], label="cls").manifest
-    (folder / "manifest.json").write_text("{")
-    with pytest.raises(ShardError, match="not JSON .*; build or index it again with --overwrite"):
-        run(folder, image=["jpg"], label="cls")
-    assert run(folder, image=["jpg"], label="cls", overwrite=True).manifest == whole
 
 
 def test_verify_finds_what_is_wrong(folder: Path) -> None:
