@@ -79,7 +79,7 @@ def load_or_compute(
         "data": reader.manifest.fingerprint,
         "space": settings.space.model_dump(mode="json"),
         "search": [settings.trials, settings.seed, settings.score, *kinds],
-        "scikit-learn": "by log-loss",  # formerly by the score of the validation rows
+        "scikit-learn": "by folds",  # formerly by the validation rows' score, or log-loss
     }
     tree["experiment"]["data"] = without_locations(tree["experiment"]["data"])
     plan = fingerprint(tree)
@@ -136,7 +136,7 @@ def _tune_scikit(
     pretrained: bool,
     trained_on: bool,
 ) -> FoldResult:
-    """Tunes a scikit-learn classifier by log-loss, and tests the best: see `scikit.tune`.
+    """Tunes a scikit-learn classifier on held-out rows, and tests the best: see `scikit.tune`.
 
     `splits` are inputs and labels of the labelled, the validation and the test rows. `trained_on`:
     the inputs are features of a network that has seen the labels of the labelled rows, so that the
@@ -152,9 +152,9 @@ def _tune_scikit(
     validation = evaluator.score(predictions, threshold)[score]
     scores = evaluator.score(_predictions(tuned.predict(x_test), y_test), threshold)
     edge = f"; {tuned.edge}" if tuned.edge else ""
-    print(f"{name}: log-loss {tuned.log_loss:.4f}, {score} {validation:.4f}{edge}", flush=True)
+    print(f"{name}: loss {tuned.loss:.4f}, {score} {validation:.4f}{edge}", flush=True)
     trials: list[dict[str, Any]] = [
-        {"trial": n, "values": options, "log_loss": loss, "error": None}
+        {"trial": n, "values": options, "loss": loss, "error": None}
         for n, (options, loss) in enumerate(tuned.tried)
     ]
     return FoldResult(name, pretrained, validation, scores, tuned.options, trials)
@@ -294,7 +294,7 @@ class Comparison:
         folds = f"fold {first}" if first == last else f"folds {first} to {last}"
         caption = (
             f"Mean ± standard deviation of the test rows over {folds}; choices by "
-            f"{self.score} of the validation rows, of scikit-learn's options by log-loss. In "
+            f"{self.score} of the validation rows, of scikit-learn's options by folds. In "
             "brackets the 95 % interval of the mean paired difference (Nadeau and Bengio's "
             f"corrected t; the folds share {self.shared:.2f} of their rows)."
         )

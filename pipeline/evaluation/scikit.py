@@ -1,6 +1,6 @@
-"""scikit-learn's logistic regression and random forest, tuned by the log-loss of held-out rows."""
+"""scikit-learn's logistic regression and random forest, tuned on held-out rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from heron.pipeline.config.errors import ConfigError
 from heron.pipeline.data.plan import Rows
 from heron.pipeline.evaluation.evaluator import Columns, Evaluator
+from heron.pipeline.evaluation.metrics import label_auc
 from heron.pipeline.evaluation.probe import fit_logistic
 
 Kind = Literal["logistic", "forest"]
@@ -28,6 +29,7 @@ START, LAST = -2, 8  # powers of ten: the C that is tried first, and those at th
 ITERATIONS = 300
 TREES, TUNING_TREES = 200, 50
 LEAVES = (3.0, 10.0, 30.0)  # fewest rows of a leaf that are tried after 1
+FACTORS = (2.0, 4.0, 8.0)  # times the square root of the columns, tried after 1
 WIDE = 1000  # columns, beyond which a split considers no more than their square root
 LEAST = 1e-7  # a probability of 0 counts as this one in a logarithm
 ROWS = 4096  # predicted at a time
@@ -36,19 +38,20 @@ MAX_TOKENS = 4096  # columns of a text at most
 
 @dataclass(frozen=True)
 class Tuned:
-    """A classifier with the options whose log-loss on held-out rows is least.
+    """A classifier with the options that lose least on held-out rows.
 
     Attributes:
         predict: returns probabilities [rows, labels] for rows [rows, views, width].
         options: the chosen ones.
-        log_loss: of the chosen options, the mean over held-out rows and labels.
-        tried: every combination of options, with its log-loss.
+        loss: of the chosen options; of logistic regression the mean log-loss of held-out rows and
+            labels; of a forest 1 - accuracy, or 1 - AUC where a row may have several labels.
+        tried: every combination of options, with its loss.
         edge: what lies at the edge of what can be tried; "" if nothing does.
     """
 
     predict: Predict
     options: Options
-    log_loss: float
+    loss: float
     tried: list[tuple[Options, float]]
     edge: str = ""
 
@@ -60,14 +63,19 @@ def tune(
     exclusive: bool,
     held: tuple[NDArray[Any], Matrix] | None = None,
 ) -> Tuned:
-    """Fits a classifier whose options are chosen by log-loss, a proper score of probabilities.
+    """Fits a classifier whose options are chosen on held-out rows.
 
     Either a row is its views side by side, or each view is a row of its own, as views may share an
-    encoder, and the probabilities of a row's views are averaged (`shared` is 1). The `c` of
-    logistic regression on standardised inputs, the inverse weight of its L2 penalty, is followed by
-    factors of ten on both sides until the log-loss rises. A forest has 200 trees; its leaves have
-    `leaf` rows or more, and a split considers `factor` times the square root of the columns: each
-    of its options is changed for as long as the log-loss falls.
+    encoder, and the probabilities of a row's views are averaged (`shared` is 1).
+
+    Logistic regression on standardised inputs is chosen by log-loss, a proper score of
+    probabilities: its `c`, the inverse weight of the L2 penalty, is followed by factors of ten on
+    both sides until the log-loss rises.
+
+    A forest has 200 trees; its leaves have `leaf` rows or more, and a split considers `factor`
+    times the square root of the columns. Both begin at scikit-learn's own, 1, and are changed for
+    as long as accuracy (of one class per row) or AUC rises by more than a standard error over the
+    folds: log-loss would prefer large leaves, whose probabilities are mild and which rank worse.
 
     Args:
         kind: `logistic` or `forest`.
@@ -88,8 +96,7 @@ def tune(
     layouts = (0.0, 1.0) if x.shape[1] > 1 else (0.0,)
     search = _search_logistic if kind == "logistic" else _search_forest
     with threadpool_limits(1):  # many small fits: threads that wait for others cost more than all
-        tried = list(search(layouts, parts, exclusive))
-    options, loss = min(tried, key=lambda pair: pair[1])
+        tried, (options, loss) = search(layouts, parts, exclusive)
     at_end = kind == "logistic" and abs(round(np.log10(options["c"]))) == LAST
     edge = f"its C, {options['c']:g}, is the last one that is tried" if at_end else ""
     fit = _fit_logistic if kind == "logistic" else _fit_forest
@@ -98,6 +105,7 @@ def tune(
     return Tuned(predict, options, loss, tried, edge)
 
 
+Tried = list[tuple[Options, float]]  # with their losses
 # Rows and labels, held-out rows and labels.
 Part = tuple[NDArray[Any], Matrix, NDArray[Any], Matrix]
 
@@ -156,8 +164,8 @@ def _by_rows(predict: Callable[[NDArray[Any]], Matrix], options: Options, labels
 
 def _search_logistic(
     layouts: Sequence[float], parts: Sequence[Part], exclusive: bool
-) -> Iterator[tuple[Options, float]]:
-    power = START
+) -> tuple[Tried, tuple[Options, float]]:
+    power, tried = START, []
     for shared in layouts:
         options = {"shared": shared}
         projected = []
@@ -166,10 +174,10 @@ def _search_logistic(
             labels = _repeated(y, x, options)
             projected.append((project(rows), project(_rows(held, options)), labels))
         loss = partial(_logistic_loss, parts, projected, exclusive)
-        tried = _descend(loss, power) if parts else {power: 0.0}
-        for at, value in tried.items():
-            yield options | {"c": 10.0**at}, value
-        power = min(tried, key=lambda at: tried[at])  # is near that of the other layout
+        losses = _descend(loss, power) if parts else {power: 0.0}
+        tried += [(options | {"c": 10.0**at}, value) for at, value in losses.items()]
+        power = min(losses, key=lambda at: losses[at])  # is near that of the other layout
+    return tried, min(tried, key=lambda pair: pair[1])
 
 
 def _logistic_loss(
@@ -220,33 +228,40 @@ def _projection(x: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[np.float64]
 
 def _search_forest(
     layouts: Sequence[float], parts: Sequence[Part], exclusive: bool
-) -> Iterator[tuple[Options, float]]:
-    """Changes one option at a time, and goes on with what is best."""
+) -> tuple[Tried, tuple[Options, float]]:
+    """Changes one option at a time, and goes on with what is better beyond the noise of folds."""
     best: Options = {"shared": 0.0, "factor": 1.0, "leaf": 1.0}
-    least = _forest_loss(parts, exclusive, best)
-    yield best, least
-    if not parts:
-        return
-    wide = parts[0][0].shape[2] > WIDE
-    ladders = (("shared", layouts[1:]), ("factor", () if wide else (4.0,)), ("leaf", LEAVES))
-    for name, values in ladders:
+    least = _forest_losses(parts, exclusive, best)
+    tried = [(best, _mean(least))]
+    wide = bool(parts) and parts[0][0].shape[2] > WIDE
+    ladders = (("shared", layouts[1:]), ("factor", () if wide else FACTORS), ("leaf", LEAVES))
+    for name, values in ladders if parts else ():
         for value in values:
             options = best | {name: value}
-            loss = _forest_loss(parts, exclusive, options)
-            yield options, loss
-            if loss >= least:
+            losses = _forest_losses(parts, exclusive, options)
+            tried.append((options, _mean(losses)))
+            gain = least - losses
+            error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
+            if not _mean(gain) > error:
                 break
-            best, least = options, loss
+            best, least = options, losses
+    return tried, (best, _mean(least))
 
 
-def _forest_loss(parts: Sequence[Part], exclusive: bool, options: Options) -> float:
-    """Returns the log-loss of few trees, and one more that is undecided."""
-    predictions = []
-    for x, y, held, _ in parts:
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(np.nanmean(values)) if (~np.isnan(values)).any() else 0.0
+
+
+def _forest_losses(parts: Sequence[Part], exclusive: bool, options: Options) -> NDArray[np.float64]:
+    """Returns for each fold 1 - accuracy, or 1 - AUC averaged over the labels that differ in it."""
+    losses = []
+    for x, y, held, truth in parts:
         found = _fit_forest(x, y, exclusive, options, TUNING_TREES)(held)
-        even = 1 / found.shape[1] if exclusive else 0.5
-        predictions.append((found * TUNING_TREES + even) / (TUNING_TREES + 1))
-    return _mean_loss(parts, predictions, exclusive)
+        if exclusive:
+            losses.append(float((found.argmax(1) != truth.argmax(1)).mean()))
+        else:
+            losses.append(1 - _mean(np.array(label_auc(found, truth))))
+    return np.array(losses)
 
 
 def _fit_forest(

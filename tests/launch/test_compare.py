@@ -196,7 +196,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     for name, row in ((n, one) for n in names for one in tree["rows"][n]["folds"]):
         assert 0 <= row["scores"]["accuracy"] <= 1
         if name.startswith("logistic"):  # as many as it takes until the log-loss rises
-            best = min(row["trials"], key=lambda trial: trial["log_loss"])
+            best = min(row["trials"], key=lambda trial: trial["loss"])
             assert row["chosen"] == best["values"] and len(row["trials"]) > 2
         else:
             assert row["validation"] == max(trial["validation"] for trial in row["trials"])
