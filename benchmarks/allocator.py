@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.isolation import CONTEXT
-from heron.pipeline.config.model import Cnn, Convnet, Encoder, Resnet, Vgg
-from heron.pipeline.models.allocator import keep_freed_memory
-from heron.pipeline.models.encoders import build_encoder
+from heron.config.model import Cnn, Convnet, Encoder, Resnet, Vgg
+from heron.models.allocator import keep_freed_memory
+from heron.models.encoders import build_encoder
 
 ENCODERS: dict[str, Encoder] = {
     "cnn": Cnn(),

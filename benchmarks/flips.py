@@ -18,19 +18,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embed import embed
-from heron.pipeline.retrieval.embedder import Choice
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
-from heron.pipeline.retrieval.kinds import KINDS
-from heron.pipeline.training.pretrained import locate
+from heron.config.experiment import parse_config
+from heron.data.reader import Reader
+from heron.job import pretrain
+from heron.retrieval.build import build_index
+from heron.retrieval.embed import embed
+from heron.retrieval.embedder import Choice
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index
+from heron.retrieval.index_manifest import INDEX
+from heron.retrieval.kinds import KINDS
 from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.errors import HeronError
+from heron.training.pretrained import locate
 
 STATE = "state.json"  # the manifest of a checkpoint
 ROWS = 900  # enough for the codes of `ivfpq`

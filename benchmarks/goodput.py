@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from heron.pipeline.training.checkpoint import find_damage
+from heron.training.checkpoint import find_damage
 
 ROOT = Path(__file__).resolve().parents[1]
 SET = ["evaluate.map=never", "evaluate.baselines=false", "train.timeout_s=60", "run.resume=auto"]

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.batches import ShardBatches, batches, open_process_batches
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_data
+from heron.config.experiment import parse_config
+from heron.data.batches import ShardBatches, batches, open_process_batches
+from heron.data.reader import Reader
+from heron.data.streams import open_data
 
 FOREVER = 1 << 40
 SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.sets import open_set
-from heron.pipeline.data.batches import ShardBatches, batches
+from heron.data.batches import ShardBatches, batches
 
 
 def measure(folder: Path, views: list[str], batch: int, workers: int, epochs: int) -> list[float]:

@@ -28,8 +28,8 @@ from playwright.sync_api import sync_playwright
 from benchmarks.serve import START_S, get, serving
 from benchmarks.table import Table
 from benchmarks.vectors import write_embeddings
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
 
 LABELS = 40
 WHERE = "'label 3' and not 'label 20'"

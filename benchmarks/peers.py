@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.loaders import ahead, dataloader_batches
 from benchmarks.sets import CLASSES, payloads
-from heron.pipeline.data.reader import Reader
+from heron.data.reader import Reader
 
 CHUNK_BYTES = 1 << 26  # both packages' default, and their documents'
 VIEWS = ("view1", "view2")

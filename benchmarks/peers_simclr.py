@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from benchmarks.scaling_steps import build, fed_batches, open_run_data
 from benchmarks.scaling_turns import Gate
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.objectives.unsupervised import NtXent
-from heron.pipeline.training.optim import build_optimizer
+from heron.config.experiment import Config
+from heron.objectives.unsupervised import NtXent
+from heron.training.optim import build_optimizer
 
 CLASSES = 10  # of solo-learn's classifier on detached features, which its step trains beside
 DECLARED: list[Any] = []  # as long as they are held

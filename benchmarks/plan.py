@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data import dataset, streams
-from heron.pipeline.data.plan import even_slice
+from heron.config.experiment import parse_config
+from heron.data import dataset, streams
+from heron.data.plan import even_slice
 from heron.shards.artefact import fingerprint
 from heron.shards.cache import LocalFile
 from heron.shards.errors import ShardError

@@ -44,19 +44,19 @@ from benchmarks.isolation import Outcome, alone
 from benchmarks.scaling_steps import experiment
 from benchmarks.table import Table
 from benchmarks.vectors import draw, index_million, write_embeddings
-from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.dataset import build_data, open_reader
-from heron.pipeline.data.plan import Rows
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.views import Views
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embed import embed
-from heron.pipeline.retrieval.embedder import Embedder
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import Index, prepare_vectors
-from heron.pipeline.retrieval.kinds import (
+from heron.config.experiment import Config, dump_config
+from heron.data.batches import Batch
+from heron.data.dataset import build_data, open_reader
+from heron.data.plan import Rows
+from heron.data.reader import Reader
+from heron.data.views import Views
+from heron.models.heterogeneous import Heterogeneous
+from heron.retrieval.build import build_index
+from heron.retrieval.embed import embed
+from heron.retrieval.embedder import Embedder
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index, prepare_vectors
+from heron.retrieval.kinds import (
     CODED,
     KINDS,
     MAX_POINTS,

@@ -11,7 +11,7 @@ median of the rounds' ratios. On drawn faces of 64 x 64, two augmented views.
   `apart` are two runs of one process at the same time, which exchange nothing: what the cores
   give to two. Efficiency is samples a second by P times those of one.
 - `bytes`: what a process is sent in a step, counted at torch's dispatcher and predicted by
-  arithmetic (`pipeline/distributed/traffic.py`), and in how many collectives: they must be equal.
+  arithmetic (`heron/distributed/traffic.py`), and in how many collectives: they must be equal.
 - `overhead`: the same run on one process beside a bare loop of the same batches: model, the same
   loss functions, backward, optimiser, and no more. `input` reads and augments alone.
 - `simclr`: a ResNet with NT-Xent, by us, by the bare loop, and by the training steps of lightly and
@@ -37,8 +37,8 @@ from benchmarks.scaling_bytes import KINDS, Case, count, predict
 from benchmarks.scaling_steps import LABELLED, bare, experiment, input_only, pretrain_job
 from benchmarks.scaling_turns import Contestant, Results, race, together
 from benchmarks.table import Table, number
-from heron.pipeline.config.terms import Terms
-from heron.pipeline.data.dataset import build_data
+from heron.config.terms import Terms
+from heron.data.dataset import build_data
 
 PROCESSES = 2
 PARTS = ["scaling", "bytes", "overhead", "simclr"]

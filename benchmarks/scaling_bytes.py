@@ -19,19 +19,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.scaling_turns import Gate
-from heron.pipeline.config.model import Cnn, ModelConfig
-from heron.pipeline.config.terms import Terms
-from heron.pipeline.config.training import Optim
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import even_sizes, even_slice
-from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
-from heron.pipeline.distributed.sync_batchnorm import synchronise
-from heron.pipeline.distributed.traffic import Exchange, Kind, exchanges
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.training.optim import build_optimizer
+from heron.config.model import Cnn, ModelConfig
+from heron.config.terms import Terms
+from heron.config.training import Optim
+from heron.data.batches import Batch
+from heron.data.plan import even_sizes, even_slice
+from heron.data.random_keys import rng_keys
+from heron.distributed import collectives
+from heron.distributed.exchange import ShardSizes, gather_batch
+from heron.distributed.sync_batchnorm import synchronise
+from heron.distributed.traffic import Exchange, Kind, exchanges
+from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.objective import Objective
+from heron.training.optim import build_optimizer
 
 VIEWS, LABELS, LEVELS = 2, 40, 3
 # What each kind is, and over how many processes' parts its bytes are counted.

@@ -10,22 +10,22 @@ from torch import Tensor
 
 from benchmarks.loaders import FOREVER
 from benchmarks.scaling_turns import Gate
-from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import Batch, ShardBatches, batches
-from heron.pipeline.data.streams import Streams, open_streams
-from heron.pipeline.data.views import Views
-from heron.pipeline.models.heterogeneous import Features, Heterogeneous
-from heron.pipeline.objectives import classification
-from heron.pipeline.objectives.supervised import WeightedSupervised, weighted_supervised
-from heron.pipeline.objectives.unsupervised import (
+from heron.config.experiment import Config, parse_config
+from heron.data.batches import Batch, ShardBatches, batches
+from heron.data.streams import Streams, open_streams
+from heron.data.views import Views
+from heron.job import pretrain
+from heron.models.heterogeneous import Features, Heterogeneous
+from heron.objectives import classification
+from heron.objectives.supervised import WeightedSupervised, weighted_supervised
+from heron.objectives.unsupervised import (
     NtXent,
     WeightedUnsupervised,
     nt_xent,
     weighted_unsupervised,
 )
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.optim import build_optimizer
-from heron.pipeline.training.tracking import RunLog
+from heron.training.optim import build_optimizer
+from heron.training.tracking import RunLog
 
 CPU = torch.device("cpu")
 LABELLED = 4  # HeroCon: one row in so many of a batch has labels

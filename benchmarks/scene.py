@@ -15,14 +15,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.experiment import load_config
-from heron.pipeline.data.batches import Batch, ShardBatches, batches
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.data.views import Views
-from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
-from heron.pipeline.models.heterogeneous import Features, Heterogeneous
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.training.optim import build_optimizer
+from heron.config.experiment import load_config
+from heron.data.batches import Batch, ShardBatches, batches
+from heron.data.streams import open_streams
+from heron.data.views import Views
+from heron.distributed.exchange import ShardSizes, gather_batch
+from heron.models.heterogeneous import Features, Heterogeneous
+from heron.objectives.objective import Objective
+from heron.training.optim import build_optimizer
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ from urllib.parse import quote, urlencode, urlsplit
 from benchmarks.slow_clients import KINDS, SlowClients
 from benchmarks.table import Table
 from benchmarks.vectors import write_embeddings
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build
 from heron.shards.sources import make_source
 
@@ -91,7 +91,7 @@ class Client(Thread):
 @contextmanager
 def serving(index: Path) -> Iterator[str]:
     """Runs `heron serve` in a process of its own; yields its address, such as `127.0.0.1:41234`."""
-    words = [sys.executable, "-m", "heron.launch.cli", "serve", str(index), "--port", "0"]
+    words = [sys.executable, "-m", "heron", "serve", str(index), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

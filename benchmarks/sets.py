@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 import simplejpeg
 
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import Streams, open_streams
+from heron.config.experiment import parse_config
+from heron.data.reader import Reader
+from heron.data.streams import Streams, open_streams
 from heron.shards.build import build, npy
 from heron.shards.manifest import Labels, View
 from heron.shards.sources import make_source

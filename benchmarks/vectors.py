@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import (
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import (
     FORMAT,
     Embeddings,
     EmbeddingsManifest,
@@ -20,7 +20,7 @@ from heron.pipeline.retrieval.embeddings import (
     Part,
     part_name,
 )
-from heron.pipeline.retrieval.samples import Samples
+from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 
 CLUSTERS, INNER = 1000, 16  # Gaussians, and dimensions that each extends in

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from benchmarks import dense
-from heron.pipeline.objectives.engine import unit
-from heron.pipeline.objectives.hard import debiased, hard
-from heron.pipeline.objectives.hierarchical import hierarchical
-from heron.pipeline.objectives.mulco import mulco
-from heron.pipeline.objectives.single_view import single_view_unsupervised
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import (
+from heron.objectives.engine import unit
+from heron.objectives.hard import debiased, hard
+from heron.objectives.hierarchical import hierarchical
+from heron.objectives.mulco import mulco
+from heron.objectives.single_view import single_view_unsupervised
+from heron.objectives.supcon import supcon
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

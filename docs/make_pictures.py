@@ -27,12 +27,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from PIL import Image
 
-from heron.launch.studies.halving import goes_on
-from heron.launch.studies.study import Study
-from heron.pipeline.config.augmentations import Blur, Color, Crop
-from heron.pipeline.data import augment
-from heron.pipeline.data.plan import Listed, Stream, even_slice
+from heron.config.augmentations import Blur, Color, Crop
+from heron.data import augment
+from heron.data.plan import Listed, Stream, even_slice
 from heron.shards.sources import make_source
+from heron.studies.halving import goes_on
+from heron.studies.study import Study
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -298,7 +298,7 @@ def chain() -> None:
         folder = Path(name)
         assert run(folder, "run.dir=run", "train.steps=3").wait() == 0
         for words in ("embed run --out embeddings", "index embeddings --out index"):
-            command = [sys.executable, "-m", "heron.launch.cli", *words.split()]
+            command = [sys.executable, "-m", "heron", *words.split()]
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
             subprocess.run(command, cwd=folder, check=True, env=environment)
         (state,) = (folder / "run/checkpoints").glob("step-*/state.json")

@@ -72,7 +72,7 @@ def heron(folder: Path, *words: str, columns: int = 100) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": str(columns), "TERM": "xterm-256color"}
     main, other = pty.openpty()
-    command = [sys.executable, "-m", "heron.launch.cli", *words]
+    command = [sys.executable, "-m", "heron", *words]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=other, stderr=other)
     os.close(other)
     written = b""
@@ -187,7 +187,7 @@ def serve() -> None:
     """The web page of the index, as it is when it is opened."""
     folder = made()
     process = subprocess.Popen(
-        [sys.executable, "-m", "heron.launch.cli", "serve", "indexes/faces", "--port", "0"],
+        [sys.executable, "-m", "heron", "serve", "indexes/faces", "--port", "0"],
         cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

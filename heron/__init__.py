@@ -13,27 +13,23 @@ Names are imported when they are first used.
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from heron.version import __version__
 
 if TYPE_CHECKING:
     from heron import losses, metrics
+    from heron.config.experiment import Config
     from heron.model import Model, from_pretrained
-    from heron.pipeline.config.experiment import Config
-    from heron.pipeline.retrieval.index import Index
+    from heron.retrieval.index import Index
     from heron.run import Run, load_config, pretrain
     from heron.shards.errors import HeronError
 
-try:
-    __version__ = version("heron-pretrain")
-except PackageNotFoundError:  # a checkout that was never installed
-    __version__ = "not installed"
-
 _MODULES = "losses", "metrics"
 _OBJECTS = {  # the module that defines each
-    "Config": "heron.pipeline.config.experiment",
+    "Config": "heron.config.experiment",
     "HeronError": "heron.shards.errors",
-    "Index": "heron.pipeline.retrieval.index",
+    "Index": "heron.retrieval.index",
     "Model": "heron.model",
     "Run": "heron.run",
     "from_pretrained": "heron.model",

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import heron
+from heron.config.errors import InputError
+from heron.config.extras import require
+from heron.data.batches import Batch
+from heron.data.texts import NONE
 from heron.model import ExportLayer, Model, no_layer
-from heron.pipeline.config.errors import InputError
-from heron.pipeline.config.extras import require
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.texts import NONE
-from heron.pipeline.retrieval.layers import LayerModel
+from heron.retrieval.layers import LayerModel
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import HeronError
 from heron.shards.set_aside import make_room

@@ -10,15 +10,15 @@
 | `alignment`, `uniformity`, `effective_rank` | a measure of collapse, of float64 unit vectors |
 """
 
-from heron.pipeline.evaluation.collapse import alignment, effective_rank, uniformity
-from heron.pipeline.evaluation.collapse import measure as collapse_measures
-from heron.pipeline.evaluation.metrics import (
+from heron.evaluation.collapse import alignment, effective_rank, uniformity
+from heron.evaluation.collapse import measure as collapse_measures
+from heron.evaluation.metrics import (
     fitted_threshold,
     label_auc,
     multi_class_scores,
     multi_label_scores,
 )
-from heron.pipeline.evaluation.probe import linear_probe
+from heron.evaluation.probe import linear_probe
 
 __all__ = [
     "alignment",

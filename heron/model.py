@@ -11,25 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.pipeline.config.errors import (
+from heron.config.errors import (
     CheckpointError,
     ConfigError,
     InputError,
     RetrievalError,
 )
-from heron.pipeline.config.experiment import Config, load_run_config
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.given_rows import InputRows, InputView, refuse_names
-from heron.pipeline.data.views import Views
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.retrieval.layers import LayerModel, refuse_options
-from heron.pipeline.training import hub, pretrained, saved
-from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
-from heron.pipeline.training.signature import Signature
+from heron.config.experiment import Config, load_run_config
+from heron.data.batches import Batch
+from heron.data.dataset import open_reader
+from heron.data.given_rows import InputRows, InputView, refuse_names
+from heron.data.views import Views
+from heron.models.heterogeneous import Heterogeneous
+from heron.retrieval.embeddings import Layer
+from heron.retrieval.layers import LayerModel, refuse_options
 from heron.shards.errors import ShardError
 from heron.shards.store import is_remote
+from heron.training import hub, pretrained, saved
+from heron.training.checkpoint import STATE, CheckpointManifest
+from heron.training.signature import Signature
 
 ExportLayer = Literal["hidden", "projection", "logits"]
 

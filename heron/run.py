@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heron.pipeline.config import experiment
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.config.shipped import find_config
+from heron.config import experiment
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config
+from heron.config.shipped import find_config
 
 if TYPE_CHECKING:  # it loads torch, which configurations do not need
     from heron.model import Model
@@ -74,9 +74,9 @@ def pretrain(config: Config, overwrite: bool = False) -> Run:
             `run.resume=auto` to continue.
         Lost: another process died.
     """
-    from heron.pipeline import pretrain as job
-    from heron.pipeline.distributed import collectives
-    from heron.pipeline.training.tracking import scores_of
+    from heron import job
+    from heron.distributed import collectives
+    from heron.training.tracking import scores_of
 
     if not isinstance(config, Config):
         raise ConfigError(

@@ -21,7 +21,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook(["heron.pipeline.objectives", "heron.pipeline.data.views"], "beartype.beartype")
+install_import_hook(["heron.objectives", "heron.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
 
 # Each of these takes half a minute and more, the longest first. A worker takes a file at a time:
@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """A run that does not say so computes on one thread too, and leaves the process with one."""
-    from heron.pipeline.distributed import launch
+    from heron.distributed import launch
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "cores_per_process", lambda: 1)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from heron.launch.cli import main as heron
-from heron.pipeline.distributed.watchdog import leave
+from heron.cli.main import main as heron
+from heron.distributed.watchdog import leave
 from tests.ranks import begin_server
 
 Main = Callable[[Sequence[str]], int]

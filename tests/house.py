@@ -40,7 +40,7 @@ class House:
             if path.suffix == ".py":
                 stem = "" if path.stem == "__init__" else f".{path.stem}"
                 self.files[package + stem] = path
-            elif path.is_dir() and any(path.rglob("*.py")):  # a link to a folder, too
+            elif path.is_dir() and any(path.rglob("*.py")):
                 self._read(path, f"{package}.{path.name}")
 
     @cached_property
@@ -80,16 +80,7 @@ class House:
 
     def room(self, module: str) -> str:
         """Returns the room of a module: `heron.data`, or the file itself if it stands alone."""
-        parts = module.split(".")
-        depth = 2
-        while (folder := ".".join(parts[:depth])) in ("heron.pipeline", "heron.launch"):
-            if len(parts) == depth or self.files.get(".".join(parts[: depth + 1])) is None:
-                return folder
-            inner = self.files[".".join(parts[: depth + 1])]
-            if inner.name != "__init__.py":
-                return folder
-            depth += 1
-        return ".".join(parts[:depth])
+        return ".".join(module.split(".")[:2])
 
     def rooms(self) -> dict[str, set[str]]:
         """Returns the rooms, and which of them each imports."""

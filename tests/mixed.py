@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from heron.pipeline.config.experiment import Config, parse_config
+from heron.config.experiment import Config, parse_config
 from heron.shards.manifest import Labels, View
 from heron.shards.sources import Rows
 from heron.shards.sources.base import SyntheticSource

@@ -1,6 +1,6 @@
 """Small faults planted in the code one at a time, and whether the tests nearest to them fail.
 
-    python -m tests.mutants [--sample 100] [--seed 0] [--jobs 2] [--only pipeline/data]
+    python -m tests.mutants [--sample 100] [--seed 0] [--jobs 2] [--only heron/data]
 
 draws a sample of all faults that `faults` can plant, the same one for a seed and a tree; plants
 each in a copy of the tree, runs the tests that `stages` names until one fails, and prints those
@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PLACES = ["pipeline/objectives", "pipeline/distributed", "pipeline/training/checkpoint.py"]
-PLACES += [f"pipeline/data/{name}.py" for name in ("plan", "batches", "random_keys", "protocol")]
+PLACES = ["heron/objectives", "heron/distributed", "heron/training/checkpoint.py"]
+PLACES += [f"heron/data/{name}.py" for name in ("plan", "batches", "random_keys", "protocol")]
 SPEED = {  # module constants that decide how fast, in how much memory or how patiently, no value
     "AHEAD", "BLOCKS", "EXACT", "INTERPRETED", "IN_USE", "JOIN_S", "LEAVING_S", "LOOKS",
     "MATCH_PART", "MIN_STRIP_ROWS", "PROGRAMS", "PROGRAMS_INTERPRETED", "SHARED_KIB", "STRIP",
@@ -53,23 +53,23 @@ REFERENCES, QUEUES = "tests/test_references.py", "tests/objectives/test_compleme
 SLOW = RANKS, MATRIX, RUNS, METHODS, LAUNCHED, KILLED, REFERENCES, QUEUES
 FUSED = [f"tests/objectives/test_fused{n}.py" for n in ("", "_precision", "_terms", "_compile")]
 NEAR: dict[str, list[list[str]]] = {
-    "pipeline/objectives/fused": [FUSED],
+    "heron/objectives/fused": [FUSED],
     **dict.fromkeys(
-        [f"pipeline/objectives/{name}" for name in ("engine", "contrast", "objective", "batch")],
+        [f"heron/objectives/{name}" for name in ("engine", "contrast", "objective", "batch")],
         [[*UNITS, FUSED[1]], [METHODS], [RANKS], [REFERENCES]],
     ),
     **dict.fromkeys(
-        [f"pipeline/objectives/{name}" for name in ("memory", "momentum", "mulco", "pico")],
+        [f"heron/objectives/{name}" for name in ("memory", "momentum", "mulco", "pico")],
         [UNITS[-2:], [QUEUES], [METHODS], [RANKS], [REFERENCES]],
     ),
-    "pipeline/objectives": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
-    "pipeline/data": [["tests/data"], [RUNS, QUEUES]],
-    "pipeline/distributed/agreement": [["tests/distributed/test_agreement.py"], [RUNS]],
-    "pipeline/distributed/launch": [["tests/distributed/test_launch.py", LAUNCHED, MATRIX], [RUNS]],
-    "pipeline/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
-    "pipeline/distributed/zero": [[MATRIX], [RUNS]],
-    "pipeline/distributed": [[RANKS], [MATRIX], [RUNS]],
-    "pipeline/training": [["tests/training/test_checkpoint.py"], [RUNS], [MATRIX], [KILLED]],
+    "heron/objectives": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
+    "heron/data": [["tests/data"], [RUNS, QUEUES]],
+    "heron/distributed/agreement": [["tests/distributed/test_agreement.py"], [RUNS]],
+    "heron/distributed/launch": [["tests/distributed/test_launch.py", LAUNCHED, MATRIX], [RUNS]],
+    "heron/distributed/watchdog": [["tests/distributed/test_watchdog.py"], [KILLED]],
+    "heron/distributed/zero": [[MATRIX], [RUNS]],
+    "heron/distributed": [[RANKS], [MATRIX], [RUNS]],
+    "heron/training": [["tests/training/test_checkpoint.py"], [RUNS], [MATRIX], [KILLED]],
 }
 
 

@@ -7,9 +7,9 @@ loads when it is first asked for, one on the objectives and on the first report.
 from contextlib import suppress
 from importlib import import_module
 
-from heron.pipeline.config.terms import named_terms
-from heron.pipeline.distributed import launch
-from heron.pipeline.report import pages
+from heron.config.terms import named_terms
+from heron.distributed import launch
+from heron.report import pages
 
 LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "webdataset"]
 LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
@@ -17,7 +17,7 @@ LATER += ["plotly.graph_objects", "transformers.modeling_utils", "torch._inducto
 LATER += ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"]
 LATER += ["deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.superoffload"]
 LATER += ["accelerate.commands.launch", "torch.testing", "pytest", "setuptools"]
-OWN = ["heron.pipeline.pretrain", "heron.launch.cli", "heron.pipeline.retrieval.query"]
+OWN = ["heron.job", "heron.cli.main", "heron.retrieval.query"]
 OWN += ["tests.experiments", "tests.forked", "tests.ranks"]
 
 for name in LATER:
@@ -26,7 +26,7 @@ for name in LATER:
 for name in OWN:
     import_module(name)
 with suppress(ImportError):  # where DeepSpeed is not installed
-    import_module("heron.pipeline.distributed.zero")
+    import_module("heron.distributed.zero")
 vars(launch)["cores_per_process"] = lambda: 1  # as in the tests' own process: see `conftest`
 named_terms()  # loads every objective
 for name in ("base.html", "run.html"):

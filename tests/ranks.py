@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from heron.pipeline.distributed.watchdog import leave
+from heron.distributed.watchdog import leave
 
 
 def begin_server() -> None:

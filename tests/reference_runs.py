@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import yaml
 
-from heron.pipeline.config.experiment import METHODS, Config, load_config
-from heron.pipeline.distributed import collectives
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.experiment import METHODS, Config, load_config
+from heron.distributed import collectives
+from heron.job import pretrain
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.distributed.test_strategies import STRATEGIES, choose
 

@@ -16,20 +16,20 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heron.launch.studies.results import read_results
-from heron.launch.studies.study import load_study
-from heron.pipeline.config.experiment import (
+from heron.config.experiment import (
     METHODS,
     dump_config,
     load_config,
     load_run_config,
     parse_config,
 )
-from heron.pipeline.training.tracking import read_metrics, read_result
 from heron.shards.artefact import fingerprint
 from heron.shards.errors import CONTROL, HeronError
 from heron.shards.manifest import Manifest
 from heron.shards.sources.arff import read_arff
+from heron.studies.results import read_results
+from heron.studies.study import load_study
+from heron.training.tracking import read_metrics, read_result
 from tests.studies import made
 
 FUZZ = os.environ.get("HERON_FUZZ")

@@ -14,12 +14,12 @@ LATE = {  # loaded by the functions that need them: most take as long as half of
     *("deepspeed", "faiss", "fsspec", "h5py", "kornia", "matplotlib", "pandas", "pyarrow", "ray"),
     *("rich", "scipy", "sklearn", "tensorboard", "transformers"),
 }
-HELP = "import contextlib, heron.launch.cli as cli\nwith contextlib.suppress(SystemExit): cli.main"
+HELP = "import contextlib, heron.cli.main as cli\nwith contextlib.suppress(SystemExit): cli.main"
 
 RUN = """
 import tempfile
 from pathlib import Path
-from heron.pipeline.pretrain import pretrain
+from heron.job import pretrain
 from tests import reference_runs
 with tempfile.TemporaryDirectory() as folder:
     reference_runs.data(Path(folder))
@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
 @pytest.mark.parametrize(
     ("code", "needed", "late"),
     [
-        ("import heron.pipeline.pretrain", {"torch", "accelerate"}, LATE),
+        ("import heron.job", {"torch", "accelerate"}, LATE),
         ("import heron.losses.functional", {"torch"}, LATE | {"accelerate", "PIL"}),
         (f"{HELP}(['--help'])", {"argparse"}, LATE | {"torch", "accelerate"}),
         (RUN, {"torch._dynamo"}, LATE - {"fsspec", "tensorboard"}),

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.config.experiment import load_config, parse_config
-from heron.pipeline.distributed.agreement import run_fingerprint
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete_checkpoints
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.errors import CheckpointError, ConfigError
+from heron.config.experiment import load_config, parse_config
+from heron.distributed.agreement import run_fingerprint
+from heron.job import pretrain
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest
+from heron.training.checkpoint import complete_checkpoints
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames, merge
 

@@ -15,10 +15,10 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 
 from benchmarks.workloads import TERMS
-from heron.launch.tables import TABLES
-from heron.pipeline.config.experiment import load_config
-from heron.pipeline.config.terms import named_terms
+from heron.config.experiment import load_config
+from heron.config.terms import named_terms
 from heron.shards.artefact import sha256
+from heron.tables import TABLES
 from tests import forked
 from tests.shards.others import cats, write_wds
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SCENE = ROOT.parent / "shared" / "data" / "scene"
 PAGES = [f"docs/{p.name}" for p in sorted(ROOT.glob("docs/*.md")) if p.name != "log.md"]
-EXAMPLE = "pipeline/objectives/decoupled.py"  # of the guide's worked example, which nobody writes
+EXAMPLE = "heron/objectives/decoupled.py"  # of the guide's worked example, which nobody writes
 SOME = list(TABLES["scene"].methods)[::3]
 STEP = ["train.steps=1", "train.cpu_threads=1", "evaluate.map_rows=20"]
 SMALL = [  # of each experiment
@@ -253,7 +253,7 @@ def test_it_is_short_and_the_first_command_stands_early() -> None:
 
 def test_the_map_names_every_room() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text()
-    rooms = [p.parent.relative_to(ROOT) for p in ROOT.glob("pipeline/*/__init__.py")]
+    rooms = [p.parent.relative_to(ROOT) for p in ROOT.glob("heron/*/__init__.py")]
     assert len(rooms) > 5
     assert [r for r in rooms if f"`{r}/`" not in guide] == []
 
@@ -266,7 +266,7 @@ def test_links_and_paths_of_a_page_lead_somewhere(page: str) -> None:
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", prose) if "://" not in link]
     missing = [link for link in links if not (path.parent / link).exists()]
     named = re.findall(
-        r"(?<![\w/.])(?:benchmarks|configs|launch|pipeline|shards|tests)/[\w./-]*\w", text
+        r"(?<![\w/.])(?:benchmarks|configs|heron|launch|pipeline|shards|tests)/[\w./-]*\w", text
     )
     missing += [p for p in named if not any((r / p).exists() for r in (ROOT, ROOT / "tests"))]
     assert [p for p in missing if p != EXAMPLE] == []

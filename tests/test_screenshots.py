@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from heron import load_config
-from heron.launch.arguments import Group, Verb, parse
-from heron.launch.cli import VERBS
+from heron.cli.arguments import Group, Verb, parse
+from heron.cli.main import VERBS
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium")
@@ -97,7 +97,7 @@ def test_the_other_surfaces_have_options_and_verbs_that_there_are() -> None:
 def test_a_study_s_charts_are_svg_with_ticks_and_legends(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    from heron.launch.cli import main
+    from heron.cli.main import main
     from tests.studies import made
 
     folder = made.negatives(tmp_path / "study")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.describe import describe_keys
+from heron.config.describe import describe_keys
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -36,10 +36,10 @@ def test_the_reference_of_the_code_has_its_classes(site: Path) -> None:
     for page, name in (
         ("heron", "heron.model.Model.encode"),
         ("losses", "heron.losses.supervised.WeightedSupervised.forward"),
-        ("metrics", "heron.pipeline.evaluation.metrics.label_auc"),
-        ("terms", "heron.pipeline.config.terms.Term.loss"),
+        ("metrics", "heron.evaluation.metrics.label_auc"),
+        ("terms", "heron.config.terms.Term.loss"),
         ("sources", "heron.shards.sources.base.FileSource.load"),
-        ("encoders", "heron.pipeline.config.model.OwnEncoder.build"),
+        ("encoders", "heron.config.model.OwnEncoder.build"),
     ):
         assert f'id="{name}"' in (site / "reference" / page / "index.html").read_text()
 

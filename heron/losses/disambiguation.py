@@ -12,8 +12,8 @@ from torch import Tensor
 from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_views, is_whole, shown
 from heron.losses.loss import Loss, options_of
 from heron.losses.momentum import CallerKeyQueue, MomentumLoss, one_view
-from heron.pipeline.objectives import pico, plnl
-from heron.pipeline.objectives.complementary import checked_logits
+from heron.objectives import pico, plnl
+from heron.objectives.complementary import checked_logits
 
 
 class _OfTrainingSet(Loss):

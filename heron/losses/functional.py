@@ -4,22 +4,22 @@ With `rows` (or `total`) they return the share of some rows of the batch; the sh
 add up to the loss.
 """
 
-from heron.pipeline.objectives.c2ae import c2ae
-from heron.pipeline.objectives.classification import bce, cross_entropy
-from heron.pipeline.objectives.clip import clip, siglip
-from heron.pipeline.objectives.comco import comco, scl_nl
-from heron.pipeline.objectives.complementary import gce, l_uw, mlcl, mse, ub_exp, ub_log
-from heron.pipeline.objectives.hard import debiased, hard
-from heron.pipeline.objectives.hierarchical import hierarchical
-from heron.pipeline.objectives.infograph import infograph
-from heron.pipeline.objectives.mib import mib
-from heron.pipeline.objectives.mulco import mulco
-from heron.pipeline.objectives.pico import pico, pseudo_target_loss
-from heron.pipeline.objectives.plnl import plnl
-from heron.pipeline.objectives.single_view import single_view_unsupervised
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import (
+from heron.objectives.c2ae import c2ae
+from heron.objectives.classification import bce, cross_entropy
+from heron.objectives.clip import clip, siglip
+from heron.objectives.comco import comco, scl_nl
+from heron.objectives.complementary import gce, l_uw, mlcl, mse, ub_exp, ub_log
+from heron.objectives.hard import debiased, hard
+from heron.objectives.hierarchical import hierarchical
+from heron.objectives.infograph import infograph
+from heron.objectives.mib import mib
+from heron.objectives.mulco import mulco
+from heron.objectives.pico import pico, pseudo_target_loss
+from heron.objectives.plnl import plnl
+from heron.objectives.single_view import single_view_unsupervised
+from heron.objectives.supcon import supcon
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor
 
+from heron.config.model import ModelConfig
+from heron.config.sections import check
+from heron.data.graphs import NONE
+from heron.distributed.collectives import broadcast_object
 from heron.losses.inputs import (
     LossError,
     RowCounts,
@@ -15,14 +19,10 @@ from heron.losses.inputs import (
     shown,
 )
 from heron.losses.loss import Loss, options_of
-from heron.pipeline.config.model import ModelConfig
-from heron.pipeline.config.sections import check
-from heron.pipeline.data.graphs import NONE
-from heron.pipeline.distributed.collectives import broadcast_object
-from heron.pipeline.models.heterogeneous import Features, ModelSpec
-from heron.pipeline.objectives import c2ae, deepmtmv, infograph, mib
-from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.classification import bce, cross_entropy
+from heron.models.heterogeneous import Features, ModelSpec
+from heron.objectives import c2ae, deepmtmv, infograph, mib
+from heron.objectives.batch import GlobalBatch
+from heron.objectives.classification import bce, cross_entropy
 
 
 class Mib(Loss):

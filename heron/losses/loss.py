@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heron.config.sections import check
+from heron.config.terms import Term
+from heron.distributed import collectives
+from heron.distributed.exchange import ShardSizes, exchange
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
-from heron.pipeline.config.sections import check
-from heron.pipeline.config.terms import Term
-from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.exchange import ShardSizes, exchange
-from heron.pipeline.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
-from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.memory import Memory
+from heron.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
+from heron.objectives.batch import GlobalBatch
+from heron.objectives.memory import Memory
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
 

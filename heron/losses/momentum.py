@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_rows, expect_width
 from heron.losses.loss import Loss, options_of
-from heron.pipeline.objectives import comco, mulco
-from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.complementary import checked_logits
-from heron.pipeline.objectives.momentum import KeyQueue, MomentumTerm, move_towards
+from heron.objectives import comco, mulco
+from heron.objectives.batch import GlobalBatch
+from heron.objectives.complementary import checked_logits
+from heron.objectives.momentum import KeyQueue, MomentumTerm, move_towards
 
 
 class MomentumEncoder(nn.Module):

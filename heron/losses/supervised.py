@@ -20,7 +20,7 @@ from heron.losses.inputs import (
     shown,
 )
 from heron.losses.loss import Loss, options_of
-from heron.pipeline.objectives import hard, hierarchical, supcon, supervised
+from heron.objectives import hard, hierarchical, supcon, supervised
 
 
 class _OfLabelled(Loss):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from heron.config.model import ModelConfig
+from heron.config.sections import check
 from heron.losses.inputs import RowCounts, Views, as_inputs, as_views
 from heron.losses.loss import Loss
-from heron.pipeline.config.model import ModelConfig
-from heron.pipeline.config.sections import check
-from heron.pipeline.models.heterogeneous import ModelSpec
-from heron.pipeline.objectives import clip, hard, single_view, unsupervised
+from heron.models.heterogeneous import ModelSpec
+from heron.objectives import clip, hard, single_view, unsupervised
 
 
 class _OfProjections(Loss):

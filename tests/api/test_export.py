@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import heron
-from heron.pipeline.config.errors import InputError
-from heron.pipeline.models.heterogeneous import Encoded, Features
-from heron.pipeline.objectives.mib import Bottlenecks
-from heron.pipeline.pretrain import pretrain
+from heron.config.errors import InputError
+from heron.job import pretrain
+from heron.models.heterogeneous import Encoded, Features
+from heron.objectives.mib import Bottlenecks
 from tests.api.test_travel import computed
 from tests.mixed import mixed
 from tests.reference_runs import data, experiment

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import heron
-from heron.launch.cli import main
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.query import Retriever
+from heron.cli.main import main
+from heron.config.errors import RetrievalError
+from heron.retrieval.query import Retriever
 from tests.retrieval.made import clustered
 
 N = 700

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 import heron
-from heron.pipeline.config.errors import CheckpointError, InputError
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.retrieval.embed import embed
-from heron.pipeline.retrieval.embeddings import Layer
-from heron.pipeline.training.checkpoint import STATE, CheckpointManifest
+from heron.config.errors import CheckpointError, InputError
+from heron.data.dataset import open_reader
+from heron.retrieval.embed import embed
+from heron.retrieval.embeddings import Layer
 from heron.shards.artefact import FileSum
 from heron.shards.build import build
 from heron.shards.sources import make_source
+from heron.training.checkpoint import STATE, CheckpointManifest
 from tests.retrieval import made
 
 SCENE = Path(__file__).resolve().parents[3] / "shared" / "data" / "scene"
@@ -124,7 +124,7 @@ def test_predictions_reach_the_scores_of_the_run(case: tuple[str, heron.Run]) ->
     reader, model = open_reader(config.data), heron.from_pretrained(run.folder)
     assert model.labels == reader.manifest.labels.names
     if name == "scene":
-        from heron.pipeline.data.protocol import assign
+        from heron.data.protocol import assign
 
         test = np.sort(assign(reader, config.data.split, config.data.protocol).test)
     else:

@@ -15,11 +15,11 @@ import torch
 import yaml
 
 import heron
+from heron.cli.main import main
+from heron.config.errors import CheckpointError, InputError
+from heron.config.extras import MissingPackage
 from heron.export import METADATA, ExportError, RawLayer
-from heron.launch.cli import main
 from heron.model import ExportLayer
-from heron.pipeline.config.errors import CheckpointError, InputError
-from heron.pipeline.config.extras import MissingPackage
 from heron.shards.artefact import MANIFEST, fingerprint
 from tests.api.test_model import raw, trained
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import load_config, load_run_config, parse_config
-from heron.pipeline.config.overrides import override as set_key
-from heron.pipeline.config.sections import parse_yaml, read_tree
+from heron.cli.main import main
+from heron.config.errors import ConfigError
+from heron.config.experiment import load_config, load_run_config, parse_config
+from heron.config.overrides import override as set_key
+from heron.config.sections import parse_yaml, read_tree
 from tests.config.test_experiment import SMALL
 
 LAUGHS = "a: &a [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(

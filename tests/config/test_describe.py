@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.config.describe import describe_keys, keys_at
-from heron.pipeline.config.experiment import load_config
-from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
+from heron.cli.main import main
+from heron.config.describe import describe_keys, keys_at
+from heron.config.experiment import load_config
+from heron.config.shipped import CONFIGS, find_config, names_in
 
 KEYS = {key.name: key for key in describe_keys()}
 

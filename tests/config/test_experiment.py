@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import METHODS, Config, dump_config, load_config, parse_config
-from heron.pipeline.config.overrides import as_typed, parse_override
-from heron.pipeline.config.sections import dump_yaml, read_tree
-from heron.pipeline.config.terms import Terms, named_terms
+from heron.config.errors import ConfigError
+from heron.config.experiment import METHODS, Config, dump_config, load_config, parse_config
+from heron.config.overrides import as_typed, parse_override
+from heron.config.sections import dump_yaml, read_tree
+from heron.config.terms import Terms, named_terms
 from heron.shards.sources import make_source
 
 CONFIGS = sorted(set(METHODS.parent.glob("*.yaml")) - {METHODS})

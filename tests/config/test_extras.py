@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.extras import EXTRAS, MissingPackage, require
-from heron.pipeline.training.trackers import EXTRA
+from heron.config.extras import EXTRAS, MissingPackage, require
+from heron.training.trackers import EXTRA
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
 import sys
 for name in sys.argv[1].split(","):
     sys.modules[name] = None  # Python then finds no such package
-from heron.launch.cli import main
+from heron.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -79,7 +79,7 @@ def test_a_missing_package_names_an_extra_that_brings_it(
 
 
 def test_every_extra_of_a_user_is_named_by_an_error() -> None:
-    """`remote`'s other packages are fsspec's, whose error shards/remote.py passes on."""
+    """`remote`'s other packages are fsspec's, whose error heron/shards/remote.py passes on."""
     named = {extra for hint in EXTRAS.values() for extra in re.findall(r"\[(\w+)\]", hint)}
     assert named | {*EXTRA.values()} == brings().keys() - {"dev", "docs"} - UNUSED
     assert all(tracker in {p.split("_")[0] for p in brings()[e]} for tracker, e in EXTRA.items())

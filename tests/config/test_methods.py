@@ -7,16 +7,16 @@ import pytest
 import yaml
 from torch import Tensor
 
-from heron.launch.tables import TABLES
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import METHODS, load_config
-from heron.pipeline.distributed.strategy import Strategy
-from heron.pipeline.objectives.deepmtmv import Deepmtmv
-from heron.pipeline.objectives.hard import Hard
-from heron.pipeline.objectives.mulco import Mulco
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.objectives.pico import Pico
-from heron.pipeline.pretrain import pretrain
+from heron.config.errors import ConfigError
+from heron.config.experiment import METHODS, load_config
+from heron.distributed.strategy import Strategy
+from heron.job import pretrain
+from heron.objectives.deepmtmv import Deepmtmv
+from heron.objectives.hard import Hard
+from heron.objectives.mulco import Mulco
+from heron.objectives.objective import Objective
+from heron.objectives.pico import Pico
+from heron.tables import TABLES
 from tests.experiments import frames, merge
 
 CONFIGS = METHODS.parent

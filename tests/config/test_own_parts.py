@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import dump_config, load_config, parse_config
-from heron.pipeline.config.overrides import as_typed, override
-from heron.pipeline.config.sections import leaves
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.pretrained import from_pretrained
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.errors import ConfigError
+from heron.config.experiment import dump_config, load_config, parse_config
+from heron.config.overrides import as_typed, override
+from heron.config.sections import leaves
+from heron.job import pretrain
+from heron.training.pretrained import from_pretrained
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import load_config
-from heron.pipeline.config.shipped import CONFIGS, find_config, names_in
+from heron.config.errors import ConfigError
+from heron.config.experiment import load_config
+from heron.config.shipped import CONFIGS, find_config, names_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

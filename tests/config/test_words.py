@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from heron.launch.arguments import Verb, parse
-from heron.launch.cli import main
-from heron.launch.studies.study import load_study
-from heron.launch.studies.trials import plan
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config, load_config
-from heron.pipeline.config.overrides import as_typed, parse_override
-from heron.pipeline.config.shipped import find_config
+from heron.cli.arguments import Verb, parse
+from heron.cli.main import main
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config, load_config
+from heron.config.overrides import as_typed, parse_override
+from heron.config.shipped import find_config
+from heron.studies.study import load_study
+from heron.studies.trials import plan
 
 TEXTS = ["try #2", "2026-11-26", "007", "1e3", "on", "yes", "a: b", "[x]", "{y}", "*z", "&a", "!t"]
 TEXTS += ["50%", "it's", 'say "x"', "#1", "- a", "a, b", "1_000", "0x10", "12:30:00", "null.d", "="]
@@ -124,7 +124,7 @@ def test_each_printed_command_of_a_study(
 
 
 def find_study(name: str) -> Path:
-    from heron.pipeline.config.shipped import STUDIES, find_shipped
+    from heron.config.shipped import STUDIES, find_shipped
 
     return find_shipped(name, STUDIES, "study")
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import Batch, batches, open_process_batches
-from heron.pipeline.data.endless import EndlessStreams
-from heron.pipeline.data.streams import open_data
-from heron.pipeline.data.workers import worker_count
+from heron.config.experiment import Config, parse_config
+from heron.data.batches import Batch, batches, open_process_batches
+from heron.data.endless import EndlessStreams
+from heron.data.streams import open_data
+from heron.data.workers import worker_count
 from tests.experiments import merge
 from tests.shards import others
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from heron.pipeline.config.augmentations import Blur, Color, Crop, Flip
-from heron.pipeline.config.data import ModelView
-from heron.pipeline.data.augment import DRAWS, blur, color, crop, fit, flip
+from heron.config.augmentations import Blur, Color, Crop, Flip
+from heron.config.data import ModelView
+from heron.data.augment import DRAWS, blur, color, crop, fit, flip
 
 PICTURES = torch.rand(4, 3, 12, 18, generator=torch.Generator().manual_seed(0))
 DRAWN = torch.rand(4, DRAWS, generator=torch.Generator().manual_seed(1))

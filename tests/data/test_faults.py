@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import Batch, ShardBatches, batches
-from heron.pipeline.data.opened import OpenShard
-from heron.pipeline.data.plan import Listed
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.skipped import SkippedRows
-from heron.pipeline.data.streams import Streams, open_streams
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.experiment import Config, parse_config
+from heron.data.batches import Batch, ShardBatches, batches
+from heron.data.opened import OpenShard
+from heron.data.plan import Listed
+from heron.data.reader import Reader
+from heron.data.skipped import SkippedRows
+from heron.data.streams import Streams, open_streams
+from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source
+from heron.training.tracking import read_metrics
 from tests import ranks
 
 FACES = {"train": 60, "test": 20, "size": 32}
@@ -259,7 +259,7 @@ def test_what_the_machine_lacks_is_no_fault_of_the_data(
     def full(*_: Any) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("heron.pipeline.data.opened.os.open", full)
+    monkeypatch.setattr("heron.data.opened.os.open", full)
     with pytest.raises(OSError, match="Too many open files"):
         reader.read("image", np.array([1]))
     assert not reader.lost

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.data.graphs import (
+from heron.data.graphs import (
     HIDDEN,
     NONE,
     drop_nodes,
@@ -18,7 +18,7 @@ from heron.pipeline.data.graphs import (
     perturb_edges,
     subgraph,
 )
-from heron.pipeline.data.random_keys import uniforms
+from heron.data.random_keys import uniforms
 from tests.graphs import drawn, row
 
 NODES, EDGES = 8, 8

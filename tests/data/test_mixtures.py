@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config, parse_config
-from heron.pipeline.data.batches import ShardBatches
-from heron.pipeline.data.blend import apportion
-from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.cli.main import main
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config, parse_config
+from heron.data.batches import ShardBatches
+from heron.data.blend import apportion
+from heron.data.random_keys import rng_keys
+from heron.data.streams import open_streams
+from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source
+from heron.training.tracking import read_metrics
 
 ROWS = {"large": 300, "small": 20}
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.config.data import Data
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.opened import OpenShard
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.views import Views
+from heron.config.data import Data
+from heron.data.batches import Batch
+from heron.data.dataset import open_reader
+from heron.data.opened import OpenShard
+from heron.data.reader import Reader
+from heron.data.views import Views
 from heron.shards.build import build
 from heron.shards.cache import LocalFile
 from heron.shards.foreign import index

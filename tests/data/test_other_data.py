@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from heron.launch.cli import main
-from heron.pipeline.config.data import SourceShare, without_locations
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.data.views import Views
-from heron.pipeline.evaluation.evaluator import Evaluator, with_means
-from heron.pipeline.evaluation.scikit import raw_inputs
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.saved import portable
+from heron.cli.main import main
+from heron.config.data import SourceShare, without_locations
+from heron.config.experiment import parse_config
+from heron.data.reader import Reader
+from heron.data.streams import open_streams
+from heron.data.views import Views
+from heron.evaluation.evaluator import Evaluator, with_means
+from heron.evaluation.scikit import raw_inputs
+from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make_source
+from heron.training.saved import portable
 from tests.data import test_mixtures as mixtures
 from tests.data.test_partial_rows import config
 

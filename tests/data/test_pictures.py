@@ -9,9 +9,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from heron.pipeline.config.data import ModelView as Asked
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.pictures import PictureDecoder, input_shape, picture_decoder
+from heron.config.data import ModelView as Asked
+from heron.config.errors import ConfigError
+from heron.data.pictures import PictureDecoder, input_shape, picture_decoder
 from heron.shards.manifest import View
 
 SMOOTH = np.add.outer(np.arange(60), np.arange(90)).astype(np.uint8)[..., None].repeat(3, 2)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.plan import (
+from heron.config.errors import ConfigError
+from heron.data.plan import (
     Listed,
     Marked,
     Stream,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.data.random_keys import normals, rng_keys, uniforms
+from heron.data.random_keys import normals, rng_keys, uniforms
 
 
 def splitmix64(x: int) -> int:

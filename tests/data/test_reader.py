@@ -8,14 +8,14 @@ import pytest
 import torch
 from sklearn.model_selection import StratifiedKFold
 
-from heron.pipeline.config.data import Data, Protocol
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.batches import Batch, ShardBatches, batches
-from heron.pipeline.data.protocol import assign
-from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.data.views import Views
+from heron.config.data import Data, Protocol
+from heron.config.errors import ConfigError
+from heron.data.batches import Batch, ShardBatches, batches
+from heron.data.protocol import assign
+from heron.data.random_keys import rng_keys
+from heron.data.reader import Reader
+from heron.data.streams import open_streams
+from heron.data.views import Views
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source

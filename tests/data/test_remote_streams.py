@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.batches import ShardBatches, batches
-from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.pretrain import pretrain
+from heron.config.errors import ConfigError
+from heron.data.batches import ShardBatches, batches
+from heron.data.dataset import build_data
+from heron.data.streams import open_streams
+from heron.job import pretrain
 from heron.shards.errors import ShardError
 from tests.experiments import frames
 from tests.shards.servers import Fault, Web, web

@@ -12,19 +12,19 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heron
-from heron.launch.cli import main
-from heron.pipeline.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.given_rows import InputView
-from heron.pipeline.data.texts import TextDecoder
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.training.throughput import model_flops, step_flops
-from heron.pipeline.training.tracking import read_metrics
+from heron.cli.main import main
+from heron.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
+from heron.data.dataset import open_reader
+from heron.data.given_rows import InputView
+from heron.data.texts import TextDecoder
+from heron.job import pretrain
+from heron.models.heterogeneous import Heterogeneous
+from heron.retrieval.query import Retriever
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.texts import write_tokenizer
+from heron.training.throughput import model_flops, step_flops
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.mixed import captions, mixed, picture
 
@@ -112,7 +112,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_data(config: Any) -> None:
-    from heron.pipeline.data.dataset import build_data
+    from heron.data.dataset import build_data
 
     build_data(config.data, progress=False)
 
@@ -174,7 +174,7 @@ def test_resume_refuses_another_tokenizer(run: Path) -> None:
     pretrain(mixed(run, "resumed", **changes))
     write_tokenizer(run / "other.json", ["blue and large"] * 3)
     more = changes | {"train": {"steps": 3}, "run": {"resume": "auto"}}
-    from heron.pipeline.data import texts
+    from heron.data import texts
 
     texts._tokenizer_text.cache_clear()
     with pytest.raises(CheckpointError, match="texts of 'caption' by another tokenizer"):

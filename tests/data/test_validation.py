@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.pipeline.config.data import Protocol
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.protocol import assign, stratified
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.data import Protocol
+from heron.config.errors import ConfigError
+from heron.data.dataset import build_data
+from heron.data.protocol import assign, stratified
+from heron.data.reader import Reader
+from heron.data.streams import open_streams
+from heron.job import pretrain
+from heron.training.tracking import read_metrics
 from tests.experiments import frames
 
 KEPT = {"labelled": 60, "test": "test", "validation": 0.25}

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.data import Data
-from heron.pipeline.data.augment import fit
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.views import SALTS, Views
+from heron.config.data import Data
+from heron.data.augment import fit
+from heron.data.batches import Batch
+from heron.data.dataset import open_reader
+from heron.data.random_keys import rng_keys
+from heron.data.reader import Reader
+from heron.data.views import SALTS, Views
 from heron.shards.build import build
 from heron.shards.sources import make_source
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from braceexpand import braceexpand
 
-from heron.pipeline.config.endless import expand
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.endless import open_endless
-from heron.pipeline.pretrain import pretrain
+from heron.config.endless import expand
+from heron.config.experiment import parse_config
+from heron.data.endless import open_endless
+from heron.job import pretrain
 from heron.shards.errors import HeronError, ShardError
 from tests.data.endless import ROWS, config, numbers, payload, steps
 from tests.experiments import merge
@@ -218,8 +218,8 @@ def test_as_many_are_counted_as_braces_stand_for(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list(braceexpand(text))
-    monkeypatch.setattr("heron.pipeline.config.endless.MAX_TARS", len(found))
+    monkeypatch.setattr("heron.config.endless.MAX_TARS", len(found))
     assert expand([text]) == found
-    monkeypatch.setattr("heron.pipeline.config.endless.MAX_TARS", len(found) - 1)
+    monkeypatch.setattr("heron.config.endless.MAX_TARS", len(found) - 1)
     with pytest.raises(ValueError, match="more than"):
         expand([text])

@@ -11,16 +11,16 @@ import pytest
 import torch
 import yaml
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.batches import batches, open_process_batches
-from heron.pipeline.data.streams import open_data
-from heron.pipeline.data.webdataset import EndlessBatches
-from heron.pipeline.distributed import collectives
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.retrieval.embed import embed
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.errors import ConfigError
+from heron.config.experiment import parse_config
+from heron.data.batches import batches, open_process_batches
+from heron.data.streams import open_data
+from heron.data.webdataset import EndlessBatches
+from heron.distributed import collectives
+from heron.job import pretrain
+from heron.retrieval.embed import embed
 from heron.shards.errors import ShardError
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.data.endless import ROWS, TARS, both, config, numbers, opened, payload, steps, vectors
 from tests.experiments import merge

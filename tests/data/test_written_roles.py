@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from benchmarks import plan
-from heron.launch.shards import write_protocol
-from heron.pipeline.config.data import Data
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.data import dataset, opened
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.roles import ROLES, read_roles, write_roles
-from heron.pipeline.data.streams import open_streams
+from heron.cli.shards import write_protocol
+from heron.config.data import Data
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config, dump_config
+from heron.data import dataset, opened
+from heron.data.dataset import open_reader
+from heron.data.roles import ROLES, read_roles, write_roles
+from heron.data.streams import open_streams
 from heron.shards.build import build
 from heron.shards.cache import LocalFile
 from heron.shards.sources import make_source

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from heron.pipeline.config.terms import Term, Terms
+from heron.config.terms import Term, Terms
 
 
 def named(**options: dict[str, Any]) -> dict[str, Term]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
-from heron.pipeline.config.experiment import load_config
-from heron.pipeline.distributed import agreement
-from heron.pipeline.distributed.agreement import agree, code_sha256, run_facts
-from heron.pipeline.distributed.collectives import rank
+from heron.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
+from heron.config.experiment import load_config
+from heron.distributed import agreement
+from heron.distributed.agreement import agree, code_sha256, run_facts
+from heron.distributed.collectives import rank
 from heron.shards.dotted import loaded_files
 from tests import ranks
 

@@ -11,28 +11,28 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.model import Cnn, Convnet, Mlp, ModelConfig, Resnet
-from heron.pipeline.config.terms import Term
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.plan import even_sizes, even_slice
-from heron.pipeline.data.random_keys import rng_keys
-from heron.pipeline.distributed import collectives, sync_batchnorm
-from heron.pipeline.distributed.exchange import ShardSizes, gather_batch
-from heron.pipeline.distributed.strategy import (
+from heron.config.errors import TrainingError
+from heron.config.model import Cnn, Convnet, Mlp, ModelConfig, Resnet
+from heron.config.terms import Term
+from heron.data.batches import Batch
+from heron.data.plan import even_sizes, even_slice
+from heron.data.random_keys import rng_keys
+from heron.distributed import collectives, sync_batchnorm
+from heron.distributed.exchange import ShardSizes, gather_batch
+from heron.distributed.strategy import (
     Strategy,
     micro_batches,
     refuse_lonely_rows,
 )
-from heron.pipeline.distributed.sync_batchnorm import (
+from heron.distributed.sync_batchnorm import (
     GlobalBatchNorm,
     has_norm,
     side_by_side,
     synchronise,
 )
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.memory import RunSpec, StepEnd
-from heron.pipeline.objectives.objective import Objective
+from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.memory import RunSpec, StepEnd
+from heron.objectives.objective import Objective
 from tests import ranks
 from tests.distributed.terms import (
     BOTTLENECKS,

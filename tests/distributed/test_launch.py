@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.experiment import load_config
-from heron.pipeline.distributed import launch
+from heron.config.errors import TrainingError
+from heron.config.experiment import load_config
+from heron.distributed import launch
 from tests.distributed.test_agreement import FACES
 
 

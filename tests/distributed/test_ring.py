@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.config.terms import named_terms
-from heron.pipeline.distributed import collectives, exchange
-from heron.pipeline.distributed.exchange import ShardSizes, uses_ring
-from heron.pipeline.objectives.clip import siglip
-from heron.pipeline.objectives.hard import hard
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.objectives.present import Rows, as_slice
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import nt_xent, weighted_unsupervised
+from heron.config.errors import ConfigError
+from heron.config.experiment import parse_config
+from heron.config.terms import named_terms
+from heron.distributed import collectives, exchange
+from heron.distributed.exchange import ShardSizes, uses_ring
+from heron.objectives.clip import siglip
+from heron.objectives.hard import hard
+from heron.objectives.objective import Objective
+from heron.objectives.present import Rows, as_slice
+from heron.objectives.supcon import supcon
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import nt_xent, weighted_unsupervised
 from tests import ranks
 from tests.distributed.terms import BOTTLENECKS, HEROCON, MISSING, OTHERS, named
 from tests.distributed.test_distribution import step

@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.workers import worker_count
-from heron.pipeline.distributed.launch import resolve_precision
+from heron.config.experiment import parse_config
+from heron.data.workers import worker_count
+from heron.distributed.launch import resolve_precision
 from tests.experiments import FRAMES, merge
 
 PLACES = {"run": {"dir": "runs/x"}, "data": {"path": "data/x"}}

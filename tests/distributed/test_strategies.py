@@ -12,13 +12,13 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.config.errors import CheckpointError, TrainingError
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.distributed import collectives
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete_checkpoints
-from heron.pipeline.training.pretrained import from_pretrained
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.errors import CheckpointError, TrainingError
+from heron.config.experiment import Config
+from heron.distributed import collectives
+from heron.job import pretrain
+from heron.training.checkpoint import complete_checkpoints
+from heron.training.pretrained import from_pretrained
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
 

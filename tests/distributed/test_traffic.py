@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.scaling_bytes import arithmetic, received
-from heron.pipeline.config.model import Cnn, ModelConfig
-from heron.pipeline.config.terms import Needs, Term, Terms
-from heron.pipeline.distributed.exchange import ShardSizes
-from heron.pipeline.distributed.traffic import Exchange, exchanges, norms
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.objectives.objective import Objective
+from heron.config.model import Cnn, ModelConfig
+from heron.config.terms import Needs, Term, Terms
+from heron.distributed.exchange import ShardSizes
+from heron.distributed.traffic import Exchange, exchanges, norms
+from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.batch import GlobalBatch
+from heron.objectives.objective import Objective
 
 SHAPES = [(16, 16, 3)] * 2
 

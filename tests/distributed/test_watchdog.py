@@ -7,9 +7,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from heron.pipeline.config.errors import LOST
-from heron.pipeline.distributed import watchdog
-from heron.pipeline.distributed.watchdog import Watchdog
+from heron.config.errors import LOST
+from heron.distributed import watchdog
+from heron.distributed.watchdog import Watchdog
 
 
 class SlowStore:

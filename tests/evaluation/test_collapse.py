@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.evaluation import collapse
-from heron.pipeline.evaluation.collapse import (
+from heron.evaluation import collapse
+from heron.evaluation.collapse import (
     alignment,
     collapsed,
     effective_rank,

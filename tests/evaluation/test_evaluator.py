@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.streams import Streams, open_streams
-from heron.pipeline.data.views import Views
-from heron.pipeline.evaluation.cross_view import cross_view_recalls
-from heron.pipeline.evaluation.evaluator import Evaluator
-from heron.pipeline.evaluation.metrics import fitted_threshold, multi_label_scores
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.classification import Bce
-from heron.pipeline.objectives.supervised import WeightedSupervised
-from heron.pipeline.objectives.unsupervised import WeightedUnsupervised
+from heron.config.errors import TrainingError
+from heron.data.dataset import build_data
+from heron.data.streams import Streams, open_streams
+from heron.data.views import Views
+from heron.evaluation.cross_view import cross_view_recalls
+from heron.evaluation.evaluator import Evaluator
+from heron.evaluation.metrics import fitted_threshold, multi_label_scores
+from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.classification import Bce
+from heron.objectives.supervised import WeightedSupervised
+from heron.objectives.unsupervised import WeightedUnsupervised
 from tests.experiments import frames
 
 ONE_VIEW: dict[str, Any] = {"stored": "view1", "augment": ["noise"]}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.evaluation.knn import vote
+from heron.data.dataset import build_data
+from heron.data.streams import open_streams
+from heron.evaluation.knn import vote
 from tests import ranks
 from tests.evaluation.test_evaluator import make
 from tests.experiments import frames

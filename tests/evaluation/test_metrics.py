@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from heron.pipeline.evaluation.metrics import (
+from heron.evaluation.metrics import (
     fitted_threshold,
     label_auc,
     multi_class_scores,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from heron.pipeline.evaluation.probe import linear_probe
+from heron.evaluation.probe import linear_probe
 
 
 def draw(rows: int, classes: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.config.experiment import load_config, parse_config
-from heron.pipeline.evaluation.baselines import other_seeds, plain, summary
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.experiment import load_config, parse_config
+from heron.evaluation.baselines import other_seeds, plain, summary
+from heron.job import pretrain
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames, merge
 

@@ -15,10 +15,10 @@ from sklearn.model_selection import KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from heron.pipeline.evaluation import scikit
-from heron.pipeline.evaluation.metrics import multi_label_scores
-from heron.pipeline.evaluation.probe import fit_logistic
-from heron.pipeline.evaluation.scikit import Tuned, _folds, log_loss, tune
+from heron.evaluation import scikit
+from heron.evaluation.metrics import multi_label_scores
+from heron.evaluation.probe import fit_logistic
+from heron.evaluation.scikit import Tuned, _folds, log_loss, tune
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.float32]]
 

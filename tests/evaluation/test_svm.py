@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.evaluation.probe import support_vectors
-from heron.pipeline.pretrain import pretrain
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config
+from heron.evaluation.probe import support_vectors
+from heron.job import pretrain
 from tests.experiments import frames
 
 

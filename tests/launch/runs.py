@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.config.experiment import dump_config
-from heron.pipeline.pretrain import main
-from heron.pipeline.training.checkpoint import complete_checkpoints
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.experiment import dump_config
+from heron.job import main
+from heron.training.checkpoint import complete_checkpoints
+from heron.training.tracking import read_metrics
 from tests.experiments import frames
 from tests.forked import Command, Main, start
 
@@ -47,7 +47,7 @@ def environment(**more: str) -> dict[str, str]:
 
 BAD_END = (  # where the interpreter's end aborts, as a thread of a process group can make it
     "-c",
-    "import atexit, os, sys; from heron.pipeline.pretrain import main; atexit.register(os.abort); "
+    "import atexit, os, sys; from heron.job import main; atexit.register(os.abort); "
     "sys.exit(main())",
 )
 

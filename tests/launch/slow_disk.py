@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from heron.pipeline import pretrain
-from heron.pipeline.training import checkpoint
+from heron import job as pretrain
+from heron.training import checkpoint
 
 flush = checkpoint._flush
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from pydantic import BaseModel
 
-from heron.launch.arguments import ONE_EACH, Group, Override, Verb, parse
-from heron.launch.cli import VERBS, main
+from heron.cli.arguments import ONE_EACH, Group, Override, Verb, parse
+from heron.cli.main import VERBS, main
 
 
 def run(*words: object) -> int:
@@ -86,7 +86,7 @@ def test_a_reader_that_has_read_enough(tmp_path: Path) -> None:
     """`heron shards show | head` is no error; 141 is what a shell gives for SIGPIPE."""
     frames = ("shards", "build", "frames", "--out", tmp_path / "frames", "--quiet")
     assert run(*frames, "--train", 30, "--test", 2) == 0
-    command = [sys.executable, "-m", "heron.launch.cli", "shards", "show", str(tmp_path / "frames")]
+    command = [sys.executable, "-m", "heron", "shards", "show", str(tmp_path / "frames")]
     read, write = os.pipe()
     os.close(read)
     found = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
@@ -100,7 +100,7 @@ def test_a_pipe_that_breaks_elsewhere(
     def fails(study: Path) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("heron.launch.cli.VERBS", Group("", {"report": Verb(fails)}))
+    monkeypatch.setattr("heron.cli.main.VERBS", Group("", {"report": Verb(fails)}))
     assert run("report", "study") == 1
     assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
 

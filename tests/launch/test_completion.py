@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heron.launch.cli import VERBS, main
-from heron.launch.completion import script
+from heron.cli.completion import script
+from heron.cli.main import VERBS, main
 
 TYPED = {
     "heron pret": ["pretrain"],

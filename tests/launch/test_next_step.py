@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from heron.launch.arguments import Verb, choose, parse
-from heron.launch.cli import VERBS, main
-from heron.launch.next_step import NEXT, next_commands
-from heron.pipeline.config.errors import STOPPED
+from heron.cli.arguments import Verb, choose, parse
+from heron.cli.main import VERBS, main
+from heron.cli.next_step import NEXT, next_commands
+from heron.config.errors import STOPPED
 from tests.launch.test_cli import PAGES
 from tests.studies import made
 

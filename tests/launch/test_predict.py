@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.data.dataset import build_data, load_or_assign_roles, open_reader
-from heron.pipeline.data.roles import write_roles
-from heron.pipeline.evaluation.metrics import multi_class_scores
-from heron.pipeline.pretrain import pretrain
+from heron.cli.main import main
+from heron.data.dataset import build_data, load_or_assign_roles, open_reader
+from heron.data.roles import write_roles
+from heron.evaluation.metrics import multi_class_scores
+from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from tests.experiments import frames
@@ -38,7 +38,7 @@ def test_predictions_have_the_scores_of_the_run(
     assert [*table.columns[:2]] == ["row", "key"] and len(table.columns) == 6
     pd.testing.assert_frame_equal(table, tables["test.csv"], check_dtype=False, rtol=1e-6)
     assert table["row"].tolist() == list(range(300, 370)) and table["key"].is_unique
-    from heron.pipeline.data.reader import Reader
+    from heron.data.reader import Reader
 
     y = Reader(Path(config.data.path)).ground_truth(table["row"].to_numpy())
     probability = table.to_numpy()[:, 2:].astype(np.float32)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from heron.launch.cli import main
-from heron.launch.pretrain import SIGNALS, environments, run_together
-from heron.pipeline.config.errors import INTERRUPTED, ConfigError, TrainingError
-from heron.pipeline.config.shipped import ACCELERATE, STUDIES, find_shipped
-from heron.pipeline.training import trainer
-from heron.pipeline.training.signals import REPEAT_S
-from heron.pipeline.training.tracking import read_metrics
+from heron.cli.main import main
+from heron.cli.pretrain import SIGNALS, environments, run_together
+from heron.config.errors import INTERRUPTED, ConfigError, TrainingError
+from heron.config.shipped import ACCELERATE, STUDIES, find_shipped
+from heron.training import trainer
+from heron.training.signals import REPEAT_S
+from heron.training.tracking import read_metrics
 from tests import forked
 from tests.launch import runs
 

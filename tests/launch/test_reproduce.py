@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from heron.launch.cli import main
-from heron.launch.repeats import mean_std_count, paired_test
-from heron.launch.reproduce import reproduce
-from heron.launch.tables import GROUPS, TABLES
-from heron.launch.tables.measured import compare
-from heron.pipeline.config.errors import STOPPED, ConfigError, Stopped
-from heron.pipeline.config.experiment import Config, dump_config
-from heron.pipeline.objectives.comco import Comco
-from heron.pipeline.objectives.pico import Pico
-from heron.pipeline.objectives.plnl import Plnl
+from heron.cli.main import main
+from heron.cli.repeats import mean_std_count, paired_test
+from heron.cli.reproduce import reproduce
+from heron.config.errors import STOPPED, ConfigError, Stopped
+from heron.config.experiment import Config, dump_config
+from heron.objectives.comco import Comco
+from heron.objectives.pico import Pico
+from heron.objectives.plnl import Plnl
 from heron.shards.artefact import MANIFEST
+from heron.tables import GROUPS, TABLES
+from heron.tables.measured import compare
 
 SCENE = replace(TABLES["scene"], runs=1)
 
@@ -43,7 +43,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         (Path(config.run.dir) / "result.json").write_text(scores)
         configs.append(config)
 
-    monkeypatch.setattr("heron.pipeline.pretrain.pretrain", run)
+    monkeypatch.setattr("heron.job.pretrain", run)
     return configs
 
 
@@ -161,7 +161,7 @@ def test_a_signal_is_a_status_and_the_run_goes_on(
         assert config.run.resume == "auto"
         raise Stopped("a signal came; step 3 of 9 is saved")
 
-    monkeypatch.setattr("heron.pipeline.pretrain.pretrain", stop)
+    monkeypatch.setattr("heron.job.pretrain", stop)
     words = ["reproduce", "scene", data, "--only", "DNN", "--out", str(tmp_path / "out")]
     assert main(words) == STOPPED
     assert capsys.readouterr().err == (
@@ -251,7 +251,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> None:
         scores["auc_macro"] = 0.75 + (0.02 if best else 0)
         (Path(config.run.dir) / "result.json").write_text(json.dumps(scores))
 
-    monkeypatch.setattr("heron.pipeline.pretrain.pretrain", run)
+    monkeypatch.setattr("heron.job.pretrain", run)
 
 
 def test_methods_are_compared_over_the_same_folds(

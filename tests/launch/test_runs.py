@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from heron.launch.cli import main
-from heron.launch.runs import find_runs, parse_conditions, read_run
-from heron.pipeline.config.errors import StudyError
-from heron.pipeline.pretrain import main as pretrain_main
-from heron.pipeline.pretrain import pretrain
+from heron.cli.main import main
+from heron.cli.runs import find_runs, parse_conditions, read_run
+from heron.config.errors import StudyError
+from heron.job import main as pretrain_main
+from heron.job import pretrain
 from tests import forked
 from tests.experiments import frames
 from tests.launch import runs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heron import losses
-from heron.pipeline.distributed import collectives
+from heron.distributed import collectives
 from tests import ranks
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from heron import losses as h
+from heron.config.terms import named_terms
 from heron.losses import functional as f
-from heron.pipeline.config.terms import named_terms
 from tests.losses.nets import CASES, CLASSES, DIM, Net, batches
 from tests.objectives.test_terms import draw
 

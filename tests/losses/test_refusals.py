@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from heron import losses as h
-from heron.pipeline.config.errors import ConfigError
+from heron.config.errors import ConfigError
 from heron.shards.errors import HeronError
 from tests.losses.nets import CLASSES, DIM, wrong_labels
 from tests.losses.test_modules import CLASS, HOT, LABELS, LOGITS, PATHS, X, Z

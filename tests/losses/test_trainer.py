@@ -11,17 +11,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from heron import losses as h
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.data.batches import Batch, batches, open_process_batches
-from heron.pipeline.distributed import collectives
-from heron.pipeline.distributed.watchdog import Watchdog
-from heron.pipeline.models.heterogeneous import Features
-from heron.pipeline.objectives.momentum import VIEW, MomentumTerm
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.optim import learning_rate
-from heron.pipeline.training.signals import StopSignals
-from heron.pipeline.training.tracking import read_metrics
-from heron.pipeline.training.trainer import Trainer
+from heron.config.experiment import Config
+from heron.data.batches import Batch, batches, open_process_batches
+from heron.distributed import collectives
+from heron.distributed.watchdog import Watchdog
+from heron.job import pretrain
+from heron.models.heterogeneous import Features
+from heron.objectives.momentum import VIEW, MomentumTerm
+from heron.training.optim import learning_rate
+from heron.training.signals import StopSignals
+from heron.training.tracking import read_metrics
+from heron.training.trainer import Trainer
 from tests import ranks
 from tests.distributed.test_strategies import choose
 from tests.reference_runs import OPTIONS, data, experiment

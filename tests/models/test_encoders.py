@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Cnn, Convnet, Encoder, Linear, Mlp, Resnet, Vgg
-from heron.pipeline.models.encoders import build_encoder, vgg
+from heron.config.errors import ConfigError
+from heron.config.model import Cnn, Convnet, Encoder, Linear, Mlp, Resnet, Vgg
+from heron.models.encoders import build_encoder, vgg
 
 VECTOR, IMAGE = [48], [4, 4, 3]  # as stored; an image is height, width, channels
 SMALL = Resnet(widths=[4, 8], depths=[2, 1])

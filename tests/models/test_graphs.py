@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import heron
+from heron.config.errors import ConfigError, InputError
+from heron.config.model import Gin
+from heron.data.reader import Reader
+from heron.data.streams import open_streams
 from heron.export import ExportError
-from heron.pipeline.config.errors import ConfigError, InputError
-from heron.pipeline.config.model import Gin
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.models.graphs import GinEncoder
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.job import pretrain
+from heron.models.graphs import GinEncoder
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.graphs import drawn, graphs, row
 
@@ -120,7 +120,7 @@ def test_a_model_takes_graphs(tmp_path: Path) -> None:
 
 
 def test_folds_are_tested_once_each_and_shuffled_anew(tmp_path: Path) -> None:
-    from heron.pipeline.data.dataset import build_data
+    from heron.data.dataset import build_data
 
     build_data(graphs(tmp_path).data, progress=False)
 

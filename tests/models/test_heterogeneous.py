@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Mlp, ModelConfig
-from heron.pipeline.config.terms import Term
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.classification import Bce
-from heron.pipeline.objectives.mib import Mib
-from heron.pipeline.objectives.single_view import SingleViewUnsupervised
-from heron.pipeline.objectives.unsupervised import WeightedUnsupervised
+from heron.config.errors import ConfigError
+from heron.config.model import Mlp, ModelConfig
+from heron.config.terms import Term
+from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.classification import Bce
+from heron.objectives.mib import Mib
+from heron.objectives.single_view import SingleViewUnsupervised
+from heron.objectives.unsupervised import WeightedUnsupervised
 
 MLP = Mlp(widths=[7, 5])
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.model import Mlp, ModelConfig
-from heron.pipeline.config.terms import Terms
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.distributed.strategy import MicroBatch, refuse_lonely_rows
-from heron.pipeline.models.heterogeneous import Heterogeneous
+from heron.config.errors import TrainingError
+from heron.config.model import Mlp, ModelConfig
+from heron.config.terms import Terms
+from heron.data.batches import Batch
+from heron.distributed.strategy import MicroBatch, refuse_lonely_rows
+from heron.models.heterogeneous import Heterogeneous
 
 PRESENT = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1], [1, 0], [1, 1], [0, 1]]).bool()
 SIZES = [4, 3]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import Cnn, Mlp, Resnet, Timm, Transformer
-from heron.pipeline.models.encoders import build_encoder
-from heron.pipeline.models.recompute import recompute_blocks
-from heron.pipeline.pretrain import pretrain
+from heron.config.errors import ConfigError
+from heron.config.model import Cnn, Mlp, Resnet, Timm, Transformer
+from heron.job import pretrain
+from heron.models.encoders import build_encoder
+from heron.models.recompute import recompute_blocks
 from tests import ranks
 from tests.experiments import frames
 from tests.test_pretrain import losses, weights

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.objectives.deepmtmv import (
+from heron.config.errors import ConfigError
+from heron.job import pretrain
+from heron.objectives.deepmtmv import (
     Deepmtmv,
     TaskGroups,
     affinity,
@@ -22,10 +23,9 @@ from heron.pipeline.objectives.deepmtmv import (
     embedding,
     partition,
 )
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.optim import Lars
-from heron.pipeline.training.pretrained import from_pretrained
-from heron.pipeline.training.tracking import read_metrics
+from heron.training.optim import Lars
+from heron.training.pretrained import from_pretrained
+from heron.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames
@@ -277,7 +277,7 @@ def test_a_view_weighs_as_the_first_layer_takes_of_it(monkeypatch: pytest.Monkey
         seen.append(importance)
         return [[0]]
 
-    monkeypatch.setattr("heron.pipeline.objectives.deepmtmv.partition", watched)
+    monkeypatch.setattr("heron.objectives.deepmtmv.partition", watched)
     mine = tree()
     mine.weight.fill_(1)
     mine.choose_groups()

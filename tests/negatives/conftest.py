@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.negatives.measure import measure_labels
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
-from heron.pipeline.negatives.repulsion import (
+from heron.negatives.measure import measure_labels
+from heron.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.negatives.repulsion import (
     measure_repulsion,
 )
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.retrieval.embeddings import Embeddings
 from tests.negatives.loops import TEMPERATURES, drawn
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.pipeline.negatives.repulsion import (
+from heron.negatives.repulsion import (
     Temperatures,
 )
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.retrieval.embeddings import Embeddings
 from tests.retrieval import made
 
 NAMES = ["calm", "keen", "old", "tall", "wise"]

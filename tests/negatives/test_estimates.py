@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from heron.pipeline.negatives.estimates import (
+from heron.negatives.estimates import (
     BINS,
     bins,
     bootstrap,

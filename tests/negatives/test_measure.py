@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.pipeline.negatives import definition, repulsion
-from heron.pipeline.negatives import measure as statistics
-from heron.pipeline.negatives.definition import RELATIONS
-from heron.pipeline.negatives.estimates import Estimate
-from heron.pipeline.negatives.measure import SHARES, measure_labels
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
-from heron.pipeline.negatives.repulsion import (
+from heron.negatives import definition, repulsion
+from heron.negatives import measure as statistics
+from heron.negatives.definition import RELATIONS
+from heron.negatives.estimates import Estimate
+from heron.negatives.measure import SHARES, measure_labels
+from heron.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.negatives.repulsion import (
     measure_repulsion,
     near_weights,
 )
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.retrieval.embeddings import Embeddings
 from tests.negatives.loops import NAMES, TEMPERATURES, by_hand, distance, drawn, others
 
 

@@ -10,20 +10,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heron.pipeline import pretrain as story
-from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.config.training import Negatives
-from heron.pipeline.data.batches import ShardBatches, batches
-from heron.pipeline.data.dataset import build_data
-from heron.pipeline.data.mined import MinedStream, table_name
-from heron.pipeline.data.plan import Listed, Stream
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.negatives import mine as miner_of
-from heron.pipeline.negatives.mine import SEARCHED_PER_HARD, mine
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron import job as story
+from heron.config.errors import CheckpointError, ConfigError
+from heron.config.experiment import Config
+from heron.config.training import Negatives
+from heron.data.batches import ShardBatches, batches
+from heron.data.dataset import build_data
+from heron.data.mined import MinedStream, table_name
+from heron.data.plan import Listed, Stream
+from heron.data.streams import open_streams
+from heron.job import pretrain
+from heron.negatives import mine as miner_of
+from heron.negatives.mine import SEARCHED_PER_HARD, mine
 from heron.shards.errors import ShardError
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
 
@@ -219,7 +219,7 @@ def test_a_table_that_cannot_be_made_ends_the_run(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("heron.pipeline.negatives.mine.np.save", full)
+    monkeypatch.setattr("heron.negatives.mine.np.save", full)
     with pytest.raises(ShardError, match="the disk is full"):
         story.pretrain(again(tmp_path, straight, data={"workers": workers}))
     assert not multiprocessing.active_children()  # one that waits on would keep the process

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.config.errors import RetrievalError
+from heron.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
 from tests.negatives.loops import NAMES, by_hand, distance, drawn
 from tests.retrieval import made
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.pipeline.negatives import neighbours
-from heron.pipeline.negatives.definition import close_difference, hard_difference
-from heron.pipeline.negatives.measure import measure_labels
-from heron.pipeline.negatives.neighbours import Question, find_neighbours
-from heron.pipeline.negatives.repulsion import Temperatures, measure_repulsion
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.negatives import neighbours
+from heron.negatives.definition import close_difference, hard_difference
+from heron.negatives.measure import measure_labels
+from heron.negatives.neighbours import Question, find_neighbours
+from heron.negatives.repulsion import Temperatures, measure_repulsion
+from heron.retrieval.embeddings import Embeddings
 from tests.retrieval import made
 
 

@@ -13,23 +13,23 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from heron.launch.arguments import Verb, parse
-from heron.launch.retrieval import negatives
-from heron.launch.studies.text import table
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.definition import RELATIONS
-from heron.pipeline.negatives.links import PageLinks
-from heron.pipeline.negatives.measure import MIN_EXPECTED
-from heron.pipeline.negatives.neighbours import NearPairs, Question, find_neighbours
-from heron.pipeline.negatives.report import percent, report, to_json
-from heron.pipeline.negatives.repulsion import Temperatures, near_weights
-from heron.pipeline.report.charts import Chart
-from heron.pipeline.report.pages import figure, render
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.cli.arguments import Verb, parse
+from heron.cli.retrieval import negatives
+from heron.config.errors import RetrievalError
+from heron.negatives.definition import RELATIONS
+from heron.negatives.links import PageLinks
+from heron.negatives.measure import MIN_EXPECTED
+from heron.negatives.neighbours import NearPairs, Question, find_neighbours
+from heron.negatives.report import percent, report, to_json
+from heron.negatives.repulsion import Temperatures, near_weights
+from heron.report.charts import Chart
+from heron.report.pages import figure, render
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source
+from heron.studies.text import table
 from tests.negatives.loops import drawn
 from tests.negatives.test_planted import clusters, labelled_signs
 from tests.retrieval import made
@@ -260,8 +260,8 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_faces(folder: Path, name: str, **manifest: Any) -> Embeddings:
-    from heron.pipeline.data.reader import Reader
-    from heron.pipeline.retrieval.embed import read_samples
+    from heron.data.reader import Reader
+    from heron.retrieval.embed import read_samples
 
     reader = Reader(folder / "data")
     s = read_samples(reader, np.arange(30))

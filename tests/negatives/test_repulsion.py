@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.pipeline.config.terms import Term
-from heron.pipeline.negatives.neighbours import NearPairs
-from heron.pipeline.negatives.repulsion import (
+from heron.config.terms import Term
+from heron.negatives.neighbours import NearPairs
+from heron.negatives.repulsion import (
     HARDENINGS,
     Temperatures,
     _summer,
     measure_repulsion,
     near_weights,
 )
-from heron.pipeline.objectives.batch import GlobalBatch
-from heron.pipeline.retrieval.embeddings import Embeddings
+from heron.objectives.batch import GlobalBatch
+from heron.retrieval.embeddings import Embeddings
 from tests.negatives.loops import (
     GAMMA,
     TAU,

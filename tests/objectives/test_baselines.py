@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from heron.pipeline.objectives import engine
-from heron.pipeline.objectives.c2ae import c2ae
-from heron.pipeline.objectives.comco import comco, scl_nl
-from heron.pipeline.objectives.engine import unit
-from heron.pipeline.objectives.mib import mib
-from heron.pipeline.objectives.pico import Disambiguation, pico, pseudo_target_loss
-from heron.pipeline.objectives.present import OwnRows
+from heron.objectives import engine
+from heron.objectives.c2ae import c2ae
+from heron.objectives.comco import comco, scl_nl
+from heron.objectives.engine import unit
+from heron.objectives.mib import mib
+from heron.objectives.pico import Disambiguation, pico, pseudo_target_loss
+from heron.objectives.present import OwnRows
 from tests import baseline_oracles, oracles
 from tests.objectives.test_family import sets
 from tests.objectives.test_terms import assert_same, draw, gradients, labels

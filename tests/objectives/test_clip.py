@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.model import ModelConfig
-from heron.pipeline.models.heterogeneous import Encoded, ModelSpec
-from heron.pipeline.objectives.clip import MAX_SCALE, LearntScale, Siglip, clip, siglip
+from heron.config.model import ModelConfig
+from heron.models.heterogeneous import Encoded, ModelSpec
+from heron.objectives.clip import MAX_SCALE, LearntScale, Siglip, clip, siglip
 from tests import oracles
 
 Loss = Callable[..., Tensor]

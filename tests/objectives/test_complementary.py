@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from heron.pipeline.config.data import Protocol
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.protocol import complementary
-from heron.pipeline.objectives.momentum import MomentumQueue
-from heron.pipeline.objectives.pico import Disambiguation
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete_checkpoints
+from heron.config.data import Protocol
+from heron.config.errors import ConfigError
+from heron.config.experiment import parse_config
+from heron.data.protocol import complementary
+from heron.job import pretrain
+from heron.objectives.momentum import MomentumQueue
+from heron.objectives.pico import Disambiguation
+from heron.training.checkpoint import complete_checkpoints
 from tests import ranks
 from tests.experiments import frames, merge
 from tests.test_pretrain import losses, weights

@@ -8,10 +8,10 @@ import pytest
 import torch
 import yaml
 
-from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.config.experiment import dump_config, load_config, parse_config
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.errors import ConfigError, TrainingError
+from heron.config.experiment import dump_config, load_config, parse_config
+from heron.job import pretrain
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.objectives import complementary, engine
-from heron.pipeline.objectives.hard import debiased, hard
-from heron.pipeline.objectives.hierarchical import hierarchical
-from heron.pipeline.objectives.mulco import mulco
-from heron.pipeline.objectives.single_view import single_view_unsupervised
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.unsupervised import (
+from heron.objectives import complementary, engine
+from heron.objectives.hard import debiased, hard
+from heron.objectives.hierarchical import hierarchical
+from heron.objectives.mulco import mulco
+from heron.objectives.single_view import single_view_unsupervised
+from heron.objectives.supcon import supcon
+from heron.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

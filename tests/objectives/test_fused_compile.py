@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.objectives import fused
-from heron.pipeline.objectives.fused import layout, switch
+from heron.config.errors import TrainingError
+from heron.objectives import fused
+from heron.objectives.fused import layout, switch
 from tests.objectives.kernel_cases import DEVICE, INTERPRETED, draw
 
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.objectives.complementary import ub_exp, ub_log
-from heron.pipeline.objectives.hard import debiased, hard
-from heron.pipeline.objectives.hierarchical import hierarchical
-from heron.pipeline.objectives.mulco import mulco
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import (
+from heron.objectives.complementary import ub_exp, ub_log
+from heron.objectives.hard import debiased, hard
+from heron.objectives.hierarchical import hierarchical
+from heron.objectives.mulco import mulco
+from heron.objectives.supcon import supcon
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.model import ModelConfig
-from heron.pipeline.models.heterogeneous import ModelSpec
-from heron.pipeline.objectives.infograph import Infograph, infograph
+from heron.config.errors import ConfigError
+from heron.config.model import ModelConfig
+from heron.models.heterogeneous import ModelSpec
+from heron.objectives.infograph import Infograph, infograph
 
 GRAPHS, NODES, DIM = 5, 4, 3
 

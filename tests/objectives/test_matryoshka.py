@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from heron.config.data import ModelView
+from heron.config.errors import ConfigError
+from heron.config.experiment import parse_config
+from heron.config.model import ModelConfig
+from heron.config.terms import Terms, named_terms
 from heron.losses.disambiguation import _PicoKeys
 from heron.losses.momentum import CallerKeyQueue
-from heron.pipeline.config.data import ModelView
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.config.model import ModelConfig
-from heron.pipeline.config.terms import Terms, named_terms
-from heron.pipeline.models.heterogeneous import Encoded
-from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
-from heron.pipeline.objectives.comco import scl_nl
-from heron.pipeline.objectives.mib import Bottlenecks
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.objectives.pico import pseudo_target_loss
-from heron.pipeline.objectives.unsupervised import NtXent
+from heron.models.heterogeneous import Encoded
+from heron.objectives.batch import FeatureMap, GlobalBatch
+from heron.objectives.comco import scl_nl
+from heron.objectives.mib import Bottlenecks
+from heron.objectives.objective import Objective
+from heron.objectives.pico import pseudo_target_loss
+from heron.objectives.unsupervised import NtXent
 from tests import baseline_oracles, oracles
 from tests.experiments import FRAMES, merge
 from tests.objectives.test_terms import draw

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heron.pipeline.objectives import engine
-from heron.pipeline.objectives.comco import comco
-from heron.pipeline.objectives.mib import mib
-from heron.pipeline.objectives.pico import pico
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import input_weighted_unsupervised
+from heron.objectives import engine
+from heron.objectives.comco import comco
+from heron.objectives.mib import mib
+from heron.objectives.pico import pico
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import input_weighted_unsupervised
 from tests.objectives.test_family import terms
 from tests.objectives.test_terms import draw, labels
 

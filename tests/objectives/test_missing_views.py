@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.terms import Terms
-from heron.pipeline.objectives import engine
-from heron.pipeline.objectives.classification import bce
-from heron.pipeline.objectives.clip import clip, siglip
-from heron.pipeline.objectives.hard import hard
-from heron.pipeline.objectives.hierarchical import hierarchical
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import cmc, nt_xent, weighted_unsupervised
+from heron.config.errors import ConfigError
+from heron.config.terms import Terms
+from heron.objectives import engine
+from heron.objectives.classification import bce
+from heron.objectives.clip import clip, siglip
+from heron.objectives.hard import hard
+from heron.objectives.hierarchical import hierarchical
+from heron.objectives.objective import Objective
+from heron.objectives.supcon import supcon
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import cmc, nt_xent, weighted_unsupervised
 from tests.oracles import cos
 
 B, V, TAU = 7, 3, 0.5

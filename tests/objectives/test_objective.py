@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.config.terms import Needs, Term, named_terms
-from heron.pipeline.objectives.batch import FeatureMap, GlobalBatch
-from heron.pipeline.objectives.objective import Objective
+from heron.config.errors import TrainingError
+from heron.config.terms import Needs, Term, named_terms
+from heron.objectives.batch import FeatureMap, GlobalBatch
+from heron.objectives.objective import Objective
 
 
 class Square(Term):

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.objectives import engine
-from heron.pipeline.objectives.c2ae import c2ae
-from heron.pipeline.objectives.clip import clip, siglip
-from heron.pipeline.objectives.comco import comco
-from heron.pipeline.objectives.hard import debiased, hard
-from heron.pipeline.objectives.hierarchical import hierarchical
-from heron.pipeline.objectives.mib import mib
-from heron.pipeline.objectives.pico import pico
-from heron.pipeline.objectives.present import OwnRows, Ring, Rows, as_slice
-from heron.pipeline.objectives.ring import held_rows
-from heron.pipeline.objectives.single_view import single_view_unsupervised
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import (
+from heron.objectives import engine
+from heron.objectives.c2ae import c2ae
+from heron.objectives.clip import clip, siglip
+from heron.objectives.comco import comco
+from heron.objectives.hard import debiased, hard
+from heron.objectives.hierarchical import hierarchical
+from heron.objectives.mib import mib
+from heron.objectives.pico import pico
+from heron.objectives.present import OwnRows, Ring, Rows, as_slice
+from heron.objectives.ring import held_rows
+from heron.objectives.single_view import single_view_unsupervised
+from heron.objectives.supcon import supcon
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.objectives.plnl import Plnl, PlnlMemory, enhance, guess, plnl
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.errors import ConfigError
+from heron.config.experiment import parse_config
+from heron.job import pretrain
+from heron.objectives.plnl import Plnl, PlnlMemory, enhance, guess, plnl
+from heron.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames, merge

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.objectives import engine
-from heron.pipeline.objectives.classification import bce, cross_entropy
-from heron.pipeline.objectives.engine import unit
-from heron.pipeline.objectives.single_view import single_view_unsupervised
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import weighted_unsupervised
+from heron.objectives import engine
+from heron.objectives.classification import bce, cross_entropy
+from heron.objectives.engine import unit
+from heron.objectives.single_view import single_view_unsupervised
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import weighted_unsupervised
 from tests import oracles
 
 UNSUPERVISED = list(itertools.product(["first", "all"], ["all_views", "cross_view"], [0.1, 1.0]))

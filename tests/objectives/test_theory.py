@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from heron.pipeline.objectives.hard import debiased, hard
-from heron.pipeline.objectives.hierarchical import hierarchical
-from heron.pipeline.objectives.mulco import mulco
-from heron.pipeline.objectives.supcon import supcon
-from heron.pipeline.objectives.supervised import weighted_supervised
-from heron.pipeline.objectives.unsupervised import (
+from heron.objectives.hard import debiased, hard
+from heron.objectives.hierarchical import hierarchical
+from heron.objectives.mulco import mulco
+from heron.objectives.supcon import supcon
+from heron.objectives.supervised import weighted_supervised
+from heron.objectives.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 from scipy.io import savemat
 
-from heron.launch.cli import main
+from heron.cli.main import main
 from tests.graphs import write_tu
 from tests.shards.others import cats, jpeg, write_wds
 from tests.shards.tiny import mulan_options

@@ -135,7 +135,7 @@ def text_of(node: ast.expr) -> str:
 def messages() -> dict[str, str]:
     """Every message of a `raise` that names an option or a verb, and the file it is in."""
     found = {}
-    for room in ("pipeline", "shards", "launch"):
+    for room in ("heron",):
         for path in sorted((ROOT / room).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Raise) and node.exc is not None:

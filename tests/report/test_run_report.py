@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.distributed import collectives
-from heron.pipeline.evaluation.evaluator import Predictions
-from heron.pipeline.evaluation.metrics import label_f1
-from heron.pipeline.negatives.links import PageLinks
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.report import charts, run_report
-from heron.pipeline.report.charts import MAX_POINTS, confusion, curves, label_map
-from heron.pipeline.report.examples import nearest_rows
-from heron.pipeline.report.run_report import LONG, confused_classes, wants_map
+from heron.data.reader import Reader
+from heron.distributed import collectives
+from heron.evaluation.evaluator import Predictions
+from heron.evaluation.metrics import label_f1
+from heron.job import pretrain
+from heron.negatives.links import PageLinks
+from heron.report import charts, run_report
+from heron.report.charts import MAX_POINTS, confusion, curves, label_map
+from heron.report.examples import nearest_rows
+from heron.report.run_report import LONG, confused_classes, wants_map
 from tests import ranks
 from tests.evaluation.test_run_baselines import small
 from tests.experiments import frames

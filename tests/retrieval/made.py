@@ -10,11 +10,11 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.views import Views
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.retrieval.embeddings import (
+from heron.config.experiment import parse_config
+from heron.data.dataset import open_reader
+from heron.data.views import Views
+from heron.models.heterogeneous import Heterogeneous
+from heron.retrieval.embeddings import (
     FORMAT,
     Embeddings,
     EmbeddingsManifest,
@@ -23,7 +23,7 @@ from heron.pipeline.retrieval.embeddings import (
     Part,
     part_name,
 )
-from heron.pipeline.retrieval.samples import Samples
+from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.atomic import save_json
 from tests.experiments import FRAMES, merge

@@ -13,14 +13,14 @@ import faiss
 import numpy as np
 import pytest
 
-from heron.launch.retrieval import index as index_verb
-from heron.launch.retrieval import negatives, query
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
-from heron.pipeline.retrieval.kinds import KINDS, Kind
+from heron.cli.retrieval import index as index_verb
+from heron.cli.retrieval import negatives, query
+from heron.config.errors import RetrievalError
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index
+from heron.retrieval.index_manifest import INDEX
+from heron.retrieval.kinds import KINDS, Kind
 from heron.shards.artefact import MANIFEST, FileSum
 from tests.retrieval.made import clustered, embeddings, unlabelled
 from tests.sealed import seal

@@ -13,21 +13,21 @@ import torch
 import yaml
 from torch.nn.functional import normalize
 
-from heron.pipeline.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.pipeline.config.experiment import load_config
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.streams import open_streams
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.retrieval.embed import embed, read_samples
-from heron.pipeline.retrieval.embedder import Choice, Embedder
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.layers import EmbeddingModel
-from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.training.pretrained import from_pretrained, locate
+from heron.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.config.experiment import load_config
+from heron.data.reader import Reader
+from heron.data.streams import open_streams
+from heron.job import pretrain
+from heron.retrieval.embed import embed, read_samples
+from heron.retrieval.embedder import Choice, Embedder
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.layers import EmbeddingModel
+from heron.retrieval.samples import Samples
 from heron.shards.artefact import sha256
 from heron.shards.build import build
 from heron.shards.manifest import Labels
 from heron.shards.sources import make_source
+from heron.training.pretrained import from_pretrained, locate
 from tests import ranks
 from tests.data.test_partial_rows import config as partial_rows_config
 from tests.experiments import frames

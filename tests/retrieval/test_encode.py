@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.pipeline.config.errors import CheckpointError, RetrievalError
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.retrieval import user_files
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embed import embed
-from heron.pipeline.retrieval.query import Retriever
+from heron.config.errors import CheckpointError, RetrievalError
+from heron.data.reader import Reader
+from heron.retrieval import user_files
+from heron.retrieval.build import build_index
+from heron.retrieval.embed import embed
+from heron.retrieval.query import Retriever
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.filters import MAX_DEPTH, parse_filter, quoted
+from heron.config.errors import RetrievalError
+from heron.retrieval.filters import MAX_DEPTH, parse_filter, quoted
 from tests.retrieval import made
 
 NAMES = ["Smiling", "Male", "5_o_Clock", "t-shirt/top", "tench, Tinca", "and", "it's", 'a "b"']

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.config.experiment import dump_config, load_config
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.query import Retriever
+from heron.config.errors import RetrievalError
+from heron.config.experiment import dump_config, load_config
+from heron.retrieval.build import build_index
+from heron.retrieval.query import Retriever
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.errors import ShardError
 from tests.retrieval.made import clustered, unlabelled
@@ -55,6 +55,6 @@ def test_options_of_a_run_that_an_index_names_lead_nowhere(
     def reached(*_: object) -> None:
         raise ShardError("the address was reached")
 
-    monkeypatch.setattr("heron.pipeline.retrieval.pictures.open_store", reached)
+    monkeypatch.setattr("heron.retrieval.pictures.open_store", reached)
     with pytest.raises(ShardError, match="the address was reached"):
         Retriever.open(folder, run=foreign, data="s3://mine/x").picture(0)

@@ -8,15 +8,15 @@ import faiss
 import numpy as np
 import pytest
 
-from heron.launch.retrieval import index as index_verb
-from heron.launch.retrieval import query, serve
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.mine import mine
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
-from heron.pipeline.retrieval.kinds import KINDS, Kind
+from heron.cli.retrieval import index as index_verb
+from heron.cli.retrieval import query, serve
+from heron.config.errors import RetrievalError
+from heron.negatives.mine import mine
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index
+from heron.retrieval.index_manifest import INDEX
+from heron.retrieval.kinds import KINDS, Kind
 from tests.retrieval.made import clustered, unlabelled
 
 N = 400

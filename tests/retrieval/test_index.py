@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval import build
-from heron.pipeline.retrieval.build import LayerVectors, build_index, train, write_lists
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import Index, Neighbours
-from heron.pipeline.retrieval.index_manifest import INDEX
-from heron.pipeline.retrieval.kinds import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
-from heron.pipeline.retrieval.recall import ExactSearch
+from heron.config.errors import RetrievalError
+from heron.retrieval import build
+from heron.retrieval.build import LayerVectors, build_index, train, write_lists
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index, Neighbours
+from heron.retrieval.index_manifest import INDEX
+from heron.retrieval.kinds import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
+from heron.retrieval.recall import ExactSearch
 from tests.retrieval.made import clustered, unlabelled
 
 N, DIM, GB = 1500, 16, 10**9

@@ -10,12 +10,12 @@ import faiss
 import numpy as np
 import pytest
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval import build
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import INDEX
+from heron.config.errors import RetrievalError
+from heron.retrieval import build
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index
+from heron.retrieval.index_manifest import INDEX
 from tests.retrieval.made import clustered, unlabelled
 from tests.sealed import seal
 

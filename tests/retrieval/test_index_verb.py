@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.launch.arguments import Verb, parse
-from heron.launch.retrieval import index
-from heron.pipeline.retrieval.index import Index
+from heron.cli.arguments import Verb, parse
+from heron.cli.retrieval import index
+from heron.retrieval.index import Index
 from tests.retrieval import made
 
 

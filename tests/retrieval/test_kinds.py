@@ -3,9 +3,9 @@
 import faiss
 import pytest
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval import kinds
-from heron.pipeline.retrieval.kinds import (
+from heron.config.errors import RetrievalError
+from heron.retrieval import kinds
+from heron.retrieval.kinds import (
     MIN_POINTS,
     Kind,
     Plan,

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.in_memory import vectors_in_memory
-from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.map import GRID, MAP, SampleMap
+from heron.config.errors import RetrievalError
+from heron.retrieval.build import build_index
+from heron.retrieval.in_memory import vectors_in_memory
+from heron.retrieval.index import Index
+from heron.retrieval.map import GRID, MAP, SampleMap
 
 N, CLASSES = 900, 3
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.evaluation.evaluator import Predictions
-from heron.pipeline.negatives.neighbours import Question
-from heron.pipeline.negatives.report import report
-from heron.pipeline.report.examples import nearest_rows
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embed import read_samples
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer
-from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.retrieval.sheet import draw_answer
-from heron.pipeline.serve.admission import Limits
-from heron.pipeline.serve.routes import about
+from heron.data.reader import Reader
+from heron.evaluation.evaluator import Predictions
+from heron.negatives.neighbours import Question
+from heron.negatives.report import report
+from heron.report.examples import nearest_rows
+from heron.retrieval.build import build_index
+from heron.retrieval.embed import read_samples
+from heron.retrieval.embeddings import Embeddings, Layer
+from heron.retrieval.query import Retriever
+from heron.retrieval.sheet import draw_answer
+from heron.serve.admission import Limits
+from heron.serve.routes import about
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from tests.retrieval import made

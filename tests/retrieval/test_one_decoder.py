@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps
 
-from heron.launch.cli import main
-from heron.pipeline.data.pictures import PictureDecoder
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.pictures import SamplePictures
-from heron.pipeline.retrieval.user_files import upright_picture
+from heron.cli.main import main
+from heron.data.pictures import PictureDecoder
+from heron.data.reader import Reader
+from heron.job import pretrain
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.pictures import SamplePictures
+from heron.retrieval.user_files import upright_picture
 from heron.shards.picture import decode, orientation, read_header, shape_of
 from tests.experiments import frames
 

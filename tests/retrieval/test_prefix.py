@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.launch.retrieval import index as index_verb
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings, Layer
-from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.index_manifest import rotation
-from heron.pipeline.retrieval.query import Retriever
+from heron.cli.retrieval import index as index_verb
+from heron.config.errors import RetrievalError
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings, Layer
+from heron.retrieval.index import Index
+from heron.retrieval.index_manifest import rotation
+from heron.retrieval.query import Retriever
 from tests.retrieval.made import clustered, embeddings
 
 N, DIM, VIEWS, WIDTH = 60, 12, 2, 4

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.launch.arguments import UsageError, Verb, parse
-from heron.launch.retrieval import query
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.answer import Answer
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.embeddings import Embeddings
-from heron.pipeline.retrieval.query import Retriever
+from heron.cli.arguments import UsageError, Verb, parse
+from heron.cli.retrieval import query
+from heron.config.errors import RetrievalError
+from heron.retrieval.answer import Answer
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.query import Retriever
 from heron.shards.errors import ShardError
 from tests.retrieval import made
 

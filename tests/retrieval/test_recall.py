@@ -4,7 +4,7 @@ import faiss
 import numpy as np
 import pytest
 
-from heron.pipeline.retrieval.recall import ExactSearch
+from heron.retrieval.recall import ExactSearch
 
 LINE = np.array([[0.0], [3.0], [-3.0], [1.0], [3.00003], [5.0]], np.float32)  # of the query 0
 RAYS = np.array([[2.0, 0], [3, 5], [3, -5], [4, 7], [2.99997, 1], [1, 0]], np.float32)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.negatives.neighbours import Question, find_neighbours
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.query import Retriever
+from heron.config.errors import RetrievalError
+from heron.negatives.neighbours import Question, find_neighbours
+from heron.retrieval.build import build_index
+from heron.retrieval.query import Retriever
 from tests.retrieval import made
 
 

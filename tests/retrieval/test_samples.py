@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.samples import Samples
+from heron.config.errors import RetrievalError
+from heron.retrieval.samples import Samples
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """How a sheet of pictures is laid out."""
 
-from heron.pipeline.retrieval.sheet import CELL, Tile, _font, _wrap, draw_tiles
+from heron.retrieval.sheet import CELL, Tile, _font, _wrap, draw_tiles
 
 
 def test_text_on_a_sheet_is_broken_not_cut() -> None:

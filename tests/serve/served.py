@@ -16,16 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.pipeline.data.batches import Batch
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.views import Views
-from heron.pipeline.models.heterogeneous import Features, Heterogeneous
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.encode import FileEncoder
-from heron.pipeline.retrieval.layers import EmbeddingModel
-from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.admission import BINARY, Limits
-from heron.pipeline.serve.server import address, listen, make_server
+from heron.data.batches import Batch
+from heron.data.dataset import open_reader
+from heron.data.views import Views
+from heron.models.heterogeneous import Features, Heterogeneous
+from heron.retrieval.build import build_index
+from heron.retrieval.encode import FileEncoder
+from heron.retrieval.layers import EmbeddingModel
+from heron.retrieval.query import Retriever
+from heron.serve.admission import BINARY, Limits
+from heron.serve.server import address, listen, make_server
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from tests.experiments import frames

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi import HTTPException, Request
 
-from heron.pipeline.retrieval.answer import Answer
-from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.retrieval.samples import Samples
-from heron.pipeline.serve.admission import BINARY, Limits, Uploads
-from heron.pipeline.serve.guard import BoundedConnection
+from heron.retrieval.answer import Answer
+from heron.retrieval.query import Retriever
+from heron.retrieval.samples import Samples
+from heron.serve.admission import BINARY, Limits, Uploads
+from heron.serve.guard import BoundedConnection
 from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
 
 GET = "GET /page.js HTTP/1.1", "Host: localhost"

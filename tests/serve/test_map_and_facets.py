@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from heron.pipeline.negatives.links import PageLinks
-from heron.pipeline.retrieval.map import SampleMap
-from heron.pipeline.retrieval.query import Retriever
+from heron.negatives.links import PageLinks
+from heron.retrieval.map import SampleMap
+from heron.retrieval.query import Retriever
 from tests.serve.browsing import (
     Browser,
     BrowserContext,

@@ -9,12 +9,12 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.retrieval.build import build_index
-from heron.pipeline.retrieval.index import Index
-from heron.pipeline.retrieval.map import SampleMap
-from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve.routes import about
+from heron.cli.main import main
+from heron.retrieval.build import build_index
+from heron.retrieval.index import Index
+from heron.retrieval.map import SampleMap
+from heron.retrieval.query import Retriever
+from heron.serve.routes import about
 from tests.serve.served import LIMITS, Site, running
 
 SOME = quote("Smiling and not Male")
@@ -177,7 +177,7 @@ def test_the_verb_takes_several(
 
 
 def test_json_is_whole_over_many_pieces() -> None:
-    from heron.pipeline.serve.routes import EXPORT_CHUNK, lines_of
+    from heron.serve.routes import EXPORT_CHUNK, lines_of
 
     keys = [f'k"{n},' for n in range(2 * EXPORT_CHUNK + 3)]
     pieces = [*lines_of(iter(keys), "json")]

@@ -14,12 +14,12 @@ import pytest
 import uvicorn
 from PIL import Image
 
-from heron.launch.retrieval import serve
-from heron.pipeline.config.errors import RetrievalError
-from heron.pipeline.retrieval.query import Retriever
-from heron.pipeline.serve import server
-from heron.pipeline.serve.admission import BINARY, Limits
-from heron.pipeline.serve.server import PAGE, listen
+from heron.cli.retrieval import serve
+from heron.config.errors import RetrievalError
+from heron.retrieval.query import Retriever
+from heron.serve import server
+from heron.serve.admission import BINARY, Limits
+from heron.serve.server import PAGE, listen
 from heron.shards.errors import ShardError
 from tests.serve.served import LIMITS, MARKUP, POST, Site, answered, begun, picture, running
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from heron.launch import cli
-from heron.launch.retrieval import serve
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.serve.server import address, choose_token, listen, make_server
+from heron.cli import main as cli
+from heron.cli.retrieval import serve
+from heron.config.errors import ConfigError
+from heron.serve.server import address, choose_token, listen, make_server
 from tests.serve.served import Site, picture, running
 
 TOKEN = "a-token_of-20-letter"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from heron.launch.cli import main
-from heron.pipeline.data.reader import Reader
+from heron.cli.main import main
+from heron.data.reader import Reader
 from heron.shards.build import build, npy
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.show import contact_sheet, show

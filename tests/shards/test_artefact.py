@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.pipeline.data.reader import Reader
+from heron.data.reader import Reader
 from heron.shards import artefact
 from heron.shards.artefact import FileSum, parse_json, sha256
 from heron.shards.build import build

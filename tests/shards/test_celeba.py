@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from heron.launch.cli import main
+from heron.cli.main import main
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest

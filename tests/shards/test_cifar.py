@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.launch.cli import main
+from heron.cli.main import main
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest

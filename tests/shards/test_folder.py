@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.pipeline.data.reader import Reader
+from heron.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest

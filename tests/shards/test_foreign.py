@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.config.experiment import parse_config
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron.cli.main import main
+from heron.config.experiment import parse_config
+from heron.job import pretrain
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import ShardIndex
 from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
 from heron.shards.show import show
 from heron.shards.verify import verify
+from heron.training.tracking import read_metrics
 from tests.experiments import FRAMES, merge
 from tests.shards.others import cats, jpeg, labels, npy, png, run, write_tar, write_wds
 from tests.shards.tiny import bomb

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.data.dataset import open_reader
-from heron.pipeline.data.reader import Reader
-from heron.pipeline.data.texts import TextDecoder
+from heron.cli.main import main
+from heron.config.errors import ConfigError
+from heron.data.dataset import open_reader
+from heron.data.reader import Reader
+from heron.data.texts import TextDecoder
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import View, load_manifest
 from heron.shards.texts import MAX_TEXT_BYTES, read_text

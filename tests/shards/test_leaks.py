@@ -10,8 +10,8 @@ import pytest
 from scipy.io import savemat
 from sklearn import datasets
 
-from heron.launch.cli import main
-from heron.pipeline.data.reader import Reader
+from heron.cli.main import main
+from heron.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.config.data import Data
-from heron.pipeline.data.dataset import build_data
+from heron.cli.main import main
+from heron.config.data import Data
+from heron.data.dataset import build_data
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import load_manifest

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from heron.pipeline.data.reader import Reader
+from heron.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.sources import make_source

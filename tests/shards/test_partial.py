@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.pipeline.data.reader import Reader
+from heron.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import ShardIndex

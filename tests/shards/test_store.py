@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from heron.launch.cli import main
+from heron.cli.main import main
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.pipeline.data.reader import Reader
+from heron.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.graph import pack_graph, unpack_graph

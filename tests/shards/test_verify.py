@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.launch.cli import main
+from heron.cli.main import main
 from heron.shards.build import build, npy
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.launch.cli import main
+from heron.cli.main import main
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest

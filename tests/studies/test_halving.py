@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from heron.launch.studies.halving import goes_on
-from heron.launch.studies.study import Study
+from heron.studies.halving import goes_on
+from heron.studies.study import Study
 
 TREE: dict[str, Any] = {
     "title": "A search",

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from heron.launch.studies.ledger import Ledger, exclusive, measure, write_rows
-from heron.launch.studies.results import Results, best, read_results
-from heron.launch.studies.study import Study
-from heron.launch.studies.trials import Trial, plan
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.shipped import ACCELERATE
-from heron.pipeline.training.tracking import read_lines
+from heron.config.errors import ConfigError
+from heron.config.shipped import ACCELERATE
 from heron.shards.artefact import fingerprint, sha256
+from heron.studies.ledger import Ledger, exclusive, measure, write_rows
+from heron.studies.results import Results, best, read_results
+from heron.studies.study import Study
+from heron.studies.trials import Trial, plan
+from heron.training.tracking import read_lines
 
 TREE: dict[str, Any] = {
     "title": "A study",

@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heron.launch.studies.population import exploit
-from heron.launch.studies.trials import LINEAGE
-from heron.pipeline.config.errors import CheckpointError
-from heron.pipeline.config.experiment import dump_config
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training import checkpoint
-from heron.pipeline.training.tracking import read_lines
+from heron.config.errors import CheckpointError
+from heron.config.experiment import dump_config
+from heron.job import pretrain
+from heron.studies.population import exploit
+from heron.studies.trials import LINEAGE
+from heron.training import checkpoint
+from heron.training.tracking import read_lines
 from tests.experiments import frames
 from tests.launch.runs import saved_step, steps
 

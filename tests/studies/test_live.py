@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.live import live, print_line, status
-from heron.launch.studies.study import Study, dump_study, load_study
-from heron.launch.studies.trials import LINEAGE, plan
-from heron.pipeline.training.run_lock import RunLock
+from heron.studies.ledger import Ledger, write_rows
+from heron.studies.live import live, print_line, status
+from heron.studies.study import Study, dump_study, load_study
+from heron.studies.trials import LINEAGE, plan
+from heron.training.run_lock import RunLock
 from tests.studies import made
 
 
@@ -107,10 +107,10 @@ def test_a_terminal_has_the_table_below_the_lines(tmp_path: Path) -> None:
 import time
 from io import StringIO
 from pathlib import Path
-from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.live import live, print_line
-from heron.launch.studies.study import load_study
-from heron.launch.studies.trials import plan
+from heron.studies.ledger import Ledger, write_rows
+from heron.studies.live import live, print_line
+from heron.studies.study import load_study
+from heron.studies.trials import plan
 out = Path({str(tmp_path / "study")!r})
 study = load_study(out / "study.yaml")
 with live(plan(study, out), Ledger(study, out)):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from heron.launch.studies import drive
-from heron.launch.studies.ledger import Ledger
-from heron.launch.studies.study import load_study
-from heron.launch.studies.trials import plan
-from heron.pipeline.config.experiment import dump_config
-from heron.pipeline.training.tracking import read_lines
+from heron.config.experiment import dump_config
+from heron.studies import drive
+from heron.studies.ledger import Ledger
+from heron.studies.study import load_study
+from heron.studies.trials import plan
+from heron.training.tracking import read_lines
 from tests.experiments import frames
 from tests.launch import runs
 
@@ -68,7 +68,7 @@ def write(folder: Path, changes: dict[str, Any] | None = None, **study: Any) -> 
 def start(path: Path, *words: str) -> subprocess.Popen[str]:
     out = ["--out", str(path.parent / "out")]
     return subprocess.Popen(
-        [sys.executable, "-m", "heron.launch.cli", "study", str(path), *out, *words],
+        [sys.executable, "-m", "heron", "study", str(path), *out, *words],
         cwd=runs.ROOT,
         env=runs.environment(PYTHONPATH=str(runs.ROOT), **TOKEN),
         stdout=subprocess.PIPE,

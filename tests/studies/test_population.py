@@ -13,16 +13,16 @@ import pytest
 import torch
 import yaml
 
-from heron.launch.studies import population
-from heron.launch.studies.ledger import Ledger, write_rows
-from heron.launch.studies.population import POPULATION, choose_donors, perturb, run_pbt
-from heron.launch.studies.study import Study
-from heron.launch.studies.trials import LINEAGE, RUNGS, Trial, plan
-from heron.pipeline.config.experiment import dump_config
-from heron.pipeline.distributed.watchdog import Watchdog
-from heron.pipeline.training import checkpoint
-from heron.pipeline.training.tracking import read_lines
+from heron.config.experiment import dump_config
+from heron.distributed.watchdog import Watchdog
 from heron.shards.artefact import fingerprint
+from heron.studies import population
+from heron.studies.ledger import Ledger, write_rows
+from heron.studies.population import POPULATION, choose_donors, perturb, run_pbt
+from heron.studies.study import Study
+from heron.studies.trials import LINEAGE, RUNGS, Trial, plan
+from heron.training import checkpoint
+from heron.training.tracking import read_lines
 from tests.experiments import FRAMES
 from tests.launch.runs import weights
 
@@ -156,7 +156,7 @@ def test_an_interrupted_population_takes_the_same_path(
     for module in (population, sys.modules[__name__]):
         monkeypatch.setattr(module, "write_rows", moments.before(write_rows))
     patched = vars(checkpoint) | {"save": moments.before(checkpoint.save)}
-    monkeypatch.setattr("heron.launch.studies.population.checkpoint", SimpleNamespace(**patched))
+    monkeypatch.setattr("heron.studies.population.checkpoint", SimpleNamespace(**patched))
     made = go(tmp_path, tmp_path / "straight").made
     straight, count = end(tmp_path / "straight"), moments.passed
     assert len(straight["met"]) == 2 and count == 4 * 3 + 2 * 3

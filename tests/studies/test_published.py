@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from heron.launch.studies.forecast import Assumptions
-from heron.launch.studies.step_model import Setting, StepModel
-from heron.pipeline.distributed.traffic import Exchange
+from heron.distributed.traffic import Exchange
+from heron.studies.forecast import Assumptions
+from heron.studies.step_model import Setting, StepModel
 
 PAIR = 12  # operations a pair and a number: the logits both ways, forward, and two factors backward
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from heron.launch.cli import main
-from heron.launch.studies.results import read_results
+from heron.cli.main import main
+from heron.studies.results import read_results
 from tests.studies import made
 
 

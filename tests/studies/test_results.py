@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from heron.launch.studies.ledger import Ledger, read_rows
-from heron.launch.studies.results import (
+from heron.config.errors import StudyError
+from heron.shards.artefact import sha256
+from heron.studies.ledger import Ledger, read_rows
+from heron.studies.results import (
     best,
     curves,
     grid,
@@ -19,11 +21,9 @@ from heron.launch.studies.results import (
     read_results,
     worker_curves,
 )
-from heron.launch.studies.study import dump_study, load_study
-from heron.launch.studies.text import markdown, mean_std, number
-from heron.launch.studies.worker import _failure_reason
-from heron.pipeline.config.errors import StudyError
-from heron.shards.artefact import sha256
+from heron.studies.study import dump_study, load_study
+from heron.studies.text import markdown, mean_std, number
+from heron.studies.worker import _failure_reason
 from tests.studies import made
 
 

@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
-from heron.launch.arguments import UsageError
-from heron.launch.cli import main
-from heron.launch.studies.contrast import time_pair
-from heron.launch.studies.forecast import Assumptions, Forecast, section
-from heron.launch.studies.results import read_results
-from heron.launch.studies.step_model import (
+from heron.cli.arguments import UsageError
+from heron.cli.main import main
+from heron.config.errors import StudyError
+from heron.config.terms import Terms
+from heron.distributed.traffic import Exchange
+from heron.job import pretrain
+from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.objective import Objective
+from heron.studies.contrast import time_pair
+from heron.studies.forecast import Assumptions, Forecast, section
+from heron.studies.results import read_results
+from heron.studies.step_model import (
     MeasuredStep,
     Setting,
     StepModel,
@@ -25,13 +31,7 @@ from heron.launch.studies.step_model import (
     fit,
     measured_points,
 )
-from heron.launch.studies.text import number
-from heron.pipeline.config.errors import StudyError
-from heron.pipeline.config.terms import Terms
-from heron.pipeline.distributed.traffic import Exchange
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.objective import Objective
-from heron.pipeline.pretrain import pretrain
+from heron.studies.text import number
 from tests.experiments import frames
 from tests.sealed import seal_files
 from tests.studies import made
@@ -366,8 +366,8 @@ def test_a_pair_is_timed_on_the_objective_alone(
         clock["now"] += 7.0 + share * rows
         return objective(batch)
 
-    monkeypatch.setattr("heron.launch.studies.contrast._clock", lambda device: clock["now"])
-    monkeypatch.setattr("heron.launch.studies.contrast.MIN_PAIRS", 0)
+    monkeypatch.setattr("heron.studies.contrast._clock", lambda device: clock["now"])
+    monkeypatch.setattr("heron.studies.contrast.MIN_PAIRS", 0)
     model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
     monkeypatch.setattr(workload, "model", model)
     monkeypatch.setattr(workload, "objective", Counted(objective, counted))
@@ -381,7 +381,7 @@ def test_a_feature_of_one_number_is_timed_too(
     """Such as the scale of CLIP's logits, beside vectors."""
     objective = Objective(Terms.model_validate({"clip": {}}).terms())
     model = Heterogeneous(workload.config.model, workload.shapes, workload.labels, objective.terms)
-    monkeypatch.setattr("heron.launch.studies.contrast.MIN_PAIRS", 0)
+    monkeypatch.setattr("heron.studies.contrast.MIN_PAIRS", 0)
     monkeypatch.setattr(workload, "model", model)
     monkeypatch.setattr(workload, "objective", objective)
     assert time_pair(workload, Setting(1, 6, 14)) >= 0

@@ -16,14 +16,14 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from heron.launch.cli import main
-from heron.launch.studies.cluster import connected, trials_at_once
-from heron.launch.studies.study import Study, dump_study, load_study
-from heron.launch.studies.trials import Trial, plan
-from heron.launch.studies.worker import environment, refuse_incomparable, scores_of
-from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.config.experiment import Config, load_config, parse_config
-from heron.pipeline.config.shipped import find_config
+from heron.cli.main import main
+from heron.config.errors import ConfigError, TrainingError
+from heron.config.experiment import Config, load_config, parse_config
+from heron.config.shipped import find_config
+from heron.studies.cluster import connected, trials_at_once
+from heron.studies.study import Study, dump_study, load_study
+from heron.studies.trials import Trial, plan
+from heron.studies.worker import environment, refuse_incomparable, scores_of
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = (ROOT / "docs" / "studies.md").read_text()
@@ -352,7 +352,7 @@ def test_a_ray_that_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_line_does_without_ray() -> None:
-    code = "import sys, heron.launch.cli; print('ray' in sys.modules)"
+    code = "import sys, heron.cli.main; print('ray' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert said.stdout == "False\n", said.stderr
 

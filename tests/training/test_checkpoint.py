@@ -11,21 +11,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heron.pipeline.config.errors import CheckpointError, ConfigError
-from heron.pipeline.config.experiment import Config, load_run_config
-from heron.pipeline.distributed.watchdog import Watchdog
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training import checkpoint
-from heron.pipeline.training.checkpoint import (
+from heron.config.errors import CheckpointError, ConfigError
+from heron.config.experiment import Config, load_run_config
+from heron.distributed.watchdog import Watchdog
+from heron.job import pretrain
+from heron.shards.errors import ShardError
+from heron.training import checkpoint
+from heron.training.checkpoint import (
     Position,
     Snapshot,
     complete_checkpoints,
     find_damage,
     save,
 )
-from heron.pipeline.training.pretrained import locate
-from heron.pipeline.training.tracking import read_metrics
-from heron.shards.errors import ShardError
+from heron.training.pretrained import locate
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
 from tests.sealed import seal

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import Config
-from heron.pipeline.config.model import Mlp
-from heron.pipeline.data.random_keys import opaque_uniforms, uniforms
-from heron.pipeline.distributed import collectives
-from heron.pipeline.models.encoders import build_encoder
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training import trainer as job
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config
+from heron.config.model import Mlp
+from heron.data.random_keys import opaque_uniforms, uniforms
+from heron.distributed import collectives
+from heron.job import pretrain
+from heron.models.encoders import build_encoder
+from heron.training import trainer as job
 from tests import ranks
 from tests.experiments import frames
 from tests.test_pretrain import losses, weights

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.trainer import Trainer
+from heron.config.errors import TrainingError
+from heron.job import pretrain
+from heron.training.trainer import Trainer
 from tests.experiments import frames
 from tests.test_pretrain import losses, weights
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from heron.launch.cli import main
-from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.distributed.watchdog import Watchdog
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.run_lock import LOCK, RunLock, holder
+from heron.cli.main import main
+from heron.config.errors import ConfigError, TrainingError
+from heron.distributed.watchdog import Watchdog
+from heron.job import pretrain
 from heron.shards.artefact import sha256
+from heron.training.run_lock import LOCK, RunLock, holder
 from tests import ranks
 from tests.experiments import frames
 

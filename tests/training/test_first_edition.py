@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.errors import ConfigError
-from heron.pipeline.config.experiment import load_config, load_run_config
-from heron.pipeline.config.renamed import move_renamed
-from heron.pipeline.objectives.deepmtmv import TaskGroups
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.pretrained import from_pretrained
+from heron.config.errors import ConfigError
+from heron.config.experiment import load_config, load_run_config
+from heron.config.renamed import move_renamed
+from heron.job import pretrain
+from heron.objectives.deepmtmv import TaskGroups
+from heron.training.pretrained import from_pretrained
 from tests.reference_runs import data, values
 
 RUNS = Path(__file__).parents[1] / "first_edition"  # ten steps of its commit 0266dff

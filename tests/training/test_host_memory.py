@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.training.host_memory import cgroup_free
+from heron.training.host_memory import cgroup_free
 
 
 @pytest.mark.parametrize(

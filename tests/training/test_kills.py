@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from heron.pipeline import pretrain
-from heron.pipeline.training.tracking import read_metrics
+from heron import job as pretrain
+from heron.training.tracking import read_metrics
 from tests.launch import runs, slow_disk
 
 LENGTH: dict[str, Any] = {

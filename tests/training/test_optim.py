@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.training import Optim
-from heron.pipeline.training.optim import Lars, build_optimizer, learning_rate
+from heron.config.training import Optim
+from heron.training.optim import Lars, build_optimizer, learning_rate
 
 
 def test_lars_is_its_formula() -> None:

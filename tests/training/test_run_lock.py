@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.errors import Held, Stopped, TrainingError
-from heron.pipeline.distributed.watchdog import Watchdog
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training import run_lock
-from heron.pipeline.training.run_lock import LOCK, RunLock
+from heron.config.errors import Held, Stopped, TrainingError
+from heron.distributed.watchdog import Watchdog
+from heron.job import pretrain
+from heron.training import run_lock
+from heron.training.run_lock import LOCK, RunLock
 from tests import ranks
 from tests.experiments import frames
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from heron.pipeline.training.run_lock import RunLock
-from heron.pipeline.distributed.watchdog import Watchdog
+from heron.training.run_lock import RunLock
+from heron.distributed.watchdog import Watchdog
 lock = RunLock(Path(sys.argv[1]))
 lock.acquire(Watchdog(60))
 print("holds", flush=True)

@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from heron.pipeline.config.model import Cnn, Linear, ModelConfig, Resnet, Transformer
-from heron.pipeline.models.encoders import build_encoder
-from heron.pipeline.models.heterogeneous import Heterogeneous
-from heron.pipeline.objectives.classification import Bce
-from heron.pipeline.objectives.deepmtmv import Deepmtmv
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training import throughput
-from heron.pipeline.training.host_memory import cgroup_limits
-from heron.pipeline.training.throughput import (
+from heron.config.model import Cnn, Linear, ModelConfig, Resnet, Transformer
+from heron.job import pretrain
+from heron.models.encoders import build_encoder
+from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.classification import Bce
+from heron.objectives.deepmtmv import Deepmtmv
+from heron.training import throughput
+from heron.training.host_memory import cgroup_limits
+from heron.training.throughput import (
     memory_capacity,
     model_flops,
     peak_flops,
     step_flops,
 )
-from heron.pipeline.training.tracking import read_metrics
+from heron.training.tracking import read_metrics
 from tests.experiments import frames
 
 RESNET50: dict[str, Any] = {

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from heron.pipeline.config.errors import ConfigError, TrainingError
-from heron.pipeline.config.experiment import dump_config, load_run_config, parse_config
-from heron.pipeline.distributed.agreement import run_fingerprint
-from heron.pipeline.distributed.watchdog import Watchdog
-from heron.pipeline.pretrain import main, pretrain
-from heron.pipeline.training.trackers import TRACKING_FILE, Trackers
-from heron.pipeline.training.tracking import read_metrics
+from heron.config.errors import ConfigError, TrainingError
+from heron.config.experiment import dump_config, load_run_config, parse_config
+from heron.distributed.agreement import run_fingerprint
+from heron.distributed.watchdog import Watchdog
+from heron.job import main, pretrain
+from heron.training.trackers import TRACKING_FILE, Trackers
+from heron.training.tracking import read_metrics
 from tests import forked
 from tests.experiments import frames
 from tests.launch import runs
@@ -162,7 +162,7 @@ def test_refused_before_training(tmp_path: Path, own: Path, name: str, message: 
 
 
 def test_refused_where_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heron.pipeline.training.trackers.get_available_trackers", lambda: [])
+    monkeypatch.setattr("heron.training.trackers.get_available_trackers", lambda: [])
     with pytest.raises(TrainingError) as fault:
         Trackers(frames(tmp_path, tracking=["wandb"]), Watchdog(60))
     assert str(fault.value) == (
@@ -174,9 +174,7 @@ def test_refused_where_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_refused_without_the_key_of_an_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "heron.pipeline.training.trackers.get_available_trackers", lambda: ["comet_ml"]
-    )
+    monkeypatch.setattr("heron.training.trackers.get_available_trackers", lambda: ["comet_ml"])
     monkeypatch.delenv("COMET_API_KEY", raising=False)
     with pytest.raises(TrainingError, match="comet_ml tracks with an account, and COMET_API_KEY"):
         Trackers(frames(tmp_path, tracking=["comet_ml"]), Watchdog(60))
@@ -282,9 +280,7 @@ def test_trackio_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     place = tmp_path / "site"
     place.mkdir()
     (place / "trackio.py").write_text(TRACKIO)
-    monkeypatch.setattr(
-        "heron.pipeline.training.trackers.get_available_trackers", lambda: ["trackio"]
-    )
+    monkeypatch.setattr("heron.training.trackers.get_available_trackers", lambda: ["trackio"])
     monkeypatch.syspath_prepend(place)
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     sys.modules.pop("trackio", None)
@@ -310,7 +306,7 @@ def test_trackio_really(tmp_path: Path) -> None:
     frames(tmp_path)
     code = (
         "import sys; from pathlib import Path; from tests.experiments import frames\n"
-        "from heron.pipeline.pretrain import pretrain\n"
+        "from heron.job import pretrain\n"
         "pretrain(frames(Path(sys.argv[1]), run={'resume': 'auto'}, tracking=['trackio'],"
         " train={'steps': int(sys.argv[2])}))"
     )

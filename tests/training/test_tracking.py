@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from heron.pipeline.config.errors import CheckpointError, TrainingError
-from heron.pipeline.training import tracking
-from heron.pipeline.training.signature import Signature
-from heron.pipeline.training.tracking import (
+from heron.config.errors import CheckpointError, TrainingError
+from heron.shards.errors import ShardError
+from heron.training import tracking
+from heron.training.signature import Signature
+from heron.training.tracking import (
     RunLog,
     read_lines,
     read_metrics,
     read_result,
     write_start,
 )
-from heron.shards.errors import ShardError
 
 REMEDY = "expected it as it was written; bring it back, or give another checkpoint"
 GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.pipeline.config.errors import TrainingError
-from heron.pipeline.distributed import collectives
-from heron.pipeline.models.heterogeneous import Features
-from heron.pipeline.objectives.classification import Bce
-from heron.pipeline.pretrain import pretrain
-from heron.pipeline.training.checkpoint import complete_checkpoints
-from heron.pipeline.training.tracking import read_metrics
-from heron.pipeline.training.values import refuse_nonfinite
+from heron.config.errors import TrainingError
+from heron.distributed import collectives
+from heron.job import pretrain
+from heron.models.heterogeneous import Features
+from heron.objectives.classification import Bce
+from heron.training.checkpoint import complete_checkpoints
+from heron.training.tracking import read_metrics
+from heron.training.values import refuse_nonfinite
 from tests import ranks
 from tests.experiments import frames
 

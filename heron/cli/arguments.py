@@ -1,0 +1,186 @@
+"""Parses the arguments of a verb, by the signature of the function that implements it.
+
+Positional parameters become arguments, `*overrides` words that may stand anywhere, and keyword-only
+parameters options. `Annotated[int, "what it means"]` gives the text of `--help`.
+"""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from heron.config.sections import expand_home
+from heron.shards.dotted import suggest
+from heron.shards.errors import CONTROL, SourceError
+from heron.shards.terminal import print_error
+
+
+class UsageError(Exception):
+    """Arguments that are valid alone but not together."""
+
+
+class Verb(NamedTuple):
+    """A verb of the command line."""
+
+    function: Callable[..., int | None]  # does the work; returns the exit status, None for 0
+    model: type[BaseModel] | None = None  # further options, passed to the function as keywords
+    about: str = ""  # description and example lines; empty: the function's docstring
+
+
+class Group(NamedTuple):
+    """Verbs by name, with a common description."""
+
+    about: str
+    verbs: Mapping[str, "Verb | Group"]
+    noun: str = "verb"
+
+
+def _key_and_value(text: str) -> str:
+    if "=" not in text:
+        raise ValueError(f"found {text!r}; expected key=value")
+    return text
+
+
+Override = Annotated[str, AfterValidator(_key_and_value)]
+Location = Annotated[str, AfterValidator(expand_home)]  # a path, a name, or a URL
+Overwrite = Annotated[bool, "move what --out holds aside, whole, and write anew"]
+UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
+ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that prints its texts verbatim, and an error as one line."""
+
+    def __init__(self, prog: str, about: str, examples: str) -> None:
+        """Sets up a parser with `--help` only."""
+        epilog = f"examples:\n{examples}" if examples else None
+        verbatim = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, about, epilog, formatter_class=verbatim)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with status 2; for an unknown option, suggests a similar one."""
+        if message.startswith(UNRECOGNIZED):
+            option = message.removeprefix(UNRECOGNIZED).partition(" ")[0].partition("=")[0]
+            if near := get_close_matches(option, self._option_string_actions, 1, 0.75):
+                message += f"; did you mean {near[0]}?"
+        print_error("error", f"{message} (see `{self.prog} --help`)")
+        sys.exit(2)
+
+
+def describe(verb: Verb | Group) -> tuple[str, str]:
+    """Returns the description of a verb or group, and its examples."""
+    if isinstance(verb, Group):
+        return verb.about, "\n".join(filter(None, (describe(v)[1] for v in verb.verbs.values())))
+    lines = inspect.cleandoc(verb.about or verb.function.__doc__ or "").splitlines()
+    examples = [line for line in lines if line.strip().startswith("heron ")]
+    about = "\n".join(line for line in lines if line not in examples)
+    return about.strip(), "\n".join(f"  {line.strip()}" for line in examples)
+
+
+def choose(prog: str, group: Group, words: Sequence[str]) -> Verb | Group:
+    """Returns the verb or group that the first word names; ends the program if there is none."""
+    about, examples = describe(group)
+    summaries = {name: describe(verb)[0].partition("\n")[0] for name, verb in group.verbs.items()}
+    listed = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items())
+    parser = Parser(prog, f"{about}\n\n{listed}", examples)
+    parser.add_argument("name", metavar=group.noun.upper(), help="one of those above")
+    if words and words[0].startswith("-") and parser.parse_known_args(["", words[0]])[1]:
+        parser.error(f"unknown option {words[0]!r}; a {group.noun} comes first")
+    name = parser.parse_args(words[:1]).name
+    try:
+        return group.verbs[name]
+    except KeyError:
+        parser.error(f"unknown {group.noun} {name!r}; {suggest(name, list(group.verbs))}")
+    except SourceError as fault:
+        parser.error(str(fault))
+
+
+def parser_of(prog: str, verb: Verb) -> Parser:
+    """Returns the parser of a verb's arguments and options."""
+    parser = Parser(prog, *describe(verb))
+    for parameter in inspect.signature(verb.function).parameters.values():
+        default = PydanticUndefined if parameter.default is parameter.empty else parameter.default
+        field = FieldInfo.from_annotated_attribute(parameter.annotation, default)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for name, option in verb.model.model_fields.items() if verb.model else ():
+                _add_option(parser, name, option)
+        elif parameter.kind is parameter.KEYWORD_ONLY and field.annotation is bool:
+            flag = f"--{parameter.name.replace('_', '-')}"
+            parser.add_argument(flag, action="store_true", help=_help(field))
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            _add_option(parser, parameter.name, field)
+        else:
+            nargs = "*" if parameter.kind is parameter.VAR_POSITIONAL else None
+            convert, metavar = _converter(parameter.annotation), parameter.name.upper()
+            parser.add_argument(
+                parameter.name, nargs=nargs, type=convert, metavar=metavar, help=_help(field)
+            )
+    return parser
+
+
+def parse(prog: str, verb: Verb, words: Sequence[str]) -> Callable[[], int | None]:
+    """Returns the call of the verb with parsed arguments; ends the program if they are invalid."""
+    values = vars(parser_of(prog, verb).parse_intermixed_args(words))
+    parameters = inspect.signature(verb.function).parameters.values()
+    positional = [values.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    variadic = [values.pop(p.name) for p in parameters if p.kind is p.VAR_POSITIONAL]
+    return partial(verb.function, *positional, *chain(*variadic), **values)
+
+
+def _add_option(parser: Parser, name: str, field: FieldInfo) -> None:
+    """Adds an option with a value; without it, the function's own default applies."""
+    optional = get_origin(field.annotation) in (Union, UnionType)
+    kinds = get_args(field.annotation) if optional else (field.annotation,)
+    items = [get_args(kind)[0] for kind in kinds if get_origin(kind) in (list, tuple)]
+    literals = [kind for kind in (*kinds, *items) if get_origin(kind) is Literal]
+    is_repeated = any(item is ONE_EACH for item in field.metadata)
+    choices = [value for kind in literals for value in get_args(kind)]
+    has_default = field.default not in (None, "", (), PydanticUndefined)
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        dest=name,
+        action="append" if is_repeated else "extend" if items else "store",
+        nargs="+" if items and not is_repeated else None,
+        type=_converter(items[0] if items else Annotated[field.annotation, field]),
+        choices=choices or None,
+        required=field.is_required(),
+        default=argparse.SUPPRESS,
+        metavar=None if choices else name.upper(),
+        help=_help(field) + (f" (default: {field.default})" if has_default else ""),
+    )
+
+
+def _help(field: FieldInfo) -> str:
+    text = next((item for item in field.metadata if isinstance(item, str)), field.description or "")
+    return text.replace("%", "%%")
+
+
+def _converter(annotation: Any) -> Callable[[str], Any]:
+    adapter = TypeAdapter(annotation)
+
+    def convert(text: str) -> Any:
+        try:
+            value = adapter.validate_python(text)
+            if isinstance(value, Path):
+                value = Path(expand_home(str(value)))
+            if isinstance(value, Path) and CONTROL.search(text):
+                raise argparse.ArgumentTypeError(f"found {text!r}; expected a path one can print")
+            return value
+        except ValidationError as error:
+            fault = error.errors()[0]
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] != "value_error":  # Heron's own messages name it themselves
+            message = f"found {text!r}; {message[:1].lower()}{message[1:]}"
+        raise argparse.ArgumentTypeError(message)
+
+    return convert

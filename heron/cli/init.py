@@ -1,0 +1,285 @@
+"""`heron init`: a first experiment for a data set, chosen by its manifest."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from heron.cli.arguments import Location
+from heron.config.errors import ConfigError
+from heron.config.overrides import as_typed
+from heron.shards.manifest import Manifest, View, load_manifest
+from heron.shards.show import read_index
+from heron.shards.store import open_store
+
+STEPS = 1500  # of a first run, about
+MIN_EPOCHS, MAX_EPOCHS = 5, 200
+MAX_BATCH = 256
+MAX_SIDE = 96  # larger pictures are resized to this
+TOKENS = 128  # of a text
+TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
+Line = tuple[str, Any, str]  # an indented key, its value, and the reason
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts about a data set that the choices depend on."""
+
+    manifest: Manifest
+    views: list[View]  # that the model sees: all, or one with complementary labels
+    split: str  # for training
+    test: str | None  # split for the test, if there is one
+    labelled: int  # rows of the split with a label
+    unlabelled: int
+    scorable: bool  # whether labels determine each row's class, so that the split can be tested
+
+    @property
+    def kind(self) -> str:
+        """The kind of the labels, `none` if no training row has one."""
+        return self.manifest.labels.kind if self.labelled else "none"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether views are of several kinds, which need one encoder each."""
+        return len({view.kind for view in self.views}) > 1
+
+    @property
+    def single_view(self) -> bool:
+        """Whether there is a single stored view, which is then seen twice."""
+        return len(self.views) == 1
+
+
+def read_facts(data: str) -> Facts:
+    """Reads the manifest and the labels of a data set; ConfigError if it has too few rows."""
+    store = open_store(data)
+    manifest = load_manifest(store)
+    splits = {split: manifest.rows(split) for split in manifest.splits}
+    split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
+    test_names = (name for name in ("test", "val", "valid", "dev") if name != split)
+    test = next((name for name in test_names if splits.get(name)), None)
+    labelled, scorable = 0, True
+    for shard in manifest.splits[split]:
+        labels = read_index(store, shard).labels
+        label_rows = labels[manifest.labels.is_labelled(labels)]
+        labelled += len(label_rows)
+        if manifest.labels.kind == "complementary":  # rows may leave several classes
+            scorable &= bool((label_rows.sum(1) == len(manifest.labels.names) - 1).all())
+    views = manifest.views
+    if manifest.labels.kind == "complementary":
+        views = views[:1]  # the momentum encoder of MulCo is shared by the views
+    if splits[split] < 4:
+        raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
+    min_labelled = 2 if test or not scorable else 3  # two in a batch, and one for a test
+    if 0 < labelled < min_labelled:
+        raise ConfigError(
+            f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label; expected "
+            f"none, or {min_labelled} or more to train on and to test: label more"
+        )
+    unlabelled = splits[split] - labelled
+    if not (scorable or test or unlabelled):
+        raise ConfigError(
+            f"{data}: every row has complementary labels that leave several classes; expected a "
+            "split 'test' whose labels leave one, for the scores"
+        )
+    return Facts(manifest, views, split, test, labelled, unlabelled, scorable)
+
+
+def batch_of(rows: int) -> int:
+    """Returns the size of a batch: about an eighth of the rows, as a power of two."""
+    return min(rows, max(16, min(MAX_BATCH, 1 << int(math.log2(max(rows / 8, 1))))))
+
+
+def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
+    """Returns the lines of the data section, and the number of steps of an epoch."""
+    labelled, other_rows = facts.labelled, facts.unlabelled
+    protocol: dict[str, Any] = {"labelled": "all", "test": facts.test}
+    why = "all labels are used, and the test split is scored"
+    if facts.kind == "none":
+        protocol, why = {"test": "unlabelled"}, "no row has a label: nothing is scored"
+    elif facts.test is None and not facts.scorable:
+        protocol, why = {"labelled": "all", "test": "unlabelled"}, "no label says what a row is"
+    elif facts.test is None:
+        for_training = labelled - max(1, labelled // TEST_EVERY)
+        protocol = {"labelled": for_training, "stratified": True, "test": "unlabelled"}
+        labelled, other_rows = for_training, other_rows + facts.labelled - for_training
+        why = f"no test split: one labelled row in {TEST_EVERY} is kept for the test"
+    batch = {"labelled": batch_of(labelled) if labelled else 0, "unlabelled": 0}
+    if facts.kind in ("none", "multi_label") or _is_herocon(facts):
+        batch["unlabelled"] = batch_of(other_rows) if other_rows > 1 else 0
+    sizes = f"of {labelled:,} labelled and {other_rows:,} other rows"
+    epoch = "labelled" if batch["unlabelled"] == 0 or labelled > other_rows else "unlabelled"
+    lines: list[Line] = [
+        ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
+        ("  path", path, ""),
+        ("  split", facts.split, "rows that are trained on"),
+        ("  protocol", protocol, why),
+        ("  batch", batch, f"{sizes}, over all processes"),
+        ("  epoch", epoch, "a pass over the larger of the streams"),
+        ("  views", None, _why_views(facts)),
+    ]
+    for view in facts.views * (2 if facts.single_view else 1):
+        lines.append(("    -", {"stored": view.name} | _view_options(facts, view), ""))
+    vectors = [view for view in facts.views if view.kind == "vector"]
+    if vectors and all(view.mean for view in vectors):
+        lines.append(("  standardise", True, "columns of several units count alike"))
+    if any(-1 in view.shape for view in facts.views if view.kind == "image"):
+        lines.append(("  decode_size", MAX_SIDE * 4 // 3, "the pictures have several sizes"))
+    rows = labelled if epoch == "labelled" else other_rows
+    return lines, max(1, rows // max(1, batch[epoch]))
+
+
+def _why_views(facts: Facts) -> str:
+    left_out = [view.name for view in facts.manifest.views if view not in facts.views]
+    why = (
+        "one view, seen twice: augmentation makes the pair"
+        if facts.single_view
+        else "a pair a sample"
+    )
+    return f"{why}; left out: {', '.join(left_out)}" if left_out else why
+
+
+def _view_options(facts: Facts, view: View) -> dict[str, Any]:
+    if view.kind == "text":
+        return {"tokens": TOKENS}
+    if view.kind == "graph":
+        return {"augment": ["drop_nodes"]}
+    if view.kind != "image":
+        return {"augment": [{"noise": {"std": 0.1}}]} if facts.single_view else {}
+    crop: dict[str, Any] = {
+        "crop": {"area": [0.4, 1.0] if facts.single_view else [0.8, 1.0], "flip": 0.0}
+    }
+    colour = [{"color": {"strength": 0.2, "hue": 0.05, "grey": 0.0}}]
+    steps = [crop, *(colour if facts.single_view and view.shape[-1] == 3 else [])]
+    size: dict[str, Any] = (
+        {"size": MAX_SIDE} if -1 in view.shape or max(view.shape[:2]) > MAX_SIDE else {}
+    )
+    return size | {"augment": steps}
+
+
+def _encoder(views: Sequence[View]) -> tuple[dict[str, Any], int, str]:
+    """Returns the encoder of views of one kind, the width of projections, and why."""
+    if views[0].kind == "text":
+        bert: dict[str, Any] = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2}
+        bert |= {"num_attention_heads": 4, "intermediate_size": 128}
+        bert |= {"max_position_embeddings": TOKENS}
+        why = "a small one from scratch; weights: a folder begins with a trained one"
+        return {"kind": "transformers", "config": bert}, 64, why
+    if views[0].kind == "graph":
+        return {"kind": "gin", "width": 32, "layers": 3}, 96, "what published figures have"
+    if views[0].kind == "image":
+        side = max(MAX_SIDE if -1 in v.shape else min(MAX_SIDE, *v.shape[:2]) for v in views)
+        stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))
+        channels = [16 * 2**n for n in range(stages)]
+        encoder: dict[str, Any] = {"kind": "convnet", "channels": channels}
+        encoder |= {"widths": [200], "dropout": 0.1}
+        return encoder, 128, f"{side} pixels, halved {stages} times"
+    widest = max(view.shape[0] for view in views)
+    hidden = 1 << min(9, max(5, round(math.log2(widest))))
+    encoder = {"kind": "mlp", "widths": [hidden, hidden], "dropout": 0.2}
+    return encoder, min(128, hidden), f"the widest view has {widest} columns"
+
+
+def _model(facts: Facts) -> list[Line]:
+    lines: list[Line] = [("model", None, "")]
+    if facts.mixed:
+        lines.append(("  encoders", None, "views of several kinds: one each"))
+        encoders = [(view.name, *_encoder([view])) for view in facts.views]
+        lines += [(f"    {as_typed(name)}", encoder, why) for name, encoder, _, why in encoders]
+        width = min(width for _, _, width, _ in encoders)
+    else:
+        encoder, width, why = _encoder(facts.views)
+        lines.append(("  encoder", encoder, why))
+    lines.append(("  projection_width", width, "of what the loss compares"))
+    if facts.single_view:
+        lines += [
+            ("  shared_encoder", True, "both views are of one kind"),
+            ("  shared_projector", True, ""),
+            ("  classify_on", "first_view", "scores need no second look"),
+        ]
+    return lines
+
+
+def _is_herocon(facts: Facts) -> bool:
+    return facts.kind == "multi_class" and (facts.unlabelled > 1 or not facts.single_view)
+
+
+def _objective(facts: Facts) -> list[Line]:
+    terms: dict[str, dict[str, Any]]
+    if facts.kind == "multi_label" or _is_herocon(facts):
+        single = facts.kind == "multi_class"
+        why = "HeroCon: a classifier, pairs of views, and pairs weighed by their labels"
+        terms = {
+            "cross_entropy" if single else "bce": {"weight": 1.0},
+            "weighted_unsupervised": {"weight": 0.1, "tau": 0.1},
+            "weighted_supervised": {"weight": 0.02, "tau": 1.0}
+            | ({"distance": "indicator"} if single else {}),
+        }
+    elif facts.kind == "multi_class":
+        why = "SupCon beside a classifier: every row has one class"
+        terms = {"cross_entropy": {"weight": 1.0}, "supcon": {"weight": 0.5, "tau": 0.1}}
+    elif facts.kind == "hierarchical":
+        why = "HiMulCon: pairs weighed by the levels that they share; then a linear probe"
+        terms = {"hierarchical": {"tau": 0.1, "constrain": False, "penalty": "exp_inverse"}}
+    elif facts.kind == "complementary":
+        why = "MulCo: labels say what a row is not"
+        queue = max(1024, batch_of(facts.labelled))
+        terms = {"ub_log": {"weight": 1.0}}
+        terms["mulco"] = {"weight": 1.0, "tau": 0.05, "kind": "soft", "queue": queue}
+    elif facts.mixed:
+        why, terms = "CLIP's loss: no row has a label, and views find each other", {"clip": {}}
+    else:
+        why, terms = "SimCLR's loss: no row has a label", {"nt_xent": {"tau": 0.5}}
+    return [
+        ("objective", None, why),
+        *((f"  {name}", options, "") for name, options in terms.items()),
+    ]
+
+
+def experiment(path: str, facts: Facts, name: str) -> str:
+    """Returns a commented experiment, as YAML."""
+    data, per_epoch = _data(path, facts)
+    steps = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch))) * per_epoch
+    train = {"epochs": None, "steps": steps, "evaluate_every_steps": max(1, steps // 4)}
+    optim = {"kind": "adamw", "lr": 0.002, "weight_decay": 0.05, "schedule": "cosine"}
+    lines: Sequence[Line] = [
+        ("seed", 0, "another number draws other weights and batches"),
+        ("run", {"dir": f"runs/{name}"}, "checkpoints, scores and the report"),
+        *data,
+        *_model(facts),
+        *_objective(facts),
+        ("optim", optim | {"warmup_epochs": 1}, "a rate that small networks bear"),
+        ("train", train, f"{steps / per_epoch:g} epochs; other rows change that, not the steps"),
+    ]
+    return "".join(map(_format_line, lines))
+
+
+def _format_line(line: Line) -> str:
+    key, value, why = line
+    head = key if key.endswith("-") else f"{key}:"
+    text = f"{head} {'' if value is None else as_typed(value)}".rstrip()
+    why = why if why.isprintable() else ascii(why)  # a line break in it would begin a key
+    return f"{text}  # {why}\n" if why else f"{text}\n"
+
+
+def init(
+    data: Annotated[Location, "folder of shards, or a URL of one"],
+    *,
+    out: Annotated[Path, "file to write"] = Path("experiment.yaml"),
+) -> None:
+    """Writes a first experiment for a data set, with comments that give the reason of each value.
+
+    heron init data/mine
+    heron init data/mine --out mine.yaml
+    """
+    from heron.config.experiment import parse_config
+    from heron.config.sections import parse_yaml
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already; expected a new file: --out another")
+    facts = read_facts(data)
+    text = experiment(data, facts, out.stem)
+    config = parse_config(parse_yaml(text, str(out)))
+    out.write_text(f"# heron pretrain {out}\n{text}")
+    terms = " + ".join(config.objective.terms())
+    print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")

@@ -1,0 +1,104 @@
+"""The command line: `heron VERB`."""
+
+import os
+import re
+import select
+import sys
+from collections.abc import Sequence
+
+from heron.cli.arguments import Group, UsageError, Verb, choose, parse
+from heron.cli.compare import compare, tune
+from heron.cli.completion import completion
+from heron.cli.config import config
+from heron.cli.init import init
+from heron.cli.models import export, predict, save
+from heron.cli.next_step import next_commands
+from heron.cli.pretrain import launchers, pretrain
+from heron.cli.reproduce import run_table
+from heron.cli.retrieval import embed, index, negatives, query, serve
+from heron.cli.runs import runs
+from heron.cli.shards import SHARDS
+from heron.cli.study import report, study
+from heron.config.errors import INTERRUPTED, STOPPED, Stopped
+from heron.shards.errors import HeronError
+from heron.shards.terminal import print_error
+from heron.version import __version__
+
+VERBS = Group(
+    "Contrastive pretraining for data with several views and several labels.\n\n"
+    "--version says which Heron this is.",
+    {
+        "pretrain": Verb(pretrain),
+        "init": Verb(init),
+        "config": Verb(config),
+        "shards": SHARDS,
+        "embed": Verb(embed),
+        "predict": Verb(predict),
+        "index": Verb(index),
+        "query": Verb(query),
+        "negatives": Verb(negatives),
+        "serve": Verb(serve),
+        "save": Verb(save),
+        "export": Verb(export),
+        "reproduce": Verb(run_table),
+        "tune": Verb(tune),
+        "compare": Verb(compare),
+        "study": Verb(study),
+        "report": Verb(report),
+        "launchers": Verb(launchers),
+        "completion": Verb(completion),
+        "runs": Verb(runs),
+    },
+)
+STDOUT = 1  # its file descriptor
+SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its status; an expected error prints one line, with status 1."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        if SURROGATE.search(word):
+            print_error(
+                "error", f"argument {ascii(word)} is not UTF-8; expected text or a path in UTF-8"
+            )
+            return 2
+    if words == ["--version"]:
+        print(f"heron {__version__}")
+        return 0
+    if words[:1] == ["config"] and len(words) > 2:  # `heron config --help KEY` explains the key
+        words = [word for word in words if word not in ("-h", "--help")]
+    prog = "heron"
+    verb: Verb | Group = VERBS
+    while isinstance(verb, Group):
+        verb = choose(prog, verb, words)
+        prog, words = f"{prog} {words[0]}", words[1:]
+    call = parse(prog, verb, words)
+    try:
+        status = call() or 0
+        sys.stdout.flush()
+        for command in next_commands(prog.removeprefix("heron "), call, status):
+            print(f"next: {command}", file=sys.stderr)  # never wrapped: it is for copying
+    except UsageError as fault:
+        print_error("error", f"{fault} (see `{prog} --help`)")
+        return 2
+    except (HeronError, OSError) as fault:
+        if isinstance(fault, BrokenPipeError) and _stdout_is_closed():
+            return 141  # what a shell gives for SIGPIPE
+        print_error("error", str(fault))
+        return 1
+    except Stopped as stopped:
+        print_error("stopped", f"{stopped}; run again to go on")
+        return STOPPED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+def _stdout_is_closed() -> bool:
+    """Returns whether the reader of the output has gone, as in `heron ... | head`."""
+    output = select.poll()
+    output.register(STDOUT, 0)  # poll reports POLLERR without being asked
+    if closed := any(event & select.POLLERR for _, event in output.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # or Python fails again as it exits
+    return closed

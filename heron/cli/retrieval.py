@@ -1,0 +1,330 @@
+"""`heron embed | index | query | negatives | serve`.
+
+A verb imports what it needs when it runs, so that `heron --help` is quick.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from heron.cli.arguments import ONE_EACH, Location, Override, Overwrite, UsageError
+from heron.config.extras import require
+from heron.retrieval.answer import Answer, Relation
+from heron.retrieval.embeddings import Layer, Role
+from heron.retrieval.kinds import MapKind, Metric, RequestedKind, parse_bytes
+
+if TYPE_CHECKING:
+    from heron.retrieval.index_manifest import IndexManifest
+
+NearLayer = Literal["hidden", "projection"]
+EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
+IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
+OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]
+OtherRun = Annotated[Location | None, "run whose model encodes files (default: the index's)"]
+OtherData = Annotated[Location | None, "shards that pictures are in (default: the index's)"]
+Quiet = Annotated[bool, "no progress bar"]
+NoVerify = Annotated[bool, "compare no checksums, only sizes"]
+Gpu = Annotated[bool, "search on the GPUs that faiss-gpu sees"]
+Size = Annotated[int, BeforeValidator(parse_bytes)]
+LOST_SHOWN = 5  # lost rows named on the terminal; the manifest names all
+
+
+def embed(
+    run: Annotated[Path, "folder of a run or a checkpoint"],
+    *overrides: Annotated[Override, "of the run's configuration: data.workers=4"],
+    out: Annotated[Path, "folder to write, or to go on with"],
+    split: Annotated[str | None, "rows of one split (default: all)"] = None,
+    role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
+    layers: Annotated[list[Layer] | None, "layers to write (default: all of the model)"] = None,
+    dtype: Annotated[Literal["float32", "float16"], "type of the numbers"] = "float32",
+    part_rows: Annotated[int, "rows of a file"] = 65_536,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Embeds a data set with a trained model.
+
+    heron embed runs/faces --out embeddings/faces
+    """
+    from heron.distributed import collectives
+    from heron.retrieval import embed as embedding
+    from heron.retrieval.embedder import Choice
+
+    choice = Choice(split, role, layers, dtype, part_rows)
+    written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
+    if collectives.rank() == 0:
+        layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
+        print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")
+        lost = written.manifest.lost
+        for row, fault in list(lost.items())[:LOST_SHOWN]:
+            print(f"left out row {row}: {fault}")
+        if len(lost) > LOST_SHOWN:
+            print(f"left out {len(lost):,} rows in all; {out}/manifest.json names them")
+    collectives.close()
+
+
+def index(
+    embeddings: EmbeddingsFolder,
+    *,
+    out: Annotated[Path, "folder to make"],
+    layer: Annotated[Layer | None, "of the model (default: hidden, or the only one)"] = None,
+    kind: Annotated[
+        RequestedKind, "auto: the most exact that is fast enough and fits --memory"
+    ] = "auto",
+    metric: Annotated[Metric, "how near two vectors are"] = "cosine",
+    memory: Annotated[Size | None, "budget: 2GB (default: half of what is free)"] = None,
+    recall: Annotated[float, "target of recall@k"] = 0.95,
+    queries: Annotated[int, "queries that recall is measured on"] = 1000,
+    k: Annotated[int, "neighbours that recall is measured on"] = 10,
+    seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
+    width: Annotated[int | None, "numbers of a view's vector that count (default: all)"] = None,
+    map: Annotated[MapKind, "how the page's map is drawn; umap takes long"] = "pca",
+    gpu: Gpu = False,
+    no_verify: NoVerify = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Indexes embeddings, and measures the index's recall.
+
+    heron index embeddings/faces --out indexes/faces
+    """
+    from heron.retrieval.build import build_index
+    from heron.retrieval.embeddings import Embeddings
+    from heron.retrieval.kinds import format_bytes
+
+    source = Embeddings.open(embeddings, not no_verify)
+    manifest = build_index(
+        source,
+        out,
+        layer=layer or source.default_layer,
+        kind=kind,
+        metric=metric,
+        memory_bytes=memory,
+        recall=recall,
+        k=k,
+        queries=queries,
+        seed=seed,
+        width=width,
+        gpu=gpu,
+        map=map,
+        progress=not quiet,
+        overwrite=overwrite,
+    ).manifest
+    plan, measured = manifest.plan, manifest.recall
+    print(
+        f"{out}: {manifest.kind} of {manifest.count:,} vectors of {manifest.dim} dimensions, "
+        f"{manifest.metric} of layer '{manifest.layer}'"
+    )
+    print(f"why: {plan.why}")
+    print(
+        f"memory: {format_bytes(plan.index_bytes)} open, {format_bytes(plan.build_bytes)} "
+        f"predicted to build, budget {format_bytes(plan.memory_bytes)}"
+        f"{', mapped' if plan.mapped else ''}"
+    )
+    if manifest.map is not None:
+        print(f"map: {manifest.map.how}")
+    if measured is None:
+        return
+    setting = "".join(f", {name} {value}" for name, value in manifest.search.items())
+    print(
+        f"recall@{measured.k}: {measured.value:.4f} of {measured.queries} held-out queries, "
+        f"target {measured.target}{setting}"
+    )
+    if not measured.reached:
+        print("the target is out of reach of this index; give more --memory, or another --kind")
+
+
+def query(
+    index: IndexFolder,
+    *,
+    key: Annotated[str | None, "query by a sample's key (or --file, --text, --vector)"] = None,
+    file: Annotated[
+        tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for each view"
+    ] = (),
+    text: Annotated[str | None, "query by words: an index of --layer projection"] = None,
+    vector: Annotated[Path | None, "query by a vector of the index's layer: an npy file"] = None,
+    row: Annotated[int, "row of an npy file"] = 0,
+    k: Annotated[int, "samples to find"] = 10,
+    where: Annotated[str, 'filter by label: "Smiling and not Male"'] = "",
+    relation: Annotated[
+        Relation, "hard: with labels far from the query's; false: with its labels, or close ones"
+    ] = "neighbours",
+    far: Annotated[
+        float | None, "least label distance of a hard one (default: the median; of classes, any)"
+    ] = None,
+    format: Annotated[Literal["table", "json"], "how the answer is printed"] = "table",
+    sheet: Annotated[Path | None, "picture to draw query and hits on"] = None,
+    embeddings: OtherEmbeddings = None,
+    run: OtherRun = None,
+    data: OtherData = None,
+    gpu: Gpu = False,
+    no_verify: NoVerify = False,
+) -> None:
+    """Finds the neighbours of a sample, a file, a text or a vector.
+
+    heron query indexes/faces --key 000008 --where "Smiling and not Male" --sheet near.png
+    heron query indexes/faces --file face.jpg --k 5 --format json
+    """
+    from heron.retrieval import user_files
+    from heron.retrieval.query import Retriever
+
+    if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
+        raise UsageError("expected one of --key, --file, --text and --vector")
+    if sheet is not None:
+        from heron.retrieval.sheet import check_sheet, draw_answer
+        from heron.shards.show import save_sheet
+
+        check_sheet(sheet)
+    retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
+    files = retriever.files(file) if file else {}
+    if key is not None:
+        answer = retriever.by_key(key, k, where, relation, far)
+    elif text is not None:
+        answer = retriever.by_text(text, k, where, relation)
+    elif vector is not None:
+        numbers = user_files.vector_row(user_files.map_bytes(vector), str(vector), row)
+        answer = retriever.by_vector(numbers, k, where, relation, f"{vector} row {row}")
+    else:
+        answer = retriever.by_file(files, k, where, relation, row=row)
+    manifest = retriever.index.manifest
+    if format == "json":
+        facts = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
+        tree = answer.plain() | {"index": {"folder": str(index)} | facts}
+        print(json.dumps(tree, indent=1, allow_nan=False))
+    else:
+        number = answer.query.number
+        has_labels = number is not None and bool(retriever.samples.known[number])
+        print("\n".join([*_heading(answer, manifest), "", *_hits(answer, has_labels)]))
+    if sheet is not None:
+        contents = ((path, path.read_bytes()) for path in files.values())
+        pictures = (
+            user_files.upright_picture(d, str(p))
+            for p, d in contents
+            if not d.startswith(user_files.NPY)
+        )
+        save_sheet(draw_answer(retriever, answer, next(pictures, None)), sheet)
+
+
+def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
+    """Returns the lines that say what was searched for, and in which index."""
+    query = answer.query
+    labels = f": {', '.join(query.labels)}" if query.labels else ""
+    candidates = answer.relation + ("" if answer.relation == "neighbours" else " negatives")
+    if answer.far is not None:
+        candidates += f", at a label distance of {answer.far:.4g} or more"
+    if answer.close is not None:
+        candidates += f", at a label distance of {answer.close:.4g} or less"
+    if answer.instead:
+        candidates = f"samples, none of them {candidates}: the nearest in label space"
+    if answer.where:
+        candidates += f", where {answer.where}"
+    return [
+        f"query   {query.key}{labels}",
+        f"vector  {query.vector}",
+        f"index   {manifest.kind} of {manifest.count:,} x {manifest.dim} '{manifest.layer}', "
+        f"{answer.metric}",
+        f"found   {len(answer.hits):,} of {answer.k:,} asked for, among {answer.allowed:,} "
+        f"{candidates}",
+    ]
+
+
+def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
+    """Yields a line per hit, with the labels that it adds to the query's (+) and lacks (-)."""
+    width = max([3, *(len(hit.key) for hit in answer.hits)])
+    titles = " apart  labels (+ beside the query's, - without)" if has_labels else "labels"
+    yield f"      {answer.metric:>13}  {'key':<{width}}  {titles}"
+    query_labels = answer.query.labels
+    for number, hit in enumerate(answer.hits, 1):
+        if hit.label_distance is None:
+            labels = f"{'':{8 if has_labels else 0}}{', '.join(hit.labels) or 'none'}"
+        else:
+            added = [f"+{name}" for name in hit.labels if name not in query_labels]
+            missing = [f"-{name}" for name in query_labels if name not in hit.labels]
+            labels = f"{hit.label_distance:>6.4f}  {' '.join(added + missing) or 'the same'}"
+        yield f"{number:>4}  {hit.score:>13.6f}  {hit.key:<{width}}  {labels}"
+
+
+def negatives(
+    embeddings: EmbeddingsFolder,
+    *,
+    out: Annotated[Path, "folder for the report"],
+    index: Annotated[Path | None, "take neighbours from an index (default: exact ones)"] = None,
+    layer: Annotated[
+        NearLayer | None, "where neighbours are near (default: the index's, or hidden)"
+    ] = None,
+    k: Annotated[int, "neighbours that are looked at"] = 10,
+    anchors: Annotated[int, "samples that are compared; 0: all with labels"] = 2000,
+    seed: Annotated[int, "seed of the draw of anchors"] = 0,
+    data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
+    page: Annotated[str, "address of `heron serve` that links open"] = "http://127.0.0.1:8000/",
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+) -> None:
+    """Reports false and hard negatives of embeddings.
+
+    heron negatives embeddings/faces --out reports/faces
+    """
+    from heron.negatives.neighbours import Question
+    from heron.negatives.report import percent, report
+    from heron.retrieval.embeddings import Embeddings
+    from heron.retrieval.index import Index
+
+    opened_index = None if index is None else Index.open(index, not no_verify)
+    index_layer: Layer = "hidden" if opened_index is None else opened_index.manifest.layer
+    question = Question(layer or index_layer, k, anchors, seed)
+    source = Embeddings.open(embeddings, not no_verify)
+    numbers = report(source, question, out, opened_index, data, page, overwrite)
+    rates = numbers["false_negatives"]
+    rate = rates["close"]["near"].value[rates["k"].index(k)]
+    print(
+        f"{numbers['anchors']:,} anchors: {percent(rate)} of the {k} nearest are false negatives, "
+        f"of random pairs {percent(float(rates['close']['random'].value))}"
+    )
+    if weight := numbers["weight"]:
+        print(f"rank correlation of g and label similarity: {weight['label_rank'].value:.3f}")
+    print(f"report: {out / 'report.html'}")
+
+
+def serve(
+    index: IndexFolder,
+    *others: Annotated[Path, "further indexes, of other data or models"],
+    host: Annotated[str, "address; beyond loopback whoever has the token may search"] = "127.0.0.1",
+    port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000,
+    token: Annotated[
+        str | None, "what requests must carry (default: HERON_TOKEN; off loopback a random one)"
+    ] = None,
+    embeddings: OtherEmbeddings = None,
+    run: OtherRun = None,
+    data: OtherData = None,
+    gpu: Gpu = False,
+    no_verify: NoVerify = False,
+) -> None:
+    """Shows an index, or several, as a web page.
+
+    heron serve indexes/faces
+    heron serve indexes/faces indexes/birds
+    """
+    from heron.retrieval.query import Retriever
+
+    for package in ("fastapi", "uvicorn"):
+        require(package, "the web page")
+    from heron.serve.server import address, choose_token, listen, make_server
+
+    given_token = os.environ.get("HERON_TOKEN") or None if token is None else token
+    if others and (embeddings, run, data) != (None, None, None):
+        raise UsageError("--embeddings, --run and --data are of one index; serve one with them")
+    with listen(host, port) as listening:  # a taken port fails before the indexes are opened
+        token = choose_token(listening, given_token)
+        retrievers: dict[str, Retriever] = {}
+        for folder in (index, *others):
+            name = folder.name if folder.name not in retrievers else str(folder)
+            retrievers[name] = Retriever.open(folder, embeddings, run, data, not no_verify, gpu)
+        server = make_server(retrievers, listening, token=token)
+        count = sum(len(retriever.samples) for retriever in retrievers.values())
+        folders = ", ".join(map(str, (index, *others)))
+        print(f"{folders}: {count:,} samples at {address(listening, token)}")
+        print("Ctrl-C ends it", flush=True)
+        server.run(sockets=[listening])

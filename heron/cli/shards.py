@@ -1,0 +1,156 @@
+"""`heron shards build | index | verify | show | protocol`."""
+
+import math
+import sys
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+from heron.cli.arguments import Group, Location, Overwrite, Verb
+from heron.shards import build, foreign, show, verify
+from heron.shards.artefact import INT64_MAX
+from heron.shards.errors import SourceError
+from heron.shards.layout import Layout
+from heron.shards.sources import SOURCES, find_source, make_source
+
+Quiet = Annotated[bool, "no progress bar"]
+Workers = Annotated[int, "processes"]
+Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
+
+
+def build_from(name: str) -> Verb:
+    """Returns the verb that builds from a source: one of Heron's, or a class by dotted path.
+
+    Raises:
+        SourceError: there is no such source, or one of its options has the name of an option of
+            `heron shards build`.
+    """
+    source = find_source(name)
+    if taken := source.model_fields.keys() & {"help", *signature(build_shards).parameters}:
+        raise SourceError(
+            f"{name}: an option is called {' and '.join(sorted(taken))}, as one of `heron shards "
+            "build` is; expected another name; rename it"
+        )
+    return Verb(partial(build_shards, name), source, f"{source.__doc__ or name}\n{source.examples}")
+
+
+class Sources(dict[str, Verb]):
+    """The verbs that build from a source; that of a dotted path is created on access."""
+
+    __missing__ = staticmethod(build_from)
+
+
+def build_shards(
+    source: str,
+    *,
+    out: Annotated[Path, "folder to write"],
+    workers: Workers = 1,
+    shard_rows: Annotated[int | None, "rows of a shard"] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    **options: Any,
+) -> None:
+    """Writes a source as shards, or goes on with a build."""
+    build.build(
+        make_source(source, options),
+        out,
+        shard_rows=shard_rows,
+        workers=workers,
+        progress=not quiet,
+        overwrite=overwrite,
+    )
+
+
+def index_tars(
+    folder: Annotated[Path, "folder of WebDataset tars"],
+    *,
+    workers: Workers = 1,
+    overwrite: Annotated[bool, "index again what was indexed"] = False,
+    quiet: Quiet = False,
+    **layout: Any,
+) -> None:
+    """Indexes WebDataset tars of others where they lie.
+
+    heron shards index data/cats --image jpg --label cls --workers 2
+    """
+    outcome = foreign.index(
+        folder, Layout.of(layout), workers=workers, progress=not quiet, overwrite=overwrite
+    )
+    print(outcome)
+
+
+def verify_shards(
+    folder: Folder, *, decode: Annotated[bool, "decode pictures, too"] = False
+) -> int:
+    """Checks every checksum, count, key and shape.
+
+    heron shards verify data/faces
+    """
+    report = verify.verify(folder, decode)
+    print(report, file=sys.stdout if report.ok else sys.stderr)
+    return 0 if report.ok else 1
+
+
+def show_shards(
+    folder: Folder,
+    *,
+    sheet: Annotated[Path | None, "contact sheet to draw"] = None,
+    split: Annotated[str | None, "split of the contact sheet (default: the first)"] = None,
+    count: Annotated[int, "pictures on it"] = 48,
+    captions: Annotated[bool, "write keys under the pictures"] = False,
+) -> None:
+    """Shows what is inside.
+
+    heron shards show data/faces --sheet faces.png
+    """
+    print(show.show(folder))
+    if sheet:
+        show.contact_sheet(folder, sheet, split, count, captions)
+        print(f"contact sheet: {sheet}")
+
+
+def write_protocol(
+    config: Annotated[Location, "experiment: a file, or a shipped name"],
+    folder: Annotated[Path, "new folder for the roles"],
+    *overrides: Annotated[str, "key=value, such as data.path=data/faces"],
+) -> None:
+    """Writes which rows are labelled, unlabelled, for test and for validation, once and for all.
+
+    Needs the labels of all rows in memory; training with data.roles=FOLDER needs none.
+
+    heron shards protocol scene data/scene-roles
+    """
+    from heron.config.experiment import load_config
+    from heron.config.shipped import find_config
+    from heron.data import opened
+    from heron.data.dataset import load_or_assign_roles, open_reader
+    from heron.data.roles import write_roles
+
+    data = load_config(find_config(config), list(overrides)).data
+    data = data.model_copy(update={"roles": None})
+    opened.MAX_REQUEST_BYTES = INT64_MAX  # no limit: the amount is printed
+    reader = open_reader(data)
+    rows, labels = int(reader.starts[-1]), reader.manifest.labels
+    row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16
+    gib = rows * row_bytes / 2**30
+    print(f"{rows:,} rows of {reader.store}: about {gib:.1f} GiB of memory or more")
+    written = write_roles(reader, load_or_assign_roles(reader, data), data, folder)
+    print(f"{folder}: {written.fingerprint}; train with data.roles={folder}")
+
+
+SHARDS = Group(
+    "Builds, indexes, verifies and shows data sets on disk.",
+    {
+        "build": Group(
+            "Writes a source as shards, or goes on with a build.\n\nThe source is one of these, or "
+            "a class of yours as PACKAGE.MODULE.CLASS.",
+            Sources({name: build_from(name) for name in SOURCES}),
+            "source",
+        ),
+        "index": Verb(index_tars, Layout),
+        "verify": Verb(verify_shards),
+        "show": Verb(show_shards),
+        "protocol": Verb(write_protocol),
+    },
+)

@@ -1,0 +1,127 @@
+"""`heron study | report`: many trials of one experiment, and their report."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from heron.cli.arguments import Override, Overwrite
+from heron.config.errors import INTERRUPTED, ConfigError
+from heron.config.sections import Natural, NonNegative, Positive, Share
+from heron.config.shipped import STUDIES, find_shipped, names_in
+from heron.shards.terminal import print_markdown, print_table
+
+
+def folder_of(study: Path, small: bool) -> Path:
+    """Returns the default folder of a study."""
+    return Path("studies") / (study.stem + ("-small" if small else ""))
+
+
+def study(
+    study: Annotated[Path, f"name of a study, or a file: {', '.join(names_in(STUDIES))}"],
+    *overrides: Annotated[Override, "key=value of every trial; of what varies, all its values"],
+    out: Annotated[Path | None, "folder of the study (default: studies/NAME)"] = None,
+    small: Annotated[bool, "its small version, for two cores"] = False,
+    dry_run: Annotated[bool, "check all trials, print them and their commands"] = False,
+    address: Annotated[
+        str | None, "of a Ray cluster that runs: HOST:PORT or auto (default: begin one here)"
+    ] = None,
+    retry_failed: Annotated[bool, "run the trials again that have failed"] = False,
+    overwrite: Overwrite = False,
+) -> int:
+    """Runs a study: many trials of one experiment, on Ray.
+
+    heron study negatives --small seed=0
+    heron study workers-fixed-batch --address auto --out studies/workers
+    """
+    from heron.studies.ledger import Ledger, exclusive
+    from heron.studies.study import load_study
+    from heron.studies.trials import plan, refuse_missing_data
+
+    study = find_shipped(str(study), STUDIES, "study")
+    spec = load_study(study, small, overrides)
+    out = out or folder_of(study, small)
+    trials = plan(spec, out)
+    configs = [trial.config() for trial in trials]  # all of them before the first starts
+    print(f"{spec.title}: {len(trials)} trials by {spec.search.kind}, in {out}", flush=True)
+    if dry_run:
+        for trial in trials:
+            print(f"{trial.name}: {trial.description}\n  {trial.command()}")
+        try:
+            refuse_missing_data(spec, configs)
+        except ConfigError as fault:
+            print(f"not there yet: {fault}")
+        return 0
+    from heron.studies.cluster import connected
+    from heron.studies.drive import drive
+    from heron.studies.live import live
+    from heron.studies.report import readable_table
+    from heron.studies.results import best, read_results
+    from heron.studies.text import markdown
+    from heron.training.earlier_run import begin_anew
+
+    if overwrite:
+        begin_anew(out)
+    with exclusive(out):
+        ledger = Ledger(spec, out)
+        if retry_failed:
+            ledger.forget_failed()
+        if ledger.rows:
+            print(f"{len(ledger.rows)} of {len(trials)} trials have ended already", flush=True)
+        ended = len(ledger.rows) == len(trials)
+        if not ended:
+            if not (spec.gpus or address):
+                os.environ["CUDA_VISIBLE_DEVICES"] = ""  # not requested
+            with connected(address), live(trials, ledger):
+                ended = drive(trials, ledger)
+    if ledger.rows:
+        results, score = read_results(out), spec.measure.score
+        rows = readable_table(results, [*spec.measure.y, *([score] if score else [])])
+        print_table(*rows, piped=markdown(*rows))
+        if score and (best_setting := best(results, score)):
+            print(f"best by the mean over repeats: {best_setting.describe(score)}")
+            print(results.table.loc[best_setting.trials[0], "command"])
+    if not ended:
+        print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")
+        return INTERRUPTED
+    failed = [row["trial"] for row in ledger.rows.values() if row["status"] == "failed"]
+    if failed:
+        print(f"failed: {', '.join(failed)}; --retry-failed runs them again")
+    return 1 if failed else 0
+
+
+def report(
+    study: Annotated[Path, "folder that `heron study` wrote, finished or not"],
+    *,
+    out: Annotated[Path | None, "folder for the report (default: STUDY/report)"] = None,
+    x: Annotated[str | None, "column that figures go over (default: what the study says)"] = None,
+    y: Annotated[tuple[str, ...], "columns that they show (default: what the study says)"] = (),
+    points: Annotated[tuple[Path, ...], "studies that the scaling model takes in"] = (),
+    link_gbps: Annotated[Positive, "speed of a process's link, Gbit/s"] = 200,
+    latency_us: Annotated[NonNegative, "latency of a message, microseconds"] = 5,
+    overlap: Annotated[Share, "share of the gradients' exchange that backward hides"] = 0,
+    measure_contrast: Annotated[bool, "time the objective alone, on this machine"] = False,
+    global_batch: Annotated[Natural | None, "rows in all, on any number of processes"] = None,
+) -> None:
+    """Makes tables, figures and fits of a study.
+
+    heron report studies/negatives
+    """
+    from heron.studies.forecast import Assumptions, section
+    from heron.studies.report import Report, readable_table
+    from heron.studies.results import read_results
+
+    results = read_results(study)
+    page = Report.of(results, x, y)
+    out = out or study / "report"
+    assumptions = Assumptions(link_gbps, latency_us, overlap, global_batch)
+    forecast = scaling = ""
+    if len(results.done) and (points or "workers" in results.varied):
+        studies = [results, *map(read_results, points)]
+        forecast, scaling = section(studies, assumptions, measure_contrast)
+    path = page.write(out, forecast)
+    print_table(*readable_table(results, page.ys), piped=(out / "table.md").read_text() + "\n")
+    if scaling:
+        (out / "scaling.md").write_text(scaling)
+        print_markdown(scaling + "\n")
+    print(results.progress)
+    print(f"report: {path}")

@@ -1,0 +1,188 @@
+"""The experiment: one typed YAML file, with dotted overrides and errors that name the remedy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from heron.config.data import Data
+from heron.config.errors import ConfigError
+from heron.config.model import ModelConfig
+from heron.config.overrides import override
+from heron.config.renamed import move_renamed, refuse_renamed
+from heron.config.sections import (
+    PathText,
+    Section,
+    check,
+    dump_yaml,
+    parse_yaml,
+    read_tree,
+)
+from heron.config.shipped import CONFIGS
+from heron.config.terms import Terms
+from heron.config.training import Distributed, Evaluate, Negatives, Optim, Precision, Train
+from heron.shards.artefact import Count
+from heron.shards.dotted import suggest
+
+TrackerName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
+
+
+class RunFolder(Section):
+    """The folder of a run, and whether a run resumes from it.
+
+    Attributes:
+        dir: folder of the run; it is created if it does not exist.
+        resume: `auto`: continue from the newest complete checkpoint; `force`: also if data or
+            options differ from it; `never`: start anew and set earlier checkpoints aside.
+    """
+
+    dir: PathText
+    resume: Literal["auto", "force", "never"] = "never"
+
+
+class Config(Section):
+    """One experiment; each section documents its own keys.
+
+    Attributes:
+        seed: seed of the initial weights, the batches, the augmentation and dropout.
+        objective: terms of the loss by name or dotted path; their weighted sum is minimised.
+        tracking: trackers, besides metrics.jsonl: names of accelerate's, and dotted paths of your
+            own; see `training.trackers`.
+    """
+
+    seed: Count = 0
+    run: RunFolder
+    data: Data
+    model: ModelConfig = ModelConfig()
+    objective: Terms
+    optim: Optim = Optim()
+    negatives: Negatives = Negatives()
+    train: Train = Train()
+    distributed: Distributed = Distributed()
+    evaluate: Evaluate = Evaluate()
+    tracking: list[TrackerName] = ["tensorboard"]
+
+    @model_validator(mode="after")
+    def _encoders_of_views(self) -> "Config":
+        names = self.data.view_names
+        for name in self.model.encoders:
+            if name not in names:
+                raise ValueError(f"model.encoders.{name} is of no view; {suggest(name, names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _ring_terms(self) -> "Config":
+        if self.distributed.exchange == "ring":
+            for name, term in self.objective.terms().items():
+                if why := term.why_no_ring():
+                    raise ValueError(
+                        f"distributed.exchange is ring, and objective.{name} has no ring: {why}; "
+                        "expected gather, or auto, which gathers for it"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _needs_validation(self) -> "Config":
+        validated = self.data.protocol.validation > 0
+        if not self.evaluate.test and (not validated or self.evaluate.baselines):
+            found = "evaluate.baselines is true" if validated else "data.protocol.validation is 0"
+            raise ValueError(
+                f"evaluate.test is false and {found}; expected a share for validation, and no "
+                "baselines: they are scored on the test rows"
+            )
+        if self.evaluate.threshold == "fitted" and not validated:
+            raise ValueError(
+                "evaluate.threshold is fitted and data.protocol.validation is 0; expected a share "
+                "for validation, whose rows it is fitted on, or a number such as 0.4"
+            )
+        return self
+
+    def in_precision(self, precision: Precision) -> "Config":
+        """Returns the experiment with `precision` in place of `auto`."""
+        if self.train.precision != "auto":
+            return self
+        train = self.train.model_copy(update={"precision": precision})
+        return self.model_copy(update={"train": train})
+
+    @field_validator("tracking")
+    @classmethod
+    def _no_tracker_twice(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError("a tracker is listed twice; expected each once: remove one")
+        return names
+
+
+METHODS = CONFIGS / "methods.yaml"
+CLASSIFIERS = ("bce", "cross_entropy")  # terms that a method with `classifier: true` keeps
+
+
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), method: str | None = None
+) -> Config:
+    """Returns the experiment of a YAML file, with overrides such as ``optim.lr=0.1``.
+
+    Args:
+        path: of the file.
+        overrides: `key.key=value`; a text is taken as it was typed, any other value is read as
+            YAML, and `null` removes a section; a number is a list index: `data.views.0.size=64`.
+        method: a name in configs/methods.yaml, which then chooses the terms of the objective;
+            overrides of terms that the method has still apply.
+
+    Raises:
+        ConfigError: the file is missing or no YAML mapping, or keys or values do not fit; the
+            message lists the faults with the nearest valid keys.
+    """
+    tree = read_tree(path)
+    for text in overrides:
+        override(tree, text, Config)
+    if method is not None:
+        _apply_method(method, tree)
+    return parse_config(tree)
+
+
+def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Returns the experiment that a run has written, by this edition of Heron or the first.
+
+    Args and Raises: see `load_config`.
+    """
+    tree = read_tree(path)
+    move_renamed(tree)
+    for text in overrides:
+        override(tree, text, Config)
+    return parse_config(tree)
+
+
+def parse_config(tree: dict[str, Any]) -> Config:
+    """Validates a tree of plain values as an experiment; see `load_config` for the errors."""
+    refuse_renamed(tree)
+    return check(Config, tree, "the configuration")
+
+
+def dump_config(config: Config) -> str:
+    """Returns the resolved configuration as YAML, enough to run again."""
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def _apply_method(method: str, tree: dict[str, Any]) -> None:
+    """Replaces the objective by a method's terms, with the experiment's options for them."""
+    objective: dict[str, Any] = tree.get("objective") or {}
+    if not isinstance(objective, dict):
+        return  # validation refuses it with the other faults
+    methods: dict[str, dict[str, Any]] = parse_yaml(METHODS.read_text(), str(METHODS))
+    if method not in methods:
+        raise ConfigError(f"unknown method '{method}'; {suggest(method, list(methods))}")
+    method_options = methods[method]
+    kept = CLASSIFIERS if method_options.get("classifier") else ()
+    terms = {
+        name: options for name, options in objective.items() if name in kept and options is not None
+    }
+    if kept and not terms:
+        raise ConfigError(
+            f"method '{method}' keeps the experiment's classifier, and it has none; expected "
+            f"objective.{' or objective.'.join(CLASSIFIERS)}"
+        )
+    for name, options in method_options.get("terms", {}).items():
+        own_options = objective.get(name) or {}
+        terms[name] = {**own_options, **options} if isinstance(own_options, dict) else own_options
+    tree["objective"] = terms

@@ -1,0 +1,52 @@
+"""Finds the configuration files that come with Heron by their names."""
+
+from pathlib import Path
+
+from heron.config.errors import ConfigError
+from heron.shards.dotted import suggest
+
+
+def shipped(name: str) -> Path:
+    """Returns a file or folder that comes with Heron: in a wheel in the package, else beside it."""
+    package = Path(__file__).resolve().parents[1]
+    return package / name if (package / name).exists() else package.parent / name
+
+
+CONFIGS, LAUNCH = shipped("configs"), shipped("launch")
+STUDIES, ACCELERATE = CONFIGS / "studies", LAUNCH / "accelerate"
+NO_EXPERIMENT = ("methods",)  # files among the experiments that are not experiments
+
+
+def names_in(folder: Path) -> list[str]:
+    """Returns the names of a folder's YAML files: `scene` for `configs/scene.yaml`."""
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    return [name for name in names if folder != CONFIGS or name not in NO_EXPERIMENT]
+
+
+def find_shipped(name_or_path: str | Path, folder: Path, what: str) -> Path:
+    """Returns a YAML file by its path, or by its plain name in a folder that comes with Heron.
+
+    Args:
+        name_or_path: a `Path`, or text with a folder or an ending (`./scene`, `scene.yaml`), is a
+            path; other text may be a name.
+        folder: the folder of the names, such as `STUDIES`.
+        what: the kind of file, for the message.
+
+    Raises:
+        ConfigError: there is no such file and no such name; names the nearest.
+    """
+    path, names = Path(name_or_path), names_in(folder)
+    if path.is_file():
+        return path
+    if name_or_path in names:  # a Path never is
+        return folder / f"{name_or_path}.yaml"
+    fault = "is a folder" if path.is_dir() else "is not there"
+    raise ConfigError(
+        f"{what} {name_or_path} {fault}; expected the path of a YAML file, or a name that comes "
+        f"with Heron; {suggest(path.stem, names)}"
+    )
+
+
+def find_config(name_or_path: str | Path) -> Path:
+    """Returns the file of an experiment: see `find_shipped`."""
+    return find_shipped(name_or_path, CONFIGS, "configuration")

@@ -1,0 +1,276 @@
+"""A term of the objective: a section with its options, required inputs, modules, memory and loss.
+
+The YAML key is the class's name in snake case (`nt_xent` is `NtXent`, in one of the files of
+`heron/objectives/`), or the dotted path of a class of your own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, RootModel, SerializeAsAny, model_validator
+
+from heron.config.model import ModelConfig
+from heron.config.sections import Section
+from heron.shards.artefact import Count
+from heron.shards.dotted import load_class, suggest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from heron.models.heterogeneous import ModelSpec
+    from heron.objectives.batch import GlobalBatch
+    from heron.objectives.memory import Memory, RunSpec
+
+Temperature = Annotated[float, Field(ge=0.003)]  # below, exp(2 / tau) overflows float64
+CLASS_LABELS = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
+SINGLE_CLASS_LABELS = ("multi_class", "hierarchical")  # labels with one class per row
+COMPLEMENTARY_LABELS = ("complementary",)  # labels that say what a row is not
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a term's loss reads, by name: features of the model, `inputs`, or `paths`.
+
+    Attributes:
+        gathered: features of all rows of all processes, such as `projections`. They are
+            differentiable for any loss: backward sends every row the gradients that each process
+            has computed for it.
+        labelled: the same for the labelled rows of all processes, such as `hidden`.
+        vectors: features of all rows of all processes, of which only this process's rows have a
+            gradient: for a loss that computes the whole gradient of its own rows, as
+            `objectives.mirroring` does. Backward exchanges nothing.
+        labelled_vectors: the same for the labelled rows.
+        own: features of this process's rows alone, such as `logits`.
+        labels: the kinds of labels that the term is defined for; (): it uses no labels.
+        views: the smallest number of views that the term is defined for.
+    """
+
+    gathered: tuple[str, ...] = ()
+    labelled: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    views: int = 1
+    vectors: tuple[str, ...] = ()
+    labelled_vectors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses a plain string in place of a tuple, which would be read letter by letter."""
+        for name in ("gathered", "labelled", "own", "labels", "vectors", "labelled_vectors"):
+            if not isinstance(getattr(self, name), tuple):
+                raise TypeError(
+                    f"Needs.{name} is {getattr(self, name)!r}; expected a tuple of names"
+                )
+        if "paths" in self.gathered:
+            raise TypeError(
+                "Needs.gathered holds 'paths', which labelled rows have: Needs.labelled"
+            )
+
+    @property
+    def features(self) -> set[str]:
+        """The names of all features that the loss reads."""
+        names = {*self.gathered, *self.labelled, *self.own}
+        return {*names, *self.vectors, *self.labelled_vectors}
+
+
+@dataclass(frozen=True)
+class TermSetting:
+    """The context of a term in a configuration, which the term may refuse.
+
+    Attributes:
+        model: the model's configuration.
+        terms: all terms of the objective by name.
+        labelled: number of labelled rows in a global batch.
+    """
+
+    model: ModelConfig
+    terms: Mapping[str, Term]
+    labelled: int
+
+
+class Term(Section):
+    """A term of the objective: `weight * min(epoch / ramp_epochs, 1)` times its loss.
+
+    Derive from it in a file of your own, and name the class by its dotted path:
+    `objective: {my_lab.losses.Mine: {weight: 1}}`. The fields are the options in the YAML.
+
+    Attributes:
+        weight: factor of the term in the objective; 0 removes the term.
+        ramp_epochs: epochs over which the weight rises from 0; 0: full weight from the start.
+    """
+
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    ramp_epochs: Count = 0
+
+    needs: ClassVar[Needs] = Needs()
+    # Features as wide as a projection that are truncated under `model.matryoshka`. (): the loss
+    # itself uses `batch.widths`, as it must if it updates its memory. None: the term has no meaning
+    # on a part of a projection.
+    nested: ClassVar[tuple[str, ...] | None] = ("projections",)
+    repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
+    rings: ClassVar[bool] = False  # whether its loss supports ring exchange: `objectives.ring`
+    remembers_rows: ClassVar[bool] = False  # whether its memory is indexed by row numbers
+    # Whether its loss is defined where rows lack views (`GlobalBatch.present`), and where single
+    # labels of a row are unknown (NaN); otherwise the objective refuses such data.
+    missing_views: ClassVar[bool] = False
+    unknown_labels: ClassVar[bool] = False
+
+    def requires(self) -> Needs:
+        """Returns what the term's loss reads under its options."""
+        return self.needs
+
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
+        """Returns the numbers per row that processes exchange about anchors in a step.
+
+        The list has one entry per collective. If the term reads `needs.vectors`, the rows are all
+        rows, else the labelled ones.
+
+        Args:
+            shapes: shape of a sample of each view.
+            labels: number of labels.
+            levels: number of levels of a label path.
+        """
+        return []
+
+    def why_no_ring(self) -> str:
+        """Returns why the loss does not support ring exchange; "": it does."""
+        needs = self.requires()
+        if needs.gathered or {*needs.labelled} - {"paths"}:
+            return "it finds gradients of other processes' rows, which would have to go back"
+        if (needs.vectors or needs.labelled_vectors) and not self.rings:
+            return "its loss reads the vectors of all rows at once"
+        return ""
+
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """Returns the numbers per row that each round of ring exchange in a step passes on.
+
+        Args:
+            views: number of views.
+            widths: numbers per row of each feature, over all views.
+        """
+        needs = self.requires()
+        compared = sum(widths[name] for name in (*needs.vectors, *needs.labelled_vectors))
+        return [compared] * 2 if compared else []
+
+    def refuse(self, name: str, setting: TermSetting) -> None:
+        """Raises ConfigError if the term, `name` in the YAML, does not fit its setting."""
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns functions, by name, that build the modules that this term adds to the model.
+
+        A module with a method `add_features(encoded) -> {name: [tensor of each view]}` adds these
+        features to the model's outputs (see `models.heterogeneous.Encoded`). A module that two
+        terms request by the same name is built once, by the first term.
+        """
+        return {}
+
+    def classifier(self, spec: ModelSpec) -> nn.Module | None:
+        """Returns a module that replaces the linear classifier, or None."""
+        return None
+
+    def memory(self, run: RunSpec) -> Memory | None:
+        """Returns the term's state between steps, or None."""
+        return None
+
+    @abstractmethod
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor | None:
+        """Returns this process's share of the loss, a scalar; the loss is the sum of the shares.
+
+        A term that only adds modules or a memory returns None.
+
+        Args:
+            batch: the features of the global batch, and which rows are this process's own.
+            memory: the result of `memory`.
+
+        Raises:
+            ValueError: the loss is not defined for the batch; the message says why.
+        """
+
+
+@cache
+def named_terms() -> dict[str, type[Term]]:
+    """Returns Heron's own terms by name: the classes of `heron/objectives/`."""
+    package = importlib.import_module("heron.objectives")
+    modules = [
+        importlib.import_module(f"{package.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(package.__path__)
+    ]
+    return {
+        re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): value
+        for module in modules
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and issubclass(value, Term)
+        and value.__module__ == module.__name__
+        and not inspect.isabstract(value)
+    }
+
+
+def find_term(name: str) -> type[Term]:
+    """Returns the class of a term by its name or dotted path.
+
+    Raises:
+        ValueError: there is no such term; names the nearest.
+    """
+    if "." not in name:
+        terms = named_terms()
+        if name not in terms:
+            hint = suggest(name, sorted(terms))
+            raise ValueError(f"unknown key; {hint}, or the dotted path of a class of your own")
+        return terms[name]
+    term = load_class(name, Term)  # type: ignore[type-abstract]
+    if inspect.isabstract(term):
+        raise ValueError(f"{name} has no loss; expected a method loss(batch, memory)")
+    if not isinstance(term.needs, Needs):
+        raise ValueError(f"{name}.needs is {term.needs!r}; expected Needs(gathered=(...), ...)")
+    return term
+
+
+def _build_term(value: Any) -> Any:
+    """Returns the term for {"term": name, "options": options}: see `Terms`."""
+    if isinstance(value, Term):
+        return value
+    return find_term(value["term"]).model_validate(value["options"])
+
+
+class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(_build_term)]]]):
+    """The weighted sum of terms that training minimises; terms of weight 0 are not built."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_names(cls, value: Any) -> Any:
+        """Puts each term's name beside its options, which the term's class then validates."""
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: options if isinstance(options, Term) else {"term": str(name), "options": options}
+            for name, options in value.items()
+            if options is not None
+        }
+
+    @model_validator(mode="after")
+    def _some_term(self) -> Terms:
+        if not self.terms():
+            raise ValueError("no term has a weight above 0; expected at least one")
+        return self
+
+    @classmethod
+    def section(cls, name: str) -> type[Section]:
+        """Returns the class of a term, whose keys an error message lists."""
+        return find_term(name)
+
+    def terms(self) -> dict[str, Term]:
+        """Returns the terms of weight above 0, by name."""
+        return {name: term for name, term in self.root.items() if term.weight > 0}

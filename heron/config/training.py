@@ -1,0 +1,198 @@
+"""Sections for training and scoring: optimiser, mined negatives, length, precision, evaluation."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from heron.config.sections import (
+    BelowOne,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+)
+from heron.shards.artefact import Count
+
+
+class Optim(Section):
+    """Optimiser and the schedule of its learning rate.
+
+    Attributes:
+        kind: optimiser.
+        lr: learning rate after the warm-up.
+        momentum: momentum of sgd and lars.
+        weight_decay: L2 penalty of sgd, lars and adam; decoupled in adamw.
+        trust_coefficient: trust coefficient of lars (You et al. 2017).
+        lars_exclude_1d: whether biases and batch norm are excluded from lars's trust ratio and from
+            weight decay.
+        schedule: learning rate after the warm-up; cosine ends at 0.
+        milestones: epochs at which schedule `step` multiplies the rate by `gamma`.
+        gamma: factor of schedule `step`.
+        warmup_epochs: epochs over which the rate rises linearly.
+    """
+
+    kind: Literal["sgd", "lars", "adam", "adamw"] = "lars"
+    lr: Positive = 0.05
+    momentum: BelowOne = 0.95
+    weight_decay: NonNegative = 0.0
+    trust_coefficient: Positive = 0.02
+    lars_exclude_1d: bool = False
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    milestones: list[Natural] = []
+    gamma: Positive = 0.1
+    warmup_epochs: Count = 0
+
+    @model_validator(mode="after")
+    def _some_milestone(self) -> "Optim":
+        if self.schedule == "step" and not self.milestones:
+            raise ValueError("schedule is step without milestones; expected epochs: [100, 150]")
+        return self
+
+
+class Negatives(Section):
+    """Mined hard negatives: near rows with far labels, beside the random labelled rows.
+
+    See `pipeline.negatives.mine`.
+
+    Attributes:
+        mine: number of mined hard negatives that are added to every labelled batch; 0: none.
+        every_steps: steps after which the labelled rows are embedded anew; their hard negatives are
+            then searched for while training continues.
+        nearest: number of hard negatives searched for each row.
+        gpu: whether the search runs on a GPU.
+    """
+
+    mine: Count = 0
+    every_steps: Natural = 200
+    nearest: Natural = 16
+    gpu: bool = False
+
+
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
+
+
+class Distributed(Section):
+    """How the processes of a run exchange vectors.
+
+    Attributes:
+        exchange: how a process receives the vectors of the others. `gather`: all at once; `ring`:
+            those of one process after another, each while the previous ones are compared, so that
+            it holds the vectors of two processes at a time and receives each two or three times a
+            step. Both give the same numbers up to rounding. `auto`: a ring if every term supports
+            it and the gathered vectors would take more than an eighth of a process's memory; the
+            run reports its choice.
+    """
+
+    exchange: Literal["auto", "gather", "ring"] = "auto"
+
+
+class Train(Section):
+    """Length of a run, intervals of measuring, evaluating and saving, and how steps are computed.
+
+    On SIGTERM or SIGUSR1 a run saves a checkpoint and ends.
+
+    Attributes:
+        epochs: epochs of the run; null: as many as `steps` are, whatever the number of rows.
+        steps: largest number of steps of the run; null: all steps of its epochs.
+        micro_batch: largest number of a process's rows that are embedded with an autograd graph at
+            a time; the gradient stays that of the whole batch. null: all.
+        precision: bf16 computes the model under autocast; tf32 is fp32 whose convolutions round
+            their factors to 11 bits, on GPUs that can; fp64 has parameters, inputs and losses in
+            float64, to show exactness. auto: bf16 on GPUs that support it, tf32 on others, fp32 on
+            CPUs; the run reports its choice and writes it to its config.yaml.
+        compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
+            numbers are the same up to rounding. Evaluation is not compiled.
+        activation_checkpointing: whether the blocks of encoders keep only their inputs and
+            recompute the rest in backward: less memory, the same numbers, a second forward.
+        deterministic: whether only deterministic kernels are used; an operation without one is
+            refused. CPUs are deterministic anyway.
+        measure_every_steps: steps between two measurements of collapse.
+        evaluate_every_epochs: epochs between two evaluations; null: see `evaluate_every_steps`.
+        evaluate_every_steps: steps between two evaluations; null: one at the end.
+        save_every_epochs: epochs between two checkpoints; null: one at the end, or on a signal.
+        save_every_steps: steps between two checkpoints; null: see `save_every_epochs`.
+        keep_checkpoints: number of newest checkpoints that are kept.
+        timeout_s: seconds without progress after which the run ends.
+        cpu_threads: threads of a process on CPUs; null: its share of the cores.
+    """
+
+    epochs: Natural | None = 1
+    steps: Natural | None = None
+    micro_batch: Natural | None = None
+    precision: Precision = "auto"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    deterministic: bool = False
+    measure_every_steps: Natural = 100
+    evaluate_every_epochs: Natural | None = None
+    evaluate_every_steps: Natural | None = None
+    save_every_epochs: Natural | None = None
+    save_every_steps: Natural | None = None
+    keep_checkpoints: Natural = 2
+    timeout_s: Natural = 600
+    cpu_threads: Natural | None = None
+
+    def length(self, steps_per_epoch: int) -> tuple[int, float]:
+        """Returns the numbers of steps and of epochs of a run; schedules are over the latter."""
+        if self.epochs is None:
+            assert self.steps is not None
+            return self.steps, self.steps / steps_per_epoch
+        all_steps = self.epochs * steps_per_epoch
+        return min(all_steps, self.steps or all_steps), self.epochs
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> "Train":
+        if self.epochs is None and self.steps is None:
+            raise ValueError("epochs and steps are both null; expected one of them: steps: 1500")
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_or_recomputed(self) -> "Train":
+        if self.compile and self.activation_checkpointing:
+            raise ValueError(
+                "compile and activation_checkpointing are both true; a compiled graph chooses by "
+                "itself what it computes again: set one of them to false"
+            )
+        return self
+
+
+class Evaluate(Section):
+    """How predictions are scored, and whether a probe makes some: see `evaluation.probe`.
+
+    Attributes:
+        probe: when a probe makes predictions: only if no term trains a classifier (`auto`),
+            also beside a classifier (`always`), or `never`.
+        probe_by: kind of probe: logistic regression, or support vector machines for exclusive
+            classes (see `evaluation.probe`).
+        knn: number of labelled neighbours that vote on each test row at every evaluation, which
+            then also measures RankMe of the test rows; null: no vote.
+        knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
+        cross_view: whether to measure recall@k of each view's test rows by the projections of each
+            other view: see `evaluation.cross_view`.
+        threshold: probability above which a label of a multi-label row is predicted; F1 and
+            subset accuracy depend on it, AUC and mAP do not. `fitted`: the one with the best
+            weighted F1 on the validation rows, the same for all labels.
+        batch: number of rows that are evaluated at a time.
+        map: whether the report has a map of test rows, and some rows with their nearest neighbours;
+            `auto`: if training took two minutes or more.
+        map_rows: largest number of test rows on the map, approximately.
+        baselines: whether logistic regression, a random forest and the plain network are trained on
+            the same labels, for comparison; `plain`: the plain network alone.
+        seeds: number of seeds, from `seed` on, with which networks are trained, in folders `seed-N`
+            of the run's folder; the report shows their spread. scikit-learn's baselines use none.
+        test: whether the test rows are scored; false: they stay unread, as in a search's trials.
+    """
+
+    probe: Literal["auto", "always", "never"] = "auto"
+    probe_by: Literal["logistic", "svm"] = "logistic"
+    knn: Natural | None = None
+    knn_tau: Positive = 0.07
+    cross_view: bool = False
+    threshold: Share | Literal["fitted"] = 0.4
+    batch: Natural = 512
+    map: Literal["auto", "always", "never"] = "auto"
+    map_rows: Natural = 1000
+    baselines: Literal[True, False, "plain"] = False
+    seeds: Natural = 1
+    test: bool = True

@@ -1,0 +1,289 @@
+"""The exchange of features between processes: the global batch of a step."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from heron.config.errors import ConfigError
+from heron.config.terms import Needs
+from heron.distributed.collectives import (
+    gather,
+    gather_all,
+    rank,
+    ring,
+    sum_over_processes,
+    with_local_gradient,
+    with_summed_gradient,
+)
+from heron.models.heterogeneous import Features
+from heron.objectives.batch import FeatureMap, GlobalBatch
+from heron.objectives.objective import Objective
+from heron.objectives.present import OwnRows, Ring
+
+if TYPE_CHECKING:  # losses used outside the trainer do not load the data pipeline
+    from heron.data.batches import Batch
+
+RING_FROM = 1 / 8  # of a process's memory: see `uses_ring`
+COMMON = "hidden", "inputs", "logits", "paths", "projections"  # features without a part
+
+
+@dataclass(frozen=True)
+class ShardSizes:
+    """The number of labelled and unlabelled rows of each process, which the plan determines."""
+
+    labelled: Sequence[int]
+    unlabelled: Sequence[int]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each process."""
+        return [a + b for a, b in zip(self.labelled, self.unlabelled, strict=True)]
+
+    def offsets(self) -> list[int]:
+        """Returns where this process's share of each non-empty stream's global batch begins."""
+        streams = [stream for stream in (self.labelled, self.unlabelled) if sum(stream)]
+        return [sum(stream[: rank()]) for stream in streams]
+
+    @cached_property
+    def labelled_indices(self) -> Tensor:
+        """Indices of the labelled rows among all rows, in the order of `gather`."""
+        starts = itertools.accumulate(self.rows, initial=0)
+        spans = zip(starts, self.labelled, strict=False)
+        return torch.cat([torch.arange(start, start + count) for start, count in spans])
+
+
+def gather_batch(
+    features: Features,
+    batch: "Batch",
+    inputs: Sequence[Tensor],
+    sizes: ShardSizes,
+    objective: Objective,
+    epoch: float = 0.0,
+    half: bool = False,
+    by_ring: bool = False,
+) -> GlobalBatch:
+    """Gathers from all processes only what the terms need, in one collective.
+
+    The features and the batch are of this process's rows, the labelled ones first; `inputs` are the
+    tensors, one a view, that the features were computed from. The result is differentiable back to
+    every process's features. Raises ConfigError if a term needs a feature that neither the model
+    nor the batch has.
+
+    With `half`, vectors are sent as bfloat16, to which they are rounded on one process, too; what
+    terms send round a ring is float32. `by_ring` leaves out the vectors that are sent round a ring.
+    """
+    needs, features = objective.needs, dict(features)
+    has_float64 = any(x.dtype == torch.float64 for xs in features.values() for x in xs)
+    if "inputs" in needs.features:  # a copy of pictures, whose memory is channels-last
+        features["inputs"] = [x.flatten(1) for x in inputs]
+    if "paths" in needs.features:
+        features["paths"] = [batch.paths]
+    if not needs.features <= features.keys():
+        _refuse_missing_features(objective, features)
+    # Losses of float64 logits and float32 labels would be rounded to float32.
+    targets = batch.targets.double() if has_float64 else batch.targets
+    vectors = {*needs.vectors, *needs.labelled_vectors} if half else ()
+    return exchange(
+        features,
+        needs,
+        sizes,
+        targets,
+        inputs=inputs,
+        indices=batch.indices,
+        rng_keys=batch.rng_keys,
+        epoch=epoch,
+        present=batch.present,
+        wire_dtypes=dict.fromkeys(vectors, torch.bfloat16),
+        by_ring=by_ring,
+    )
+
+
+def own_row_sets(sizes: ShardSizes, by_ring: bool = False) -> tuple[OwnRows, OwnRows] | None:
+    """Returns this process's rows and labelled rows among all; None on a single process."""
+    if len(sizes.rows) == 1:
+        return None
+
+    def own_rows(counts: list[int]) -> OwnRows:
+        ends = itertools.accumulate(counts, initial=0)
+        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        rows_ring = Ring(shares, ring) if by_ring else None
+        return OwnRows(_local_slice(counts), lambda x: gather_all([x], [counts])[0], rows_ring)
+
+    return own_rows(sizes.rows), own_rows(list(sizes.labelled))
+
+
+def exchange(
+    features: Features,
+    needs: Needs,
+    sizes: ShardSizes,
+    targets: Tensor,
+    *,
+    inputs: Sequence[Tensor],
+    indices: Tensor,
+    rng_keys: Tensor,
+    epoch: float,
+    present: Tensor | None = None,
+    wire_dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+    by_ring: bool = False,
+) -> GlobalBatch:
+    """Gathers features of all rows, and of the labelled ones, in one collective.
+
+    Where a feature is gathered for all rows, its labelled rows are selected from those. Tensors are
+    of this process's rows, labelled ones first: `targets` of the labelled rows alone, `inputs` one
+    a view, `present` None if every row has all views. `wire_dtypes` are dtypes by feature in which
+    they are sent, and to which they are rounded on one process, too; other features keep theirs.
+    With `by_ring`, `vectors` and `labelled_vectors` are left those of this process's rows.
+    """
+    rows, labelled = sizes.rows, list(sizes.labelled)
+    local_labelled = labelled[_exchange_rank(rows)]
+    labelled_indices = sizes.labelled_indices.to(targets.device)
+    by_ring = by_ring and len(rows) > 1
+    vectors, labelled_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
+    all_rows = dict.fromkeys((*needs.gathered, *vectors))
+    only_labelled = dict.fromkeys(
+        name for name in (*needs.labelled, *labelled_vectors) if name not in all_rows
+    )
+    to_gather = [(name, x, rows) for name in all_rows for x in features[name]]
+    to_gather += [
+        (name, x[:local_labelled], labelled) for name in only_labelled for x in features[name]
+    ]
+    extra = [(targets, labelled)] + ([] if present is None else [(present, rows)])
+    gathered, (targets, *present_of_all) = _gather(to_gather, extra, wire_dtypes)
+
+    def select(names: Sequence[str], of_labelled: bool, sum_grads: bool) -> dict[str, list[Tensor]]:
+        selected: dict[str, list[Tensor]] = {name: [] for name in names}
+        for feature in gathered:
+            if (name := feature.name) in selected:
+                unchanged = len(rows) == 1 and name not in wire_dtypes
+                x = feature.local if unchanged else feature.differentiable(sum_grads)
+                take_labelled = of_labelled and name in all_rows
+                selected[name].append(x.index_select(0, labelled_indices) if take_labelled else x)
+        return selected
+
+    gathered_rows = select(needs.gathered, of_labelled=False, sum_grads=True)
+    gathered_labelled = select(needs.labelled, of_labelled=True, sum_grads=True)
+    if by_ring:
+        compared = _rounded(features, needs.vectors, wire_dtypes)
+        labelled_compared = _rounded(features, needs.labelled_vectors, wire_dtypes, local_labelled)
+    else:
+        compared = select(vectors, of_labelled=False, sum_grads=False)
+        labelled_compared = select(labelled_vectors, of_labelled=True, sum_grads=False)
+    return GlobalBatch(
+        own=FeatureMap("own", features),
+        gathered=FeatureMap("gathered", gathered_rows),
+        gathered_labelled=FeatureMap("labelled", gathered_labelled),
+        vectors=FeatureMap("vectors", compared),
+        labelled_vectors=FeatureMap("labelled_vectors", labelled_compared),
+        targets=targets,
+        rows=_local_slice(rows),
+        labelled=_local_slice(labelled),
+        labelled_indices=labelled_indices,
+        inputs=inputs,
+        indices=indices,
+        rng_keys=rng_keys,
+        epoch=epoch,
+        gather_labelled=partial(gather, sizes=sizes.labelled),
+        present=present_of_all[0] if present_of_all else None,
+        own_row_sets=own_row_sets(sizes, by_ring),
+    )
+
+
+class _Gathered(NamedTuple):
+    """One tensor of a feature: this process's rows, all processes' rows, and how many each has."""
+
+    name: str
+    local: Tensor
+    full: Tensor
+    sizes: list[int]
+
+    def differentiable(self, sum_grads: bool) -> Tensor:
+        """Returns `full`, differentiable back to `local`: see `collectives`."""
+        if not self.local.requires_grad:
+            return self.full
+        if sum_grads and len(self.sizes) > 1:
+            return with_summed_gradient(self.local, self.full, self.sizes)
+        return with_local_gradient(self.local, self.full, _local_slice(self.sizes))
+
+
+def _gather(
+    features: Sequence[tuple[str, Tensor, list[int]]],
+    extra: Sequence[tuple[Tensor, list[int]]],
+    wire_dtypes: Mapping[str, torch.dtype],
+) -> tuple[list[_Gathered], list[Tensor]]:
+    """Gathers named features and extra tensors, each with every process's number of rows."""
+    to_send = [
+        (x.detach().to(wire_dtypes.get(name, x.dtype)), sizes) for name, x, sizes in features
+    ]
+    tensors, sizes_by_tensor = zip(*to_send, *extra, strict=True)
+    full = gather_all(tensors, sizes_by_tensor)
+    gathered = [
+        _Gathered(name, x, y.to(x.dtype), sizes)
+        for (name, x, sizes), y in zip(features, full, strict=False)
+    ]
+    return gathered, full[len(features) :]
+
+
+def _rounded(
+    features: Features,
+    names: Sequence[str],
+    wire_dtypes: Mapping[str, torch.dtype],
+    count: int | None = None,
+) -> dict[str, list[Tensor]]:
+    """Returns the first `count` local rows of features, rounded as if they had been sent."""
+    rounded: dict[str, list[Tensor]] = {}
+    for name in names:
+        exact = [x[:count] for x in features[name]]
+        values = [x.detach().to(wire_dtypes.get(name, x.dtype)).to(x.dtype) for x in exact]
+        rounded[name] = [
+            with_local_gradient(x, y, slice(0, len(x))) if x.requires_grad else y
+            for x, y in zip(exact, values, strict=True)
+        ]
+    return rounded
+
+
+def uses_ring(
+    mode: str, features: Features, objective: Objective, sizes: ShardSizes, memory: int
+) -> bool:
+    """Returns whether a run sends vectors round a ring; every process calls it.
+
+    `mode` is `distributed.exchange`. `auto` means a ring where every term has one, and where on
+    some process all rows' vectors would take more than `RING_FROM` of the `memory` of this process
+    in bytes, counted three times: as received, as unit vectors, and laid end to end.
+    """
+    if len(sizes.rows) == 1 or mode != "auto" or not objective.rings:
+        return mode == "ring" and len(sizes.rows) > 1
+    needs, gathered_bytes = objective.needs, 0
+    for names, rows in ((needs.vectors, sizes.rows), (needs.labelled_vectors, sizes.labelled)):
+        row_bytes = [x.shape[1:].numel() * x.itemsize for name in names for x in features[name]]
+        gathered_bytes += sum(rows) * sum(row_bytes)
+    device = next(iter(features.values()))[0].device
+    exceeds = torch.tensor([float(3 * gathered_bytes > RING_FROM * memory)], device=device)
+    return float(sum_over_processes(exceeds)) > 0
+
+
+def _refuse_missing_features(objective: Objective, features: Features) -> NoReturn:
+    for name, term in objective.terms.items():
+        if missing := sorted(term.requires().features - features.keys()):
+            expected = ", ".join(sorted({*features, *COMMON}))
+            raise ConfigError(
+                f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
+                f"expected some of {expected}, or a part that makes it"
+            )
+    raise AssertionError("every need is a term's")
+
+
+def _local_slice(sizes: Sequence[int]) -> slice:
+    """Returns where this process's rows lie in the order of `gather`."""
+    ends, index = list(itertools.accumulate(sizes, initial=0)), _exchange_rank(sizes)
+    return slice(ends[index], ends[index + 1])
+
+
+def _exchange_rank(sizes: Sequence[int]) -> int:
+    """Returns this process's rank among those that exchange; 0 where it exchanges with none."""
+    return rank() if len(sizes) > 1 else 0

@@ -1,0 +1,128 @@
+"""PyTorch's FSDP2: parameters, gradients and optimiser state are sharded over processes.
+
+Each encoder, and the rest of the model, is gathered for its forward and backward
+(`torch.distributed.fsdp.fully_shard`). All is float32, as under every strategy.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from heron.config.errors import TrainingError
+from heron.distributed.collectives import rank, sum_over_processes, world_size
+from heron.distributed.strategy import State, Strategy, _cpu_copy, _entries_of, _step_count
+from heron.models.heterogeneous import Heterogeneous
+from heron.training.optim import Lars
+
+
+class Fsdp(Strategy):
+    """A model that is sharded in place, which keeps its modules and the names of parameters."""
+
+    def __init__(self, model: Heterogeneous, optimizer: Optimizer, device: torch.device) -> None:
+        """Shards the model, and gives the optimiser, which has no state yet, the shards.
+
+        The model is in its initial state or a checkpoint's. Raises TrainingError if the optimiser
+        does not work on shards, or the model is compiled.
+        """
+        if isinstance(optimizer, Lars):
+            raise TrainingError(
+                "optim.kind is lars, whose step depends on each parameter's length, and under "
+                "FSDP2 the optimiser sees parts; expected sgd, adam or adamw, or DDP"
+            )
+        if model.compiled:
+            raise TrainingError(
+                "train.compile is true, and FSDP2 gathers parameters between the layers; expected "
+                "false, or DDP"
+            )
+        super().__init__(model, model, optimizer)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self._mesh = init_device_mesh(device.type, (world_size(),))
+        for encoder in model.encoders:
+            fully_shard(encoder, mesh=self._mesh)
+        fully_shard(model, mesh=self._mesh)
+        shards = dict(model.named_parameters())
+        for group in optimizer.param_groups:
+            group["params"] = [shards[names[parameter]] for parameter in group["params"]]
+
+    def describe(self) -> str:
+        """Returns the strategy in a few words."""
+        return "FSDP2"
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        """Sets whether the next backward is the step's last, which exchanges gradients."""
+        for module in self._sharded_modules():
+            module.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def gradient_norm(self) -> float:
+        """See `Strategy.gradient_norm`; every process has a shard of the gradient."""
+        self._reshard()
+        grads = (p.grad for p in self.model.parameters())
+        squares = [_local_shard(grad).square().sum() for grad in grads if grad is not None]
+        return float(sum_over_processes(torch.stack(squares).sum()).sqrt())
+
+    @contextmanager
+    def gathered_parameters(self) -> Iterator[None]:
+        """See `Strategy.gathered_parameters`."""
+        for module in self._sharded_modules():
+            module.unshard()
+        yield
+        self._reshard()
+
+    def model_state(self) -> State:
+        """See `Strategy.model_state`; gathers one parameter at a time."""
+        self._reshard()
+        return _full_copies(dict(self.model.state_dict()))
+
+    def optimizer_state(self) -> State:
+        """See `Strategy.optimizer_state`; gathers one parameter at a time."""
+        self._reshard()
+        return _full_copies(
+            {
+                f"{name}/{key}": value
+                for name, parameter in self.model.named_parameters()
+                for key, value in self.optimizer.state.get(parameter, {}).items()
+                if key != "step" and value is not None
+            }
+        )
+
+    def load_optimizer(self, state: State, step: int) -> None:
+        """See `Strategy.load_optimizer`; every process takes its shard."""
+        for name, parameter in self.model.named_parameters():
+            if entries := _entries_of(state, name):
+                assert isinstance(parameter, DTensor)
+                self.optimizer.state[parameter] = {
+                    key: distribute_tensor(
+                        value.to(parameter.device), self._mesh, parameter.placements
+                    )
+                    for key, value in entries.items()
+                } | _step_count(self.optimizer, step)
+
+    def _sharded_modules(self) -> list[FSDPModule]:
+        return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+
+    def _reshard(self) -> None:
+        """Frees gathered parameters: after a forward without backward the root still has them."""
+        for module in self._sharded_modules():
+            module.reshard()
+
+
+def _local_shard(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _full_copies(state: State) -> State:
+    """Returns copies of the full tensors, on rank 0; every process must call it."""
+    copies = {}
+    for name, value in state.items():
+        gathered = value.full_tensor() if isinstance(value, DTensor) else value
+        if rank() == 0:
+            copies[name] = _cpu_copy(gathered)
+    return copies

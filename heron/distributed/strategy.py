@@ -1,0 +1,274 @@
+"""How parameters and optimiser state are distributed over processes, and how a step updates them.
+
+A strategy differentiates a process's share of the global loss, and leaves the gradient of the
+global loss on the parameters, whatever the number of processes.
+
+Steps over more rows than fit into memory have the exact gradient, too: GradCache (Gao, Zhang, Han
+and Callan 2021, arXiv:2101.06983) embeds all rows without a graph, takes the gradient of the loss
+with respect to the embeddings, and then embeds each micro-batch again, with a graph, and
+backpropagates its rows of that gradient.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from heron.config.errors import ConfigError, TrainingError
+from heron.data.batches import Batch
+from heron.distributed.collectives import rank, sum_over_processes, world_size
+from heron.distributed.exchange import ShardSizes
+from heron.models.heterogeneous import Features, Heterogeneous
+
+State = dict[str, Tensor]
+
+
+class Strategy:
+    """One process, or DistributedDataParallel: every process holds all parameters.
+
+    `model` is unwrapped; `parameters` is the number of its parameters.
+    """
+
+    def __init__(self, model: Heterogeneous, wrapped: nn.Module, optimizer: Optimizer) -> None:
+        """Trains a model through its wrapper, which may be the model itself."""
+        self.model, self.optimizer = model, optimizer
+        self.parameters = sum(_full_shape(p).numel() for p in model.parameters())
+        self._wrapped = wrapped
+
+    def embed(
+        self, inputs: Sequence[Tensor], batch: Batch, micro: Sequence["MicroBatch"]
+    ) -> tuple[Features, Callable[[Tensor], None]]:
+        """Returns the features of a process's rows, and the function that runs backward.
+
+        `inputs` are a tensor a view, [rows, ...]; a single micro-batch in `micro` holds all rows.
+        The function takes this process's share of the loss and accumulates the parameters'
+        gradients; every process must call it once.
+        """
+        labels = batch.targets.new_zeros(len(batch.rng_keys), batch.targets.shape[1])
+        labels[: len(batch.targets)] = batch.targets  # unlabelled rows show the model no label
+        device = batch.rng_keys.device
+        if len(micro) == 1:
+            with self.accumulate(last=True):
+                features = self._wrapped(inputs, batch.rng_keys, batch.sizes, labels, batch.present)
+                return features, self.backward
+
+        def forward(micro_batch: MicroBatch) -> Features:
+            rows = micro_batch.indices.to(device)
+            present = None if batch.present is None else batch.present[rows]
+            views = [x[rows] for x in inputs]
+            features: Features = self._wrapped(
+                views, batch.rng_keys[rows], micro_batch.sizes, labels[rows], present
+            )
+            return features
+
+        with torch.no_grad(), _unchanged_statistics(self.model):
+            outputs = [forward(micro_batch) for micro_batch in micro]
+        order = torch.cat([micro_batch.indices for micro_batch in micro]).argsort().to(device)
+
+        def join(chunks: Sequence[Tensor]) -> Tensor:
+            # Detached: a view of a parameter, such as siglip's bias, has requires_grad regardless.
+            x = torch.cat([chunk.detach() for chunk in chunks])[order]
+            return x.requires_grad_() if x.is_floating_point() else x
+
+        embedded = {
+            name: [join(chunks) for chunks in zip(*(out[name] for out in outputs), strict=True)]
+            for name in outputs[0]
+        }
+
+        def backward(loss: Tensor) -> None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            for micro_batch in micro:
+                rows = micro_batch.indices.to(device)
+                with self.accumulate(last=micro_batch is micro[-1]):
+                    recomputed = forward(micro_batch)
+                    products = [
+                        (y * x.grad[rows]).sum()
+                        for name, tensors in embedded.items()
+                        for y, x in zip(recomputed[name], tensors, strict=True)
+                        if x.grad is not None
+                    ]
+                    self.backward(torch.stack(products).sum())
+
+        return embedded, backward
+
+    def describe(self) -> str:
+        """Returns the strategy in a few words."""
+        return "DDP" if isinstance(self._wrapped, DistributedDataParallel) else "one process"
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        """Context of a micro-batch's forward and backward; only the last exchanges gradients."""
+        if last or not isinstance(self._wrapped, DistributedDataParallel):
+            return nullcontext()
+        return self._wrapped.no_sync()
+
+    def backward(self, value: Tensor) -> None:
+        """Accumulates the gradient of a sum over processes, of which `value` is this one's share.
+
+        The factor undoes the mean over processes that gradient synchronisation takes.
+        """
+        (value * world_size()).backward()  # type: ignore[no-untyped-call]
+
+    def gradient_norm(self) -> Tensor | float:
+        """Returns the gradient norm over all parameters; not finite where any of it is not."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return nn.utils.get_total_norm(gradients)
+
+    def step(self, rate: float) -> None:
+        """Takes an optimiser step at a learning rate, and clears the gradient."""
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @contextmanager
+    def gathered_parameters(self) -> Iterator[None]:
+        """While it is open, all of `model` can be read; every process must open it."""
+        yield
+
+    def model_state(self) -> State:
+        """Returns full parameters and buffers by name, on rank 0; every process must call it."""
+        return {
+            name: _cpu_copy(value) for name, value in self.model.state_dict().items() if rank() == 0
+        }
+
+    def optimizer_state(self) -> State:
+        """Returns the full optimiser state as NAME/KEY, on rank 0, without step counts.
+
+        It is the same for any strategy and number of processes. Every process must call it.
+        """
+        state = self.optimizer.state
+        return {
+            f"{name}/{key}": _cpu_copy(value)
+            for name, parameter in self.model.named_parameters()
+            for key, value in state.get(parameter, {}).items()
+            if key != "step" and value is not None and rank() == 0
+        }
+
+    def load_optimizer(self, state: State, step: int) -> None:
+        """Loads the `optimizer_state` after `step` steps; every process must call it."""
+        for name, parameter in self.model.named_parameters():
+            if entries := _entries_of(state, name):
+                self.optimizer.state[parameter] = {
+                    key: value.clone().to(parameter) for key, value in entries.items()
+                } | _step_count(self.optimizer, step)
+
+
+def _full_shape(parameter: Tensor) -> torch.Size:
+    """Returns the shape of the full parameter, of which a process has a shard under ZeRO 3."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
+
+
+def _cpu_copy(value: Tensor) -> Tensor:
+    return torch.empty_like(value, device="cpu").copy_(value.detach())
+
+
+def _entries_of(state: State, name: str) -> State:
+    return {
+        key.rpartition("/")[2]: value
+        for key, value in state.items()
+        if key.rpartition("/")[0] == name
+    }
+
+
+def _step_count(optimizer: Optimizer, step: int) -> dict[str, Tensor]:
+    """Returns Adam's step count; every step updates every parameter."""
+    is_adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is a subclass
+    return {"step": torch.tensor(float(step))} if is_adam else {}
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Sets the learning rate, scaled by each group's share: see `build_optimizer`."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_share"]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some of a process's rows of a step.
+
+    `indices` are of these rows among the process's; `sizes` are the rows of each stream, in order.
+    """
+
+    indices: Tensor
+    sizes: list[int]
+
+
+def count_micro_batches(micro_batch: int | None, sizes: ShardSizes, norm: bool) -> int:
+    """Returns the number of micro-batches of a step, the same on every process.
+
+    `micro_batch` is about the most rows of a process that are embedded with a graph at a time; with
+    `norm`, batch norm needs two rows of a stream. Raises ConfigError for too few rows.
+    """
+    if micro_batch is None:
+        return 1
+    number = -(-max(sizes.rows) // micro_batch)
+    for name, rows in (("labelled", sum(sizes.labelled)), ("unlabelled", sum(sizes.unlabelled))):
+        if norm and number > 1 and 0 < rows < 2 * number:
+            raise ConfigError(
+                f"train.micro_batch is {micro_batch}, which cuts a step into {number}, and batch "
+                f"norm would see fewer than 2 of the {rows} {name} rows at a time; expected at "
+                f"least {-(-max(sizes.rows) // max(1, rows // 2))}"
+            )
+    return number
+
+
+def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> list[MicroBatch]:
+    """Splits a process's rows into micro-batches that do not depend on the number of processes.
+
+    Row r of a stream's global batch is in micro-batch r mod `number`, so that batch norm over a
+    micro-batch of all processes sees the same rows on any number of them. `offsets` say where the
+    process's share of each stream's global batch begins.
+    """
+    rows_by_stream: list[list[Tensor]] = [[] for _ in range(number)]  # of each micro-batch
+    starts = itertools.accumulate([0, *sizes[:-1]])
+    for start, size, offset in zip(starts, sizes, offsets, strict=True):
+        local = torch.arange(size)
+        for j, streams in enumerate(rows_by_stream):
+            streams.append(start + local[(local + offset) % number == j])
+    return [
+        MicroBatch(torch.cat(streams), [len(rows) for rows in streams])
+        for streams in rows_by_stream
+    ]
+
+
+def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequence[str]) -> None:
+    """Refuses a step in which batch norm would see one row of a view; every process calls it.
+
+    Each micro-batch is normalised by itself. Raises TrainingError if a view is in exactly one row
+    of a stream, over all processes.
+    """
+    if batch.present is None:
+        return
+    counts = [
+        stream.sum(0)
+        for one in micro
+        for stream in torch.split(batch.present[one.indices.to(batch.present.device)], one.sizes)
+    ]
+    totals = sum_over_processes(torch.stack(counts))
+    if lonely := (totals == 1).any(0).nonzero()[:, 0].tolist():
+        raise TrainingError(
+            f"view '{names[lonely[0]]}' is in one row of a stream's batch, of which batch norm has "
+            "no variance; expected none or several: make data.batch larger, or the micro-batches, "
+            "or use an encoder without batch norm"
+        )
+
+
+@contextmanager
+def _unchanged_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch norm normalises as in training, without updating its running statistics."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    tracked = [norm.track_running_stats for norm in norms]
+    try:
+        for norm in norms:
+            norm.track_running_stats = False
+        yield
+    finally:
+        for norm, track in zip(norms, tracked, strict=True):
+            norm.track_running_stats = track

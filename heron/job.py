@@ -1,0 +1,116 @@
+"""Pretrain: the main job, from configuration to report.
+
+    accelerate launch -m heron.job --config scene optim.lr=0.1
+
+The training loop is `training/trainer.py`. It runs on one CPU, one GPU, or many of either with
+DistributedDataParallel, FSDP2 or DeepSpeed's ZeRO 0 to 3; only the accelerate configuration
+differs. The default experiment is `faces`. The exit status is 0 at the end, 1 after an error, 75
+when a signal was received and the state is saved, 76 when a process is dead or hangs, 130 after a
+second Ctrl-C.
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from heron.config.errors import (
+    INTERRUPTED,
+    LOST,
+    STOPPED,
+    ConfigError,
+    Lost,
+    Stopped,
+    TrainingError,
+)
+from heron.config.experiment import Config, load_config
+from heron.config.shipped import find_config
+from heron.data.workers import worker_count
+from heron.distributed import collectives
+from heron.distributed.launch import end, fail, resolve_precision
+from heron.distributed.watchdog import Watchdog, leave
+from heron.models.allocator import release_freed_memory
+from heron.shards.errors import HeronError
+from heron.shards.terminal import print_error
+from heron.training.run_lock import RunLock
+from heron.training.signals import StopSignals
+from heron.training.trainer import train
+
+EXPECTED = (HeronError, OSError)
+AGAIN = "run again with run.resume=auto to go on"
+DEFAULT = "faces"
+
+
+def pretrain(config: Config, overwrite: bool = False) -> dict[str, Any]:
+    """Trains, evaluates and reports; every process is given the same experiment.
+
+    A finished run in the folder is refused; with `overwrite` it is moved aside, whole.
+
+    Returns:
+        What the run's result.json holds.
+
+    Raises:
+        HeronError: the configuration, the data, a checkpoint or the loss is at fault.
+        Stopped: a signal was received, and the state is saved.
+        Lost: another process is gone.
+    """
+    if overwrite and config.run.resume != "never":
+        raise ConfigError(
+            f"--overwrite begins anew, and run.resume={config.run.resume} goes on; expected one of "
+            "them: leave the other out"
+        )
+    config = resolve_precision(config)
+    watchdog = Watchdog(config.train.timeout_s)
+    run_lock = RunLock(Path(config.run.dir))
+    with StopSignals(worker_count(config.data) > 0) as signals, watchdog, run_lock:
+        try:
+            return train(config, watchdog, signals, run_lock, overwrite)
+        except RuntimeError as error:
+            if "deterministic implementation" in str(error):
+                raise TrainingError(
+                    f"train.deterministic is true, and a kernel has no numbers that repeat: {error}"
+                    "; expected another encoder, or train.deterministic: false"
+                ) from error
+            if not (watchdog.started and collectives.is_lost(error)):
+                raise
+            raise Lost(f"{watchdog.final_report()}; {error}") from error
+        finally:
+            release_freed_memory()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status. Expected faults print one line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--config", default=DEFAULT, help="experiment: a file, or a shipped name")
+    parser.add_argument("--method", help="terms of a method of configs/methods.yaml")
+    parser.add_argument("--overwrite", action="store_true", help="move a finished run aside")
+    parser.add_argument("overrides", nargs="*", help="key=value, such as optim.lr=0.1")
+    arguments = parser.parse_intermixed_args(words)
+    try:
+        config = find_config(arguments.config)
+        experiment = load_config(config, arguments.overrides, arguments.method)
+        pretrain(experiment, arguments.overwrite)
+    except Stopped as stopped:
+        if collectives.rank() == 0:
+            print_error("stopped", f"{stopped}; {AGAIN}")
+        return end(STOPPED)
+    except KeyboardInterrupt:
+        if collectives.rank() == 0:
+            print_error("stopped", f"at once, by Ctrl-C, at the newest checkpoint; {AGAIN}")
+        leave(INTERRUPTED)
+    except Lost as lost:
+        print_error("error", f"a process is gone: {lost}; {AGAIN}")
+        leave(LOST)  # leaving the process group would wait for the one that is gone
+    except EXPECTED as error:
+        print_error("error", f"rank {collectives.rank()}: {error}")
+        return fail()
+    except Exception:
+        traceback.print_exc()
+        return fail()
+    return end(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

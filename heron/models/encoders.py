@@ -1,0 +1,277 @@
+"""Encoders of one view, from raw input to hidden features."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from heron.config.errors import ConfigError
+from heron.config.model import (
+    Cnn,
+    Convnet,
+    Gin,
+    Linear,
+    Mlp,
+    Network,
+    OwnEncoder,
+    Resnet,
+    Vgg,
+)
+from heron.config.model import Encoder as EncoderConfig
+from heron.data.random_keys import opaque_uniforms, uniforms
+from heron.models.graphs import GinEncoder
+from heron.models.networks import build_network
+
+
+class RowDropout(nn.Module):
+    """Dropout whose mask is a function of each row's key, not of a generator's state.
+
+    So the mask of a sample is the same on any number of processes, and a resumed run needs no
+    generator state. Srivastava et al. 2014; kept units are scaled by 1 / (1 - p).
+    """
+
+    def __init__(self, p: float, salt: int) -> None:
+        """Drops with probability p; `salt` gives the layers of a model different masks."""
+        super().__init__()
+        self.p, self.salt = p, salt
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Drops units of [rows, units] by the rows' keys; evaluation drops none."""
+        if not self.training:
+            return x
+        draw = opaque_uniforms if torch.compiler.is_compiling() else uniforms
+        mask = draw(keys, self.salt, x.shape[1]) >= self.p
+        return x * mask / (1 - self.p)
+
+
+class Encoder(nn.Module):
+    """A sequence of layers, of which dropout takes the rows' keys."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        """Chains the layers."""
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Returns hidden features [rows, width] of one view's input."""
+        for layer in self.layers:
+            x = layer(x, keys) if isinstance(layer, RowDropout) else layer(x)
+        return x
+
+
+class PooledResNet(nn.Module):
+    """A `transformers.ResNetModel`, its `network`, as a layer.
+
+    He et al. 2016, with the stride of a bottleneck in its 3 x 3 convolution. A small stem is a
+    3 x 3 convolution without max-pool, as in H-SCL and others for 32 x 32 pictures.
+    """
+
+    def __init__(self, config: Resnet, channels: int) -> None:
+        """Draws the weights from torch's generator: He normal by the fan-out of a layer."""
+        super().__init__()
+        # Imported here, since it takes seconds.
+        from transformers import ResNetConfig, ResNetModel
+
+        stem = config.widths[0] // (4 if config.layer == "bottleneck" else 1)
+        self.network = ResNetModel(
+            ResNetConfig(
+                num_channels=channels,
+                embedding_size=stem,
+                hidden_sizes=config.widths,
+                depths=config.depths,
+                layer_type=config.layer,
+            )
+        )
+        if config.stem == "standard":
+            return
+        first = nn.Conv2d(channels, stem, 3, config.stem_stride, padding=1, bias=False)
+        nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
+        self.network.embedder.embedder.convolution = first
+        self.network.embedder.register_module("pooler", nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the spatial mean [rows, width] of images [rows, channels, height, width]."""
+        pooled: Tensor = self.network(x).pooler_output
+        return pooled.flatten(1)
+
+
+def mlp(
+    width: int, widths: Sequence[int], dropout: float, salt: int, norm: bool = True
+) -> list[nn.Module]:
+    """Returns Linear-ReLU-BatchNorm layers, in the order of HeroCon's networks, with dropout.
+
+    `widths` are of the layers' outputs. A `dropout` of 0 adds no layer; `salt` is the first one's.
+    """
+    layers: list[nn.Module] = []
+    for number, out in enumerate(widths):
+        layers += [nn.Linear(width, out), nn.ReLU()]
+        if norm:
+            layers.append(nn.BatchNorm1d(out))
+        if dropout > 0:
+            layers.append(RowDropout(dropout, salt + number))
+        width = out
+    return layers
+
+
+def cnn(config: Cnn, channels: int, salt: int) -> tuple[list[nn.Module], int]:
+    """Returns 3 x 3 convolutions of stride 2, with BatchNorm and ReLU, average pooling and `mlp`.
+
+    The input is [batch, `channels`, height, width]; also returns the width of the features.
+    """
+    layers: list[nn.Module] = []
+    for out in config.channels:
+        layers += [
+            nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+        ]
+        channels = out
+    layers += [nn.AdaptiveAvgPool2d(config.places), nn.Flatten()]
+    flat = channels * config.places**2
+    return [*layers, *mlp(flat, config.widths, config.dropout, salt)], (flat, *config.widths)[-1]
+
+
+def convnet(config: Convnet, shape: Sequence[int], salt: int) -> list[nn.Module]:
+    """Returns convolutions, each with ReLU, BatchNorm and 2 x 2 max-pool, then `mlp`.
+
+    HeroCon's network for N-MNIST has two stages and two widths. The paper gives no kernel size and
+    no width; here they are options. A convolution preserves height and width. The `shape` of the
+    input is (channels, height, width).
+    """
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    for out in config.channels:
+        layers += [nn.Conv2d(channels, out, config.kernel, padding="same"), nn.ReLU()]
+        layers += [nn.BatchNorm2d(out)] if config.norm else []
+        layers.append(nn.MaxPool2d(2))
+        channels, height, width = out, height // 2, width // 2
+    flat = channels * height * width
+    return [*layers, nn.Flatten(), *mlp(flat, config.widths, config.dropout, salt, config.norm)]
+
+
+def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
+    """Returns stages of 3 x 3 convolutions with ReLU and a 2 x 2 max-pool, then dense layers.
+
+    Simonyan and Zisserman 2015, Table 1, column D by default. Weights are He normal by the fan-out
+    of a layer, without which sixteen layers do not learn from scratch.
+    """
+    layers: list[nn.Module] = []
+    for out, depth in zip(config.channels, config.depths, strict=True):
+        for _ in range(depth):
+            convolution = nn.Conv2d(channels, out, 3, padding=1, bias=not config.norm)
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+            layers += [convolution, *([nn.BatchNorm2d(out)] if config.norm else []), nn.ReLU()]
+            channels = out
+        layers.append(nn.MaxPool2d(2))
+    places = config.places
+    flat = channels * places * places
+    pooled = [nn.AdaptiveAvgPool2d(places), nn.Flatten()]
+    return [*layers, *pooled, *mlp(flat, config.widths, config.dropout, salt, config.norm)]
+
+
+def build_encoder(
+    config: EncoderConfig | OwnEncoder, shape: Sequence[int], salt: int, key: str = "model.encoder"
+) -> tuple[nn.Module, int]:
+    """Returns an encoder for one view, and the width of its hidden features.
+
+    Args:
+        config: which encoder.
+        shape: of one sample: [width], [height, width, channels], [tokens, vocabulary] of text, or
+            [nodes, edges, 2, labels] of graphs.
+        salt: of the encoder's random numbers.
+        key: of the configuration, for errors.
+
+    Raises:
+        ConfigError: the encoder does not fit the view.
+    """
+    if isinstance(config, OwnEncoder):
+        built: object = config.build(shape, salt)
+        match built:
+            case (nn.Module() as encoder, int(width)):
+                return encoder, width
+        raise ConfigError(
+            f"{key}: {config.kind}.build gave {built!r:.80}; expected a module and "
+            "the width of its features"
+        )
+    if isinstance(config, Gin) != (len(shape) == 4):
+        kind, expected = (
+            ("graphs", "'gin'") if len(shape) == 4 else (f"of shape {tuple(shape)}", "graphs")
+        )
+        raise ConfigError(
+            f"{key} is '{config.kind}', but the view is {kind}; expected {expected}, or an encoder "
+            "of your own"
+        )
+    if isinstance(config, Gin):
+        encoder = GinEncoder(config, shape, key)
+        return encoder, encoder.width
+    if isinstance(config, Network):
+        return build_network(config, shape, key)
+    if len(shape) == 2:
+        raise ConfigError(
+            f"{key} is '{config.kind}', but the view is text of {shape[0]} tokens; expected "
+            "'transformers', or an encoder of your own"
+        )
+    if isinstance(config, Convnet):
+        image_shape = _image_shape(config, shape, key)
+        layers = convnet(config, image_shape, salt)
+        if len(shape) == 1:
+            layers = [nn.Unflatten(1, image_shape), *layers]
+        return Encoder(layers), config.widths[-1]
+    if isinstance(config, Mlp | Linear):
+        if len(shape) != 1:
+            raise ConfigError(
+                f"{key} is '{config.kind}', but the view is an image of shape "
+                f"{tuple(shape)}; expected an encoder for images: 'cnn', 'convnet', 'vgg', "
+                "'resnet', 'timm' or 'transformers'"
+            )
+        if isinstance(config, Linear):
+            return Encoder([nn.Linear(shape[0], config.width)]), config.width
+        layers = mlp(shape[0], config.widths, config.dropout, salt, config.norm)
+        return Encoder(layers), config.widths[-1]
+    if len(shape) != 3:
+        raise ConfigError(
+            f"{key} is '{config.kind}', but the view is a vector of shape "
+            f"{tuple(shape)}; expected 'mlp', 'linear', or 'convnet' with its shape"
+        )
+    if isinstance(config, Vgg):
+        if min(shape[:2]) < (least := 2 ** len(config.channels)):
+            raise ConfigError(
+                f"{key} is 'vgg' and halves {shape[0]} x {shape[1]} "
+                f"{len(config.channels)} times; expected {least} x {least} at least, or fewer "
+                "stages"
+            )
+        return Encoder(vgg(config, shape[2], salt)), config.widths[-1]
+    if isinstance(config, Resnet):
+        return Encoder([PooledResNet(config, shape[2])]), config.widths[-1]
+    layers, width = cnn(config, shape[2], salt)
+    return Encoder(layers), width
+
+
+def _image_shape(config: Convnet, shape: Sequence[int], key: str) -> tuple[int, int, int]:
+    requested = config.shape
+    if len(shape) == 3:
+        height, width, channels = shape
+        if requested is not None and requested != [channels, height, width]:
+            raise ConfigError(
+                f"{key}.shape is {requested}, but the view's images are "
+                f"{[channels, height, width]}; expected null, which takes theirs"
+            )
+    elif requested is None:
+        raise ConfigError(
+            f"{key} is 'convnet' without a shape, but the view is a vector of {shape[0]} "
+            f"values; expected {key}.shape: [channels, height, width] of {shape[0]} values"
+        )
+    elif math.prod(requested) != shape[0]:
+        raise ConfigError(
+            f"{key}.shape is {requested}, {math.prod(requested)} values, but the view is a vector "
+            f"of {shape[0]}; expected [channels, height, width] of {shape[0]} values"
+        )
+    else:
+        channels, height, width = requested
+    if min(height, width) < (least := 2 ** len(config.channels)):
+        raise ConfigError(
+            f"{key} is 'convnet' and halves {height} x {width} {len(config.channels)} "
+            f"times; expected {least} x {least} at least, or fewer channels"
+        )
+    return channels, height, width

@@ -1,0 +1,218 @@
+"""The nearest samples of anchors, exact or from an index, and how their labels relate."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from heron.config.errors import RetrievalError
+from heron.evaluation.knn import Vectors, exact_nearest, without_own
+from heron.negatives.definition import (
+    RELATIONS,
+    LabelPairs,
+    Numbers,
+    draw_pairs,
+    hard_difference,
+    label_difference,
+    relation,
+)
+from heron.retrieval.embeddings import Embeddings, Layer
+from heron.retrieval.samples import Samples
+
+if TYPE_CHECKING:
+    from heron.retrieval.index import Index
+
+KS = 1, 2, 5, 10, 20, 50
+EXAMPLES = 12  # pairs shown
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is measured."""
+
+    layer: Layer = "hidden"  # whose vectors' cosine says what is near
+    k: int = 10  # neighbours that count for hard negatives and confused labels
+    anchors: int = 2000  # drawn from the samples with labels; 0: all of these
+    seed: int = 0  # of all random draws
+
+
+@dataclass(frozen=True)
+class NearPairs:
+    """Anchors with their nearest neighbours; see `pipeline.negatives.definition` for the terms."""
+
+    question: Question
+    embeddings: Embeddings
+    pairs: LabelPairs  # of the anchors and the others that represent all
+    counts: Numbers  # how many others differ in 0, 1, ... labels, [anchors, differences]
+    close: int  # the largest label difference of close labels; 0: only equal ones are close
+    hard: Numbers  # the least label difference of hard negatives, above `close`, [anchors]
+    ks: tuple[int, ...]  # the numbers of nearest neighbours to compute rates for
+    numbers: Numbers  # the nearest neighbours, [anchors, greatest k]
+    cosine: Vectors  # of each with its anchor
+    difference: Numbers  # of their labels
+    notes: list[str]  # what was left out, and why
+
+    @property
+    def relation(self) -> Numbers:
+        """The index in `RELATIONS` of each neighbour."""
+        return relation(self.difference, self.close, self.hard[:, None])
+
+    def examples(self, name: str) -> list[tuple[int, int]]:
+        """Returns rows and columns of the most similar pairs of a relation, no sample twice.
+
+        Close labels count as `false`.
+        """
+        k = self.question.k
+        names = ["false", "close"] if name == "false" else [name]
+        matches = np.isin(self.relation[:, :k], [RELATIONS.index(name) for name in names])
+        flat_indices = np.flatnonzero(matches)
+        flat_indices = flat_indices[np.argsort(-self.cosine[:, :k].reshape(-1)[flat_indices])]
+        chosen: list[tuple[int, int]] = []
+        used: set[int] = set()
+        for flat_index in flat_indices.tolist():
+            row, column = divmod(flat_index, k)
+            pair = {int(self.pairs.anchors[row]), int(self.numbers[row, column])}
+            if not pair & used and len(chosen) < EXAMPLES:
+                used |= pair
+                chosen.append((row, column))
+        return chosen
+
+
+def find_neighbours(
+    embeddings: Embeddings, question: Question, index: "Index | None" = None
+) -> NearPairs:
+    """Finds the nearest labelled samples of randomly drawn anchors, exactly or with an index.
+
+    Raises a RetrievalError if there are no labels or all are the same, k is too large, the index is
+    of other embeddings or another layer, or vectors have no direction.
+    """
+    samples = embeddings.samples
+    labelled = np.flatnonzero(samples.known) if samples.names else np.empty(0, np.int64)
+    notes = _check_question(embeddings, question, labelled)
+    pairs = draw_pairs(
+        samples.targets, samples.known, samples.exclusive, question.anchors, question.seed
+    )
+    anchors, others = pairs.anchors, pairs.others
+    if len(others) < len(labelled):
+        notes.append(
+            f"random pairs and sums over negatives are of {len(others):,} samples, drawn from "
+            f"{len(labelled):,}"
+        )
+    counts = np.concatenate([pairs.counts(block) for block in pairs.blocks()])
+    if not counts[:, 1:].any():
+        raise RetrievalError(
+            f"all samples with labels in {embeddings.folder} have the same ones; expected two "
+            "classes or more, to tell negatives from positives; embed more of the data set"
+        )
+    close = samples.close_difference
+    ks = tuple(k for k in sorted({*KS, question.k}) if k < len(labelled))
+    if len(ks) < len({*KS, question.k}):
+        notes.append(f"rates are of k up to {ks[-1]}: {len(labelled):,} samples have labels")
+    if index is None:
+        numbers, cosine = _exact(embeddings, question.layer, anchors, ks[-1])
+    else:
+        numbers, cosine = _of_index(index, embeddings, question.layer, anchors, ks[-1])
+    return NearPairs(
+        question=question,
+        embeddings=embeddings,
+        pairs=pairs,
+        counts=counts,
+        close=close,
+        hard=np.maximum(hard_difference(counts), close + 1),
+        ks=ks,
+        numbers=numbers,
+        cosine=cosine,
+        difference=label_difference(pairs.targets, anchors[:, None], numbers, pairs.exclusive),
+        notes=notes,
+    )
+
+
+def _check_question(embeddings: Embeddings, question: Question, labelled: Numbers) -> list[str]:
+    """Refuses a question without an answer; returns notes on what is answered only in part."""
+    count = len(labelled)
+    embeddings.layer(question.layer)
+    if count < 2:
+        raise RetrievalError(
+            f"{embeddings.folder}: {count} of {len(embeddings):,} samples have labels; expected "
+            "two at least, to tell false negatives; embed a data set with labels"
+        )
+    if not 1 <= question.k < count:
+        raise RetrievalError(
+            f"k is {question.k}; expected 1 to {count - 1:,}, since {count:,} samples have "
+            "labels; give another --k"
+        )
+    if question.anchors < 0:
+        raise RetrievalError(
+            f"{question.anchors} anchors; expected a number of them, or 0 for all samples"
+        )
+    notes = []
+    if (unlabelled := len(embeddings) - count) > 0:
+        notes.append(f"{unlabelled:,} samples without labels are left out, as neighbours too")
+    if question.anchors > count:
+        notes.append(f"{question.anchors:,} anchors were asked for; {count:,} samples have labels")
+    return notes
+
+
+def unit_vectors(embeddings: Embeddings, layer: Layer, numbers: Numbers, views: int = 1) -> Vectors:
+    """Returns unit vectors of some samples, view by view: [views, *numbers, dim].
+
+    Raises a RetrievalError that names samples whose vectors have no direction.
+    """
+    flat = numbers.reshape(-1)
+    vectors = embeddings.take(layer, flat).reshape(len(flat), views, -1)
+    by_view = _unit(vectors, embeddings.samples, flat).swapaxes(0, 1)
+    return np.ascontiguousarray(by_view).reshape(views, *numbers.shape, -1)
+
+
+def _unit(vectors: Vectors, samples: Samples, numbers: Numbers) -> Vectors:
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    valid = (np.isfinite(norms) & (norms > 0)).reshape(len(vectors), -1).all(1)
+    if not valid.all():
+        keys = [samples.key(int(numbers[i])) for i in np.flatnonzero(~valid)[:5]]
+        raise RetrievalError(
+            f"the vectors of {int((~valid).sum()):,} samples are zero or not finite, the first "
+            f"{', '.join(keys)}; expected vectors with a direction; embed again, or leave them out"
+        )
+    return np.asarray(vectors / norms, np.float32)
+
+
+def _exact(
+    embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
+) -> tuple[Numbers, Vectors]:
+    """Returns the k nearest labelled samples of each anchor and their cosines, [anchors, k]."""
+    samples = embeddings.samples
+
+    def labelled() -> Iterator[tuple[Numbers, Vectors]]:
+        for start, vectors in embeddings.blocks(layer):
+            rows = np.flatnonzero(samples.known[start : start + len(vectors)])
+            yield start + rows, _unit(vectors[rows], samples, start + rows)
+
+    return exact_nearest(labelled(), unit_vectors(embeddings, layer, anchors)[0], anchors, k)
+
+
+def _of_index(
+    index: "Index", embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
+) -> tuple[Numbers, Vectors]:
+    """Returns an index's neighbours in its order; cosines are computed from the embeddings."""
+    index.check(embeddings)
+    if index.manifest.layer != layer:
+        raise RetrievalError(
+            f"the index is of the layer '{index.manifest.layer}'; expected '{layer}'; give --layer "
+            f"{index.manifest.layer}, or leave --index out for exact neighbours"
+        )
+    samples = embeddings.samples
+    allowed = None if samples.known.all() else np.asarray(samples.known)
+    near = index.search(embeddings.take(layer, anchors), k + 1, allowed=allowed).numbers
+    near = near[without_own(near, anchors)].reshape(len(anchors), k)
+    if (near < 0).any():
+        key = samples.key(int(anchors[(near < 0).any(1)][0]))
+        raise RetrievalError(
+            f"the index gave fewer than {k} neighbours of '{key}'; expected as many; give a "
+            "smaller --k, or leave --index out for exact neighbours"
+        )
+    queries, cosine = unit_vectors(embeddings, layer, anchors)[0], np.empty(near.shape, np.float32)
+    for column in range(k):  # column by column: all vectors may not fit into memory
+        vectors = unit_vectors(embeddings, layer, near[:, column])[0]
+        cosine[:, column] = np.einsum("nd,nd->n", queries, vectors)
+    return near, cosine

@@ -1,0 +1,268 @@
+"""CLIP's and SigLIP's losses: rows of two views are matched, at a learnt temperature."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from heron.config.sections import Positive
+from heron.config.terms import Needs, Temperature, Term
+from heron.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.objectives.batch import GlobalBatch
+from heron.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
+from heron.objectives.own_positives import cross_view_loss
+from heron.objectives.present import OwnRows, Present, Rows, as_slice, join_views
+from heron.objectives.ring import Block, blocks, ring_of, row_count, sum_over_blocks
+from heron.objectives.unsupervised import pair_widths
+
+MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
+PAPER_BIAS = -10.0  # SigLIP's initial bias, used where the batch size is not known
+
+
+class LearntScale(nn.Module):
+    """The learnt factor of cosines, exp(log_scale), at most 100; for SigLIP with a bias."""
+
+    def __init__(self, term: str, scale: float, bias: float | None = None) -> None:
+        """Starts at a scale, and at a bias if one is given; feature names begin with `term`."""
+        super().__init__()
+        self.term = term
+        self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
+        if bias is not None:
+            self.bias = nn.Parameter(torch.tensor([bias]))
+
+    def add_features(self, encoded: Encoded) -> Features:
+        """Returns `TERM_scale` and `TERM_bias`, if any, the same for every row: [rows]."""
+        rows = encoded.rng_keys.shape[0]
+        # The excess over the bound is subtracted as a constant: with clamp the gradient there is 0,
+        # and a scale that once exceeded the bound would never come back.
+        excess = (self.log_scale.detach() - math.log(MAX_SCALE)).clamp(min=0)
+        features = {f"{self.term}_scale": [(self.log_scale - excess).exp().expand(rows)]}
+        if hasattr(self, "bias"):
+            features[f"{self.term}_bias"] = [self.bias.expand(rows)]
+        return features
+
+
+class Clip(Term):
+    """CLIP's loss.
+
+    Attributes:
+        tau: initial temperature; it is learnt, and at least 0.01.
+    """
+
+    tau: Temperature = 0.07
+
+    needs: ClassVar[Needs] = Needs(vectors=("projections",), own=("clip_scale",), views=2)
+    rings: ClassVar[bool] = True
+    missing_views: ClassVar[bool] = True
+    repels_all: ClassVar[bool] = True
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns the module that learns the temperature."""
+        return {"clip_scale": lambda: LearntScale("clip", 1 / self.tau)}
+
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
+        """The scale, and the gradients as for `Cmc`, all in float64."""
+        return [2, *[4] * len(pair_widths(len(shapes), 0))]
+
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """As for `Cmc`, in float64."""
+        return [2 * n for n in pair_widths(views, widths["projections"]) * 2]
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """Computes `clip`."""
+        z, scale = batch.vectors["projections"], batch.own["clip_scale"][0]
+        return clip(z, scale, rows=batch.own_rows, present=batch.present)
+
+
+class Siglip(Term):
+    """SigLIP's loss.
+
+    Attributes:
+        scale: initial factor of cosines; it is learnt, and at most 100.
+        bias: initial bias of logits; it is learnt. null: -log(B - 1) for a global batch of B rows,
+            the log-odds that a pair is of one row; the paper's is -10, for its 32,768.
+    """
+
+    scale: Positive = 10.0
+    bias: float | None = None
+
+    needs: ClassVar[Needs] = Needs(
+        vectors=("projections",), own=("siglip_scale", "siglip_bias"), views=2
+    )
+    rings: ClassVar[bool] = True
+    missing_views: ClassVar[bool] = True
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns the module that learns scale and bias."""
+        bias = self.bias
+        if bias is None:
+            bias = -math.log(max(spec.batch - 1, 1)) if spec.batch else PAPER_BIAS
+        return {"siglip_scale": lambda: LearntScale("siglip", self.scale, bias)}
+
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
+        """The scale and the bias."""
+        return [2]
+
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """One round for both loss and gradient."""
+        return [widths["projections"]]
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """Computes `siglip`."""
+        scale, bias = batch.own["siglip_scale"][0], batch.own["siglip_bias"][0]
+        z = batch.vectors["projections"]
+        return siglip(z, scale, bias, rows=batch.own_rows, present=batch.present)
+
+
+def clip(
+    z: Sequence[Float[Tensor, "held dim"]],
+    scale: Float[Tensor, " own"],
+    *,
+    rows: Rows = slice(None),
+    present: Present = None,
+) -> Float[Tensor, ""]:
+    r"""CLIP's loss (Radford et al. 2021, Fig. 3), for any number of views.
+
+    The mean over ordered pairs of views (u, v) and rows i of
+
+    .. math:: \log \sum_k e^{s \cos(z_{iu}, z_{kv})} - s \cos(z_{iu}, z_{iv})
+
+    It is CMC's at the temperature 1 / s. Exponentials are taken in float64, as s may grow to 100.
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        scale: s of each row in `rows`; with `OwnRows` it must be the same for all rows.
+        rows: as in `nt_xent`.
+        present: which views each row has: i and k run over rows with both views and with v, and
+            the mean over the (i, u, v) that exist.
+
+    Raises:
+        ValueError: fewer than two views.
+    """
+    vectors = _unit_views(z, "clip", working_dtype(z[0].dtype, 1 / MAX_SCALE))
+    own, scale = as_slice(rows), scale.to(vectors[0].dtype)
+    start, stop, _ = own.indices(len(vectors[0]))
+    # With the root of the scale on either side, transposed logits have the same scale.
+    if ring_of(rows) is not None:
+        scaled = [v * scale.sqrt()[:, None] for v in vectors]
+        head = scaled, scaled
+    elif isinstance(rows, OwnRows):
+        all_scales = rows.gather(scale.detach())
+        scale = torch.cat([all_scales[:start], scale, all_scales[stop:]]).sqrt()[:, None]
+        scaled = [v * scale for v in vectors]
+        head = scaled, scaled
+    else:
+        scale = torch.nn.functional.pad(scale, (start, len(vectors[0]) - stop), value=1.0)
+        head = [v * scale[:, None] for v in vectors], vectors
+    mirrored = isinstance(rows, OwnRows)
+    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present, mirrored) / len(z)
+
+
+def siglip(
+    z: Sequence[Float[Tensor, "held dim"]],
+    scale: Float[Tensor, " own"],
+    bias: Float[Tensor, " own"],
+    *,
+    rows: Rows = slice(None),
+    present: Present = None,
+) -> Float[Tensor, ""]:
+    r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), for any number of views.
+
+    The mean over pairs of views u < v of
+
+    .. math:: \frac{1}{B} \sum_i \sum_k \log\big(1 + e^{-y_{ik} (s \cos(z_{iu}, z_{kv}) + b)}\big)
+
+    with y = 1 where i = k, else -1. Result and errors are those of `clip`. Where rows lack views, i
+    runs over the rows with u and k over those with v, and the sum over all pairs of views is
+    divided by the number of their (i, u).
+
+    Args:
+        z: as in `clip`.
+        scale: s of each row in `rows`.
+        bias: b of each row in `rows`.
+        rows: as in `nt_xent`.
+        present: which views each row has.
+    """
+    vectors = _unit_views(z, "siglip", working_dtype(z[0].dtype, 1.0))
+    batch, count = row_count(rows, vectors[0]), len(vectors)
+    own, dtype = as_slice(rows), vectors[0].dtype
+    mean = 2 / (max(batch, 1) * count * (count - 1))
+    if present is not None:
+        mean = 1 / max(sum(int(present[:, u].sum()) * (count - 1 - u) for u in range(count)), 1)
+
+    def share(
+        anchor_rows: slice, key_rows: slice, scale: Tensor, bias: Tensor, vectors: Sides
+    ) -> Tensor:
+        """Returns the loss of the pairs of some rows' anchors and some rows' keys."""
+        key_range = range(batch)[key_rows]
+        losses = [bias.sum() * 0]
+        for u in range(count):
+            anchors = vectors[0][u] * scale[:, None]
+            has_anchor = slice(None) if present is None else present[anchor_rows, u]
+            for v in range(u + 1, count):
+                positions = torch.arange(batch, device=anchors.device)
+                is_key = (positions >= key_range.start) & (positions < key_range.stop)
+                if present is not None:
+                    is_key &= present[:, v]
+                positions = torch.where(is_key, is_key.cumsum(0) - 1, -1)
+                key_present = None if present is None else present[key_rows]
+                keys = join_views(vectors[1], key_present, view_numbers=[v])
+                rule = _sigmoid_rule(positions[anchor_rows][has_anchor], mean)
+                losses.append(blockwise(rule, [anchors[has_anchor]], [keys], [bias[has_anchor]]))
+        return torch.stack(losses).sum()
+
+    scale, bias = scale.to(dtype), bias.to(dtype)
+    all_rows = slice(None)
+    if not isinstance(rows, OwnRows):
+        own_vectors = [x[own] for x in vectors]
+        return share(own, all_rows, scale, bias, (own_vectors, vectors)).to(bias.dtype)
+    all_scales, all_biases = rows.gather(torch.stack([scale, bias], 1).detach()).unbind(1)
+
+    def loss_of_block(own_tensors: Sequence[Tensor], block: Block) -> Tensor:
+        """The loss of own anchors; `as_keys` adds the own keys' gradient, but no value."""
+        *own_vectors, scale, bias = own_tensors
+        loss = share(own, block.rows, scale, bias, (own_vectors, block.keys))
+        block_scale, block_bias = all_scales[block.rows], all_biases[block.rows]
+        as_keys = share(block.rows, own, block_scale, block_bias, (block.keys, own_vectors))
+        return loss + as_keys - as_keys.detach()
+
+    if ring_of(rows) is not None:
+        key_blocks = partial(blocks, vectors, rows, [[0]] * count)
+        return sum_over_blocks(loss_of_block, [*vectors, scale, bias], key_blocks)
+    constant = [view.detach() for view in vectors]
+    own_vectors = [x[own] for x in vectors]
+    return loss_of_block([*own_vectors, scale, bias], Block(all_rows, False, constant, []))
+
+
+Sides = tuple[Sequence[Tensor], Sequence[Tensor]]  # the views of the anchors, and of the keys
+
+
+def _sigmoid_rule(positives: Tensor, mean: float) -> Rule:
+    """Returns SigLIP's rule for anchors whose rows' keys lie at `positives`; -1 means no key."""
+
+    def rule(strip: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
+        negated = logits[0].add_(per_anchor[0][:, None])  # -y (s cos + b)
+        anchors = (positives[strip] >= 0).nonzero()[:, 0]
+        own = anchors, positives[strip][anchors]
+        negated[own] = -negated[own]
+        loss = softplus(negated).sum() * mean
+        d_logits = negated.sigmoid_().mul_(mean)
+        d_logits[own] = -d_logits[own]
+        return loss, [d_logits], [d_logits.sum(1)]
+
+    return rule
+
+
+def _unit_views(z: Sequence[Tensor], term: str, dtype: torch.dtype) -> list[Tensor]:
+    if len(z) < 2:
+        raise ValueError(f"{term} has {len(z)} view; expected at least 2, such as picture and text")
+    return [unit(view).to(dtype) for view in z]

@@ -1,0 +1,165 @@
+"""The block loop under every contrastive term: anchors against keys, a strip of rows at a time.
+
+A contrastive term is a sum over anchors of a function of the anchor's row of logits
+(``anchors @ keys.T``). All rows at once take N x N memory; this engine holds one strip of whole
+rows, and takes its gradient together with its loss. So logits are computed once, and only the
+gradient of the inputs, linear in the batch, is stored for backward.
+
+A term supplies a *rule*: strip of logits -> (its share of the loss, the gradient of that share).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from heron.distributed.derivatives import first_derivative
+
+# A strip's share of the loss, d loss / d logits (one per head), d loss / d per-anchor tensors.
+# The rule may use the logits' own memory for their gradient.
+RuleResult = tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]
+Rule = Callable[[slice, Sequence[Tensor], Sequence[Tensor]], RuleResult]
+
+# Elements of one strip of logits on the CPU: 2 M float32 = 8 MiB, which the last-level cache keeps
+# between the product that writes a strip and the two that read it. On a GPU a strip must fill the
+# device instead.
+STRIP_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
+MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the machine's rate
+
+
+def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+    """Scales rows to unit length in at least float32; zero rows stay zero (finite gradient)."""
+    x = x if x.dtype == torch.float64 else x.float()
+    length = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(length > 0, length, 1.0)
+
+
+def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
+    """Returns the type that holds exponentials of cos / tau without a running maximum.
+
+    ``|cos| <= 1``, so every ratio of exponentials lies within exp(+-2 / tau). Up to 2 / tau = 60
+    float32 holds them, and sums of a million of them; lower temperatures need float64. Raises
+    ValueError if tau is not a positive number, or below 0.003.
+    """
+    if not tau > 0:
+        raise ValueError(f"temperature tau is {tau}; expected a number > 0, e.g. 0.1")
+    if 2 / tau > 700:  # e^709 is the largest number there is
+        raise ValueError(
+            f"temperature tau is {tau:g}, divided by 1 + beta where negatives are hardened; "
+            "expected at least 0.003: exp(2 / tau) has no float64 below it"
+        )
+    return torch.float64 if dtype == torch.float64 or 2 / tau > 60 else torch.float32
+
+
+def strip_elements(device: torch.device) -> int:
+    """Returns about how many logits a strip holds."""
+    return STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"])
+
+
+def strips(n_anchors: int, n_keys: int, device: torch.device, divisor: int = 1) -> Iterator[slice]:
+    """Cuts the anchors into strips of about ``STRIP_ELEMENTS / divisor`` logits each."""
+    step = max(MIN_STRIP_ROWS, strip_elements(device) // divisor // max(n_keys, 1))
+    for start in range(0, n_anchors, step):
+        yield slice(start, min(start + step, n_anchors))
+
+
+def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
+    """Cuts a symmetric matrix, from its diagonal on, into strips of about equally many logits."""
+    start = 0
+    while start < n_anchors:
+        step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys - start, 1))
+        yield slice(start, start := min(start + step, n_anchors))
+
+
+def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
+    """Returns the class of each sample, numbered from 0 on, and the number of classes.
+
+    Raises ValueError, naming `term`, if the labels are not one whole number per sample.
+    """
+    if label.shape != (batch,) or label.is_floating_point() or label.is_complex():
+        raise ValueError(
+            f"{term}: labels are {label.dtype} {tuple(label.shape)}; expected one whole number a "
+            f"sample, [{batch}]; take argmax(1) of one-hot labels"
+        )
+    names, number = torch.unique(label, return_inverse=True)
+    return number, len(names)
+
+
+class _Blockwise(torch.autograd.Function):
+    """Loss and gradients of all strips in one pass; backward only scales what forward stored."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        rule: Rule,
+        divisor: int,
+        n_heads: int,
+        *tensors: Tensor,
+    ) -> Tensor:
+        anchors, keys = tensors[:n_heads], tensors[n_heads : 2 * n_heads]
+        per_anchor = tensors[2 * n_heads :]
+        n_anchors, n_keys = anchors[0].shape[0], keys[0].shape[0]
+        needs_grad: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        no_gradient = anchors[0].new_empty(0)  # for a queue of keys, say: it costs no memory
+        grads = [
+            torch.zeros_like(t) if needed else no_gradient
+            for t, needed in zip(tensors, needs_grad, strict=True)
+        ]
+        d_anchors, d_keys = grads[:n_heads], grads[n_heads : 2 * n_heads]
+        d_per_anchor = grads[2 * n_heads :]
+        total = torch.zeros((), dtype=torch.float64, device=anchors[0].device)
+        buffers: list[Tensor] = []
+        for rows in strips(n_anchors, n_keys, anchors[0].device, divisor):
+            if not buffers:  # the first strip is the longest
+                buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
+            count = rows.stop - rows.start
+            logits = [
+                torch.mm(a[rows], k.T, out=buffer[:count])
+                for a, k, buffer in zip(anchors, keys, buffers, strict=True)
+            ]
+            loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
+            total += loss
+            for h in range(n_heads):
+                if needs_grad[h]:
+                    torch.mm(d_logits[h], keys[h], out=d_anchors[h][rows])
+                if needs_grad[n_heads + h]:
+                    d_keys[h].addmm_(d_logits[h].T, anchors[h][rows])
+            for out, value in zip(d_per_anchor, d_extra, strict=True):
+                if out is not no_gradient:
+                    out[rows] = value
+        ctx.save_for_backward(*grads)
+        return total.to(anchors[0].dtype)
+
+    @staticmethod
+    @first_derivative
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
+        needs_grad: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        scaled = (g * grad if needed else None for g, needed in zip(saved, needs_grad, strict=True))
+        return None, None, None, *scaled
+
+
+def blockwise(
+    rule: Rule,
+    anchors: Sequence[Float[Tensor, "anchors _"]],
+    keys: Sequence[Float[Tensor, "keys _"]],
+    per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
+    divisor: int = 1,
+) -> Float[Tensor, ""]:
+    """Sums a rule over all anchors, in memory linear in anchors + keys.
+
+    Heads have the same anchors and keys, but each has vectors of its own, in the working dtype and
+    with 1 / tau inside the anchors: head h has the logits ``anchors[h] @ keys[h].T``. The rule sees
+    all heads of a strip together, and the strip's rows of `per_anchor`. `divisor` divides the usual
+    number of logits of a strip. The result is differentiable once with respect to anchors, keys and
+    per_anchor.
+    """
+    if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
+        return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
+    result: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
+        rule, divisor, len(anchors), *anchors, *keys, *per_anchor
+    )
+    return result

@@ -1,0 +1,134 @@
+"""HeroCon's L_u of one view: an input attracts its own representation and repels the others."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from heron.config.terms import Needs, Temperature, Term
+from heron.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.objectives.batch import GlobalBatch
+from heron.objectives.contrast import contrast
+from heron.objectives.engine import unit, working_dtype
+from heron.objectives.mirroring import Mirroring, mirrored_sums
+from heron.objectives.pairs import Pairs
+from heron.objectives.present import OwnRows, Rows, as_slice
+from heron.objectives.ring import held_rows, row_count
+from heron.objectives.unsupervised import WeightNet
+
+
+class InputProjectors(nn.ModuleList):
+    """Linear maps from each view's input to the width of z; views that share a model share one."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        """Builds a map for each view, or one for all."""
+        is_shared = spec.config.shared_encoder and spec.config.shared_projector
+        super().__init__(
+            nn.Linear(math.prod(shape), spec.config.projection_width, bias=False)
+            for shape in (spec.shapes[:1] if is_shared else spec.shapes)
+        )
+
+    def add_features(self, encoded: Encoded) -> Features:
+        """Returns `input_projections`, a tensor for each view."""
+        inputs = enumerate(encoded.inputs)
+        return {"input_projections": [self[v % len(self)](x.flatten(1)) for v, x in inputs]}
+
+
+class SingleViewUnsupervised(Term):
+    """HeroCon's L_u of one view, Eq. 4."""
+
+    tau: Temperature = 1.0
+
+    needs: ClassVar[Needs] = Needs(vectors=("projections", "weights", "input_projections"))
+    rings: ClassVar[bool] = True
+    nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights", "input_projections")
+    repels_all: ClassVar[bool] = True
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns H, and the maps of the inputs."""
+        return {
+            "weight": lambda: WeightNet(spec.config.projection_width),
+            "input_projectors": lambda: InputProjectors(spec),
+        }
+
+    def exchanged_sums(
+        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
+    ) -> list[int]:
+        """The gradients with respect to each anchor's sum and its mirrored heads' sum, per view."""
+        return [2] * len(shapes)
+
+    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
+        """Two rounds for each view, of six vectors per row."""
+        return [6 * widths["projections"] // views] * 2 * views
+
+    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
+        """See `single_view_unsupervised`."""
+        return single_view_unsupervised(
+            batch.vectors["input_projections"],
+            batch.vectors["projections"],
+            batch.vectors["weights"],
+            tau=self.tau,
+            rows=batch.own_rows,
+        )
+
+
+def single_view_unsupervised(
+    x: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "held dim"]],
+    h: Sequence[Float[Tensor, "held dim"]],
+    *,
+    tau: float = 1.0,
+    rows: Rows = slice(None),
+) -> Float[Tensor, ""]:
+    r"""HeroCon's weighted unsupervised loss L_u of a single view (KDD 2022, Eq. 4).
+
+    The mean over samples i, and over views if there are several, of
+
+    .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
+
+    with f = exp(cos / tau) and the learnt g of `weighted_unsupervised`. With unit vectors x, z and
+    h the two halves of g f are e/2 exp(x_i . z_k / tau - z_i . h_k) and
+    e/2 exp((x_i / tau - h_i) . z_k).
+
+    Args:
+        x: projections of the inputs of the whole batch, a tensor for each view.
+        z: projections, of the same shapes.
+        h: H(z), of the same shapes.
+        tau: temperature, > 0.
+        rows: as in `nt_xent`.
+
+    Raises:
+        ValueError: tau <= 0.
+    """
+    dtype, batch = working_dtype(z[0].dtype, tau), row_count(rows, z[0])
+    samples, own = torch.arange(batch, device=z[0].device), as_slice(rows)
+    own_rows, _ = held_rows(rows)
+    mean = 1 / (len(z) * max(batch, 1))
+
+    def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
+        return torch.log1p(math.e / 2 * sums * torch.exp(-per_anchor[0])).sum() * mean
+
+    shares = []
+    for inputs, projections, weights in zip(x, z, h, strict=True):
+        a, v, w = (unit(vectors).to(dtype) for vectors in (inputs, projections, weights))
+        anchors, keys = [torch.cat([a / tau, -v], 1), a / tau - w], [torch.cat([v, w], 1), v]
+        mirroring = None
+        if isinstance(rows, OwnRows):  # adds the mirrored heads, whose sums are not used
+            anchors, keys = anchors + keys, keys + anchors
+            mirroring = Mirroring.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
+        pairs = Pairs(
+            [head[own_rows] for head in anchors],
+            keys,
+            anchor_tag=samples[own],
+            key_tag=samples,
+            exclude=samples[own, None],
+        )
+        positives = [(a * v)[own_rows].sum(1, keepdim=True) / tau]
+        if mirroring is None:
+            shares.append(contrast(pairs, finish, positives))
+        else:
+            shares.append(finish(mirrored_sums(pairs, mirroring)[0], positives))
+    return torch.stack(shares).sum()

@@ -1,0 +1,153 @@
+"""A query of an index, the samples that may answer it, and the answer."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.config.errors import RetrievalError
+from heron.negatives.definition import hard_difference
+from heron.retrieval.filters import filter_mask
+from heron.retrieval.samples import Samples
+
+Flags = NDArray[np.bool_]
+Relation = Literal["neighbours", "hard", "false"]
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+
+
+@dataclass(frozen=True)
+class Query:
+    """What to find neighbours of."""
+
+    number: int | None  # of the sample; None if the query is no single sample of the index
+    key: str  # of the sample; of a file or a vector, its name
+    labels: list[str]  # of the sample, by name; empty if it is no sample
+    vector: str  # where its vector comes from, in words
+    examples: list[int] = field(default_factory=list)  # the samples whose mean is the query
+    predicted: dict[str, float] = field(default_factory=dict)  # each label's share of the voters
+    voters: int = 0  # nearest labelled samples that labels are predicted from
+
+    @property
+    def sample_numbers(self) -> list[int]:
+        """The numbers of the samples that make up the query."""
+        return self.examples if self.number is None else [self.number]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A sample of the answer."""
+
+    number: int  # of the sample in the index
+    key: str
+    score: float  # cosine or inner product, larger is nearer; Euclidean distance, smaller is nearer
+    labels: list[str]  # by name
+    label_distance: float | None  # `Samples.label_distance` to the query; None if one lacks labels
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The hits of a query, nearest first."""
+
+    query: Query  # never among the hits
+    hits: list[Hit]  # at most k, fewer only if fewer are allowed
+    k: int  # how many hits were requested
+    allowed: int  # candidates: samples but the query that pass the filter and have the relation
+    where: str  # the filter, or ""
+    relation: Relation  # to the query
+    far: float | None  # least label distance of a hard negative; None for other relations
+    metric: str  # of the scores
+    close: float | None = None  # largest label distance of close labels; None unless `false`
+    instead: bool = False  # no sample has close labels: the hits are the nearest in label space
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the answer as plain values, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The samples that may be hits."""
+
+    mask: Flags | None  # [N]; None: all
+    count: int  # of the mask; 0 without one
+    far: float | None  # see `Answer`
+    close: float | None  # see `Answer`
+    label_distances: NDArray[np.float32] | None = None  # to the query, [N], if none is close
+
+
+def allowed_samples(
+    samples: Samples,
+    query: Query,
+    where: str,
+    relation: Relation,
+    far: float | None,
+    among: Flags | None,
+) -> Allowed:
+    """Returns which samples are allowed, never the query, and what counts as far or close.
+
+    `Retriever` describes the arguments. Raises a RetrievalError for an unknown filter, relation or
+    distance, if nothing is allowed, or if the relation needs labels and the query has none.
+    """
+    masks: dict[str, Flags] = {}  # by what they select, in words
+    if where.strip():
+        masks[f"pass {where!r}"] = filter_mask(where, samples)
+    if among is not None:
+        masks["lie in the outline"] = among.copy()
+    for mask in masks.values():
+        mask[query.sample_numbers] = False
+    if relation not in RELATIONS:
+        raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
+    if far is not None and (relation != "hard" or not 0 < far <= 1):
+        raise RetrievalError(
+            f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "
+            "distance, with relation 'hard'"
+        )
+    close = distances = None
+    if relation != "neighbours":
+        distances = _label_distances(samples, query, relation)
+    if distances is not None and relation == "hard":
+        far = _far(distances, samples) if far is None else far
+        masks[f"have a label distance of {far:.4g} or more (relation 'hard')"] = distances >= far
+    elif distances is not None:
+        close = samples.close_distance
+        if masks or not np.isnan(distances).all():
+            candidates = np.logical_and.reduce([~np.isnan(distances), *masks.values()])
+            if candidates.any() and not (distances[candidates] <= close).any():
+                return Allowed(candidates, int(candidates.sum()), None, close, distances)
+        masks[f"have a label distance of {close:.4g} or less (relation 'false')"] = (
+            distances <= close
+        )
+    if not masks:
+        return Allowed(None, 0, None, None)
+    allowed = np.logical_and.reduce(list(masks.values()))
+    if not allowed.any():
+        counts = (f"{int(mask.sum()):,} others {what}" for what, mask in masks.items())
+        raise RetrievalError(
+            f"'{query.key}' has no other sample to choose from: {', '.join(counts)}; expected "
+            "one at least; ask for less"
+        )
+    return Allowed(allowed, int(allowed.sum()), far, close)
+
+
+def _label_distances(samples: Samples, query: Query, relation: Relation) -> NDArray[np.float32]:
+    """Returns the label distances to a query, [N]; NaN for itself and for unlabelled samples."""
+    number = query.number
+    if number is None or not samples.known[number]:
+        what = "is no sample, and" if number is None else "is a sample that"
+        raise RetrievalError(
+            f"'{query.key}' {what} has no labels; relation '{relation}' needs a query with "
+            "labels; ask for neighbours, or by the key of another sample"
+        )
+    distances = samples.label_distance(np.array([number]), np.arange(len(samples)))
+    distances[number] = np.nan  # NaN compares as false
+    return distances
+
+
+def _far(distances: NDArray[np.float32], samples: Samples) -> float:
+    """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
+    largest = samples.max_difference
+    differ = np.rint(distances[~np.isnan(distances)] * largest).astype(np.int64)
+    hard = hard_difference(np.bincount(differ, minlength=largest + 1))
+    far = min(max(int(hard), samples.close_difference + 1), largest)
+    return float(np.float32(far / largest))  # as the distances are

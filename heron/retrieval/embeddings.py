@@ -1,0 +1,201 @@
+"""Embeddings on disk: vectors in parts, the sample of each, and what made them."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from heron.config.errors import RetrievalError
+from heron.retrieval.samples import FILES, Samples, map_array
+from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
+from heron.shards.store import is_remote
+
+FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
+EMBED_AGAIN = "embed again, into an empty folder"
+PLAN = "plan.json"  # what an unfinished embedding is to become
+BLOCK = 65_536  # vectors read at a time
+Layer = Literal["hidden", "projection", "weight"]
+Role = Literal["labelled", "unlabelled", "test", "validation"]  # of rows in a run
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+Width = Annotated[int, Field(ge=1, le=2**24)]  # of vectors
+
+
+class LayerRecord(Record):
+    """The shape and type of one layer's vectors.
+
+    `hidden` is S, the features that the classifier sees; `projection` the projections z and
+    `weight` HeroCon's H(z), of each view a unit vector, side by side (`views` of them).
+    """
+
+    dim: Width
+    dtype: Literal["float32", "float16"]
+    views: Width
+
+
+class Part(Record):
+    """Vectors of consecutive samples: how many, and each layer's file."""
+
+    count: Count
+    files: dict[Layer, FileSum]
+
+
+class EmbeddingsManifest(Artefact):
+    """What a folder of embeddings holds.
+
+    `checkpoint` is the sha256 of the weights, `data_fingerprint` the data set's; `lost` maps the
+    rows that could not be read, by number, to why.
+    """
+
+    description: ClassVar[str] = "the manifest of embeddings"
+    error: ClassVar[type[RetrievalError]] = RetrievalError
+    remedy: ClassVar[str] = EMBED_AGAIN
+    versions: ClassVar[tuple[int, ...]] = (FORMAT,)
+
+    format: Literal[2]
+    run: str
+    checkpoint: Sha256
+    data: str
+    data_fingerprint: Fingerprint
+    precision: str
+    rows: Count
+    layers: dict[Layer, LayerRecord] = Field(min_length=1)
+    parts: list[Part]
+    samples: dict[str, FileSum]
+    lost: dict[Count, str]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if any(part.files.keys() != self.layers.keys() for part in self.parts):
+            raise ValueError(f"a part has not one file of each layer: {', '.join(self.layers)}")
+        if sorted(self.samples) != sorted(FILES):
+            raise ValueError(f"samples are {sorted(self.samples)}; expected {', '.join(FILES)}")
+        if (total := sum(part.count for part in self.parts)) != self.rows:
+            raise ValueError(f"parts of {total:,} vectors; expected {self.rows:,}")
+        return self
+
+    @property
+    def files(self) -> dict[str, FileSum]:
+        """Every file of the folder, by name."""
+        parts = enumerate(self.parts)
+        named = {part_name(k, n): file for n, part in parts for k, file in part.files.items()}
+        return self.samples | named
+
+
+class Embeddings:
+    """A folder that `heron embed` wrote; vectors are memory-mapped."""
+
+    def __init__(self, folder: str | Path, manifest: EmbeddingsManifest) -> None:
+        """Maps the samples; see `open`."""
+        self.folder, self.manifest = Path(folder), manifest
+        self.samples = Samples.load(self.folder)
+        self._starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
+        if len(self.samples) != len(self):
+            raise RetrievalError(
+                f"{folder}: {len(self.samples):,} samples and {len(self):,} vectors; {EMBED_AGAIN}"
+            )
+
+    @classmethod
+    def open(cls, folder: str | Path, verify: bool = True) -> Self:
+        """Opens a folder of embeddings; checks file sizes and, with `verify`, checksums.
+
+        Raises a RetrievalError if it holds none, or they are unfinished or damaged.
+        """
+        folder = Path(folder)
+        remedy = "give the folder that `heron embed` wrote"
+        if (folder / PLAN).exists():
+            remedy = "this is an unfinished `heron embed`; run the same again to finish it"
+        manifest = EmbeddingsManifest.read(folder / MANIFEST, remedy)
+        manifest.check_files(folder, manifest.files, verify)
+        return cls(folder, manifest)
+
+    def __len__(self) -> int:
+        """Returns how many samples there are."""
+        return int(self._starts[-1])
+
+    @property
+    def default_layer(self) -> Layer:
+        """The layer that is indexed by default: `hidden`, or the only one."""
+        first, *others = self.manifest.layers
+        return "hidden" if others else first
+
+    def layer(self, name: Layer) -> LayerRecord:
+        """Returns the record of a layer; raises a RetrievalError if there is no such layer."""
+        if name not in self.manifest.layers:
+            raise RetrievalError(
+                f"{self.folder} has no layer '{name}'; found {', '.join(self.manifest.layers)}; "
+                "expected one of them, or embed a model that has it"
+            )
+        return self.manifest.layers[name]
+
+    def part_bytes(self, name: Layer) -> int:
+        """Returns the bytes of a layer's largest file, which is mapped while it is read."""
+        layer, largest = self.layer(name), max(part.count for part in self.manifest.parts)
+        return largest * layer.dim * np.dtype(layer.dtype).itemsize
+
+    def origin(self) -> dict[str, Any]:
+        """Returns the fields of an index's manifest that say where its vectors come from."""
+        manifest = self.manifest
+        return {
+            "embeddings": str(self.folder),
+            "embeddings_fingerprint": manifest.fingerprint,
+            "checkpoint": manifest.checkpoint,
+            "run": manifest.run,
+            "data": manifest.data,
+            "data_fingerprint": manifest.data_fingerprint,
+        }
+
+    def copy_samples(self, folder: Path) -> dict[str, FileSum]:
+        """Copies keys and labels to a folder; returns the size and checksum of each file."""
+        for name in FILES:
+            shutil.copyfile(self.folder / name, folder / name)
+        self.manifest.check_files(folder, self.manifest.samples)
+        return self.manifest.samples
+
+    def _part(self, layer: Layer, number: int) -> NDArray[Any]:
+        record, path = self.layer(layer), self.folder / part_name(layer, number)
+        array = map_array(path, EMBED_AGAIN)
+        shape = (self.manifest.parts[number].count, record.dim)
+        if array.shape != shape or array.dtype != record.dtype:
+            raise RetrievalError(
+                f"{path} is {array.dtype} {array.shape}; expected {record.dtype} {shape}; "
+                f"{EMBED_AGAIN}"
+            )
+        return array
+
+    def blocks(self, layer: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
+        for number, start in enumerate(self._starts[:-1].tolist()):
+            part = self._part(layer, number)
+            for first in range(0, len(part), rows):
+                yield start + first, np.asarray(part[first : first + rows], np.float32)
+
+    def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
+        vectors = np.empty((len(numbers), self.layer(layer).dim), np.float32)
+        parts = np.searchsorted(self._starts, numbers, side="right") - 1
+        for number in np.unique(parts).tolist():
+            in_part = parts == number
+            vectors[in_part] = self._part(layer, number)[numbers[in_part] - self._starts[number]]
+        return vectors
+
+
+def choose_data(data: str | None, named: str, by: Path) -> str:
+    """Returns the user's shards, else those that the manifest in the folder `by` names.
+
+    Raises a RetrievalError if those are remote: they are fetched only when the user gives them.
+    """
+    if data is None and is_remote(named):
+        raise RetrievalError(
+            f"{by} names the data set {named}, which is fetched only when you give it; expected "
+            f"--data {named}"
+        )
+    return named if data is None else data
+
+
+def part_name(layer: str, number: int) -> str:
+    """Returns the file name of a layer's part, such as `hidden/00000.npy`."""
+    return f"{layer}/{number:05d}.npy"

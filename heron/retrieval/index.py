@@ -1,0 +1,382 @@
+"""An index on disk: a FAISS index, a manifest that describes it, and the sample of each vector."""
+
+import math
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from heron.config.errors import RetrievalError
+from heron.config.extras import require
+from heron.evaluation.knn import Numbers, Vectors, require_gpus
+from heron.retrieval.embeddings import Embeddings, Layer
+from heron.retrieval.faiss_files import FAISS_METRICS, read_faiss
+from heron.retrieval.filters import filter_mask
+from heron.retrieval.in_memory import vectors_in_memory
+from heron.retrieval.index_manifest import INDEX, REBUILD_INDEX, IndexManifest, rotation
+from heron.retrieval.kinds import KINDS, Kind, Metric, Plan, RequestedKind
+from heron.retrieval.new_folder import new_folder
+from heron.retrieval.samples import Samples
+from heron.shards.artefact import MANIFEST
+
+faiss = require("faiss", "an index")
+TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision
+CPU_ONLY: tuple[Kind, ...] = "hnsw", "rabitq"
+
+
+class Neighbours(NamedTuple):
+    """The nearest samples of each query, nearest first.
+
+    Attributes:
+        numbers: numbers of samples, int64 [queries, k]; -1 where fewer than k are allowed.
+        scores: float32 [queries, k]: cosine or inner product, larger is nearer; or the Euclidean
+            distance, smaller is nearer; NaN where there is no sample. In an index of codes they
+            are computed from the codes.
+    """
+
+    numbers: Numbers
+    scores: Vectors
+
+
+class Index:
+    """An open index; searches may run in several threads.
+
+    Attributes:
+        folder: the folder of its files.
+        manifest: its description.
+        samples: the sample of each vector.
+        faiss: the FAISS index itself.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: IndexManifest, samples: Samples, faiss_index: Any
+    ) -> None:
+        """Holds what `open` has checked."""
+        self.folder, self.manifest, self.samples = folder, manifest, samples
+        self.faiss, self._lock = faiss_index, Lock()
+        self.gpu: Any = None
+        self.setting = next(iter(manifest.search.values()), 0)
+        set_default(faiss_index, manifest.plan, self.setting)
+
+    @classmethod
+    def build(
+        cls,
+        vectors: ArrayLike,
+        labels: ArrayLike | None = None,
+        label_names: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        kind: RequestedKind = "auto",
+        metric: Metric = "cosine",
+        layer: Layer = "hidden",
+        memory_bytes: int | None = None,
+        recall: float = 0.95,
+        seed: int = 0,
+    ) -> "Index":
+        """Indexes vectors in memory; use `save` to keep the index.
+
+        Until it is garbage-collected its files take up a temporary folder (TMPDIR): N dim 4 bytes
+        and more, or the codes for `sq8`, `rabitq` and `ivfpq`.
+
+        Args:
+            vectors: real numbers [N, dim], such as `Model.encode` returns.
+            labels: what the `where` of a search filters by: class numbers [N], -1 where unknown;
+                or 0 and 1 [N, names], a column for each label.
+            label_names: names of the classes or columns, in order; by default their numbers.
+            keys: a unique text for each vector; by default its number.
+            kind: `flat`, `ivf`, `sq8`, `rabitq`, `binary`, `ivfpq`, `hnsw`, or `auto`: the most
+                exact that is fast enough and fits the memory.
+            metric: `cosine`, `inner_product` or `euclidean`.
+            layer: the model's layer that made the vectors, for the record.
+            memory_bytes: the memory budget; by default half of what the machine has free.
+            recall: target of recall@10, which the index measures on itself.
+            seed: seeds the draw of the training sample and of the queries.
+
+        Raises:
+            RetrievalError: vectors, labels and names do not fit each other, a vector is not
+                finite, or zero under cosine, or the budget is too small.
+        """
+        from heron.retrieval.build import build_index
+
+        source = vectors_in_memory(vectors, labels, label_names, keys)
+        folder = Path(tempfile.mkdtemp(prefix="heron-index-"))
+        try:
+            index = build_index(
+                source,
+                folder,
+                layer=layer,
+                kind=kind,
+                metric=metric,
+                memory_bytes=memory_bytes,
+                recall=recall,
+                seed=seed,
+                progress=False,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)
+        return index
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the index to a new folder, for `Index.open` and `heron query`.
+
+        Raises:
+            RetrievalError: the folder is not empty, or is being written.
+        """
+        with new_folder(Path(folder)) as work:
+            shutil.copytree(self.folder, work, dirs_exist_ok=True)
+
+    @classmethod
+    def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:
+        """Opens a folder that `heron index` wrote.
+
+        File sizes are always checked, and with `verify` checksums too, once (see `FileSum.fault`);
+        FAISS never reads a file that fails. `gpu` runs unfiltered searches on all GPUs that
+        faiss-gpu sees (unmeasured).
+
+        Raises:
+            RetrievalError: there is no index, or a file is foreign, truncated or altered; or FAISS
+                has no GPU, or cannot search this kind on one.
+        """
+        if gpu:
+            require_gpus()
+        folder = Path(folder)
+        remedy = "give a folder that `heron index` wrote"
+        manifest = IndexManifest.read(folder / MANIFEST, remedy)
+        manifest.check_files(folder, manifest.files, verify)
+        samples = Samples.load(folder)
+        if gpu and manifest.kind in CPU_ONLY:
+            raise RetrievalError(
+                f"{folder} is of kind {manifest.kind}, which FAISS searches on no GPU; expected "
+                f"one of {', '.join(k for k in KINDS if k not in CPU_ONLY)}; leave --gpu out"
+            )
+        faiss_index = read_faiss(folder / INDEX, manifest.plan)
+        pairs = [
+            ("vectors", faiss_index.ntotal, manifest.count),
+            ("dimensions", faiss_index.d, manifest.dim),
+            ("samples", len(samples), manifest.count),
+            ("the metric of FAISS", faiss_index.metric_type, FAISS_METRICS[manifest.compared_by]),
+        ]
+        if differ := [f"{name}: {a}, expected {b}" for name, a, b in pairs if a != b]:
+            raise RetrievalError(f"{folder}: {'; '.join(differ)}; {REBUILD_INDEX}")
+        index = cls(folder, manifest, samples, faiss_index)
+        if gpu:
+            index.gpu = faiss.index_cpu_to_all_gpus(faiss_index)
+        return index
+
+    def __len__(self) -> int:
+        """Returns how many vectors there are."""
+        return self.manifest.count
+
+    def check(self, embeddings: Embeddings) -> None:
+        """Refuses embeddings of another checkpoint or of other samples (RetrievalError)."""
+        expected, actual = self.manifest, embeddings.manifest
+        layer_dim = expected.prefix.dim if expected.prefix else expected.dim
+        pairs = [
+            ("checkpoint", expected.checkpoint, actual.checkpoint),
+            ("data", expected.data_fingerprint, actual.data_fingerprint),
+            ("keys", expected.files["keys.npy"].sha256, actual.samples["keys.npy"].sha256),
+            ("dimension", str(layer_dim), str(embeddings.layer(expected.layer).dim)),
+            ("fingerprint", expected.embeddings_fingerprint, actual.fingerprint),
+        ]
+        if differ := [f"{name} {b[:19]}, not {a[:19]}" for name, a, b in pairs if a != b]:
+            raise RetrievalError(
+                f"{embeddings.folder} is not what {self.folder} was built from: "
+                f"{'; '.join(differ)}; expected the embeddings {expected.embeddings}; "
+                f"{REBUILD_INDEX}"
+            )
+
+    def search(
+        self,
+        vectors: ArrayLike,
+        k: int = 10,
+        where: str = "",
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> Neighbours:
+        """Returns the k nearest samples of each vector, among those that pass the filters.
+
+        Without a filter the index is searched with the setting of its manifest. With one, all
+        allowed samples are compared if they are few; otherwise the setting grows as their share
+        falls, since neighbours are then that much farther away. While a query has fewer hits than
+        exist, up to k, the setting is doubled for it.
+
+        Args:
+            vectors: float32 [queries, dim], not normalised; or the whole vectors of the layer if
+                the index has a prefix of them.
+            k: neighbours per query, 1 to N; a query that is in the index is its own nearest.
+            where: a filter by label, such as "Beach and not Urban"; see `filters.parse`.
+            allowed: a filter by sample, bool [N]; samples must pass both filters.
+
+        Raises:
+            RetrievalError: a vector has another dimension, is not finite, or is zero under
+                cosine; k is not between 1 and N; `where` is no filter or passes no sample; or
+                `allowed` has another length.
+        """
+        queries = self._prepare_queries(vectors)
+        if not isinstance(k, int | np.integer) or not 1 <= k <= len(self):
+            raise RetrievalError(
+                f"k is {k!r}; expected 1 to {len(self):,}, the number of vectors in the index"
+            )
+        setting, selector, expected_hits = self.setting, None, k
+        if allowed is not None and (allowed.shape != (len(self),) or allowed.dtype != np.bool_):
+            raise RetrievalError(
+                f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
+                f"[{len(self)}], a flag for each sample of {self.folder}"
+            )
+        if where.strip():
+            mask = filter_mask(where, self.samples)
+            allowed = mask if allowed is None else mask & allowed
+        if allowed is not None:
+            count = int(allowed.sum())
+            if not count:
+                no_hits = np.full((len(queries), k), -1, np.int64)
+                return Neighbours(no_hits, np.full(no_hits.shape, np.nan, np.float32))
+            expected_hits = min(k, count)
+            selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+            setting = self._filtered_setting(count / len(self))
+        if self.gpu is not None and allowed is None:
+            scores, numbers = self.gpu.search(queries, k)
+        else:
+            scores, numbers = self._run(queries, k, setting, selector)
+        while setting and len(short := np.flatnonzero(numbers[:, expected_hits - 1] < 0)):
+            setting = 0 if 2 * setting >= self._exhaustive_setting else 2 * setting
+            scores[short], numbers[short] = self._run(queries[short], k, setting, selector)
+        return Neighbours(numbers, self._scores(numbers, scores))
+
+    @property
+    def _exhaustive_setting(self) -> float:
+        """The setting at which about all vectors are compared."""
+        plan = self.manifest.plan
+        return len(self) / (2 * plan.links) if plan.kind == "hnsw" else plan.lists
+
+    def _filtered_setting(self, share: float) -> int:
+        """Returns the setting when a share of the samples is allowed; 0 compares with all of them.
+
+        Without a filter a query is compared with s N vectors. With one, neighbours are 1 / share
+        times as rare, so s N / share vectors have to be visited, while only share N are allowed.
+        Comparing with all of those, which is also exact, is cheaper if share^2 <= s.
+        """
+        if not self.setting or share * share <= self.setting / self._exhaustive_setting:
+            return 0
+        return math.ceil(self.setting / share)
+
+    def _run(
+        self, queries: Vectors, k: int, setting: int, selector: Any
+    ) -> tuple[Vectors, Numbers]:
+        """Searches with a setting; 0 compares with all vectors. FAISS only borrows `selector`."""
+        index, plan = self.faiss, self.manifest.plan
+        selection = {} if selector is None else {"sel": selector}
+        if plan.lists:
+            nprobe = min(setting or plan.lists, plan.lists)
+            params = faiss.SearchParametersIVF(nprobe=nprobe, **selection)
+        elif setting:
+            params = faiss.SearchParametersHNSW(efSearch=setting, **selection)
+        else:  # HNSW stores its vectors in a flat index
+            index = faiss.downcast_index(index.storage) if plan.kind == "hnsw" else index
+            params = faiss.SearchParameters(**selection)
+        scores, numbers = index.search(queries, k, params=params)
+        if not -1 <= numbers.min(initial=-1) <= numbers.max(initial=-1) < len(self):
+            raise RetrievalError(
+                f"{self.folder / INDEX} holds a vector of number {numbers.max()}; expected 0 to "
+                f"{len(self) - 1}; {REBUILD_INDEX}"
+            )
+        return scores, numbers
+
+    def _prepare_queries(self, vectors: ArrayLike) -> Vectors:
+        array = np.asarray(vectors)
+        if array.dtype.kind not in "fiu":
+            raise RetrievalError(
+                f"queries are {array.dtype} {list(array.shape)}; expected numbers "
+                f"[queries, {self.manifest.dim}]"
+            )
+        with np.errstate(over="ignore"):  # overflow gives infinity, which is refused below
+            queries = array.astype(np.float32, copy=False)
+        prefix = self.manifest.prefix
+        if prefix is not None and queries.ndim == 2 and queries.shape[1] == prefix.dim:
+            queries = prefix.of(queries)
+        if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
+            raise RetrievalError(
+                f"queries are {list(queries.shape)}; expected [queries, {self.manifest.dim}], "
+                f"vectors of layer '{self.manifest.layer}' as in {self.folder}"
+            )
+        queries = prepare_vectors(queries, self.manifest.normalised, lambda row: f"query {row}")
+        return queries if self._rotation is None else queries @ self._rotation
+
+    @property
+    def _rotation(self) -> Vectors | None:
+        manifest = self.manifest
+        return rotation(manifest.dim, manifest.seed) if manifest.kind == "rabitq" else None
+
+    def _scores(self, numbers: Numbers, scores: Vectors) -> Vectors:
+        """Converts FAISS's squared distances to scores, in place; NaN where there is no hit."""
+        if self.manifest.metric == "euclidean":
+            np.sqrt(np.maximum(scores, 0, out=scores), out=scores)
+        elif self.manifest.compared_by == "euclidean":
+            np.subtract(1, scores / 2, out=scores)
+        scores[numbers < 0] = np.nan
+        return scores
+
+    def vectors(self, numbers: NDArray[np.int64]) -> Vectors:
+        """Returns some vectors as the index holds them, float32 [numbers, dim].
+
+        Under cosine they are unit vectors. An index of codes returns the decoded vectors: for
+        `rabitq` FAISS decodes the signs alone.
+
+        Raises:
+            RetrievalError: there is no such number.
+        """
+        numbers = np.ascontiguousarray(numbers, np.int64)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise RetrievalError(
+                f"numbers {numbers.min()} to {numbers.max()}; expected 0 to {len(self) - 1}, "
+                f"those of the vectors in {self.folder}"
+            )
+        try:
+            if self.manifest.plan.lists:
+                with self._lock:  # the first call builds a map to each vector: 8 N bytes
+                    self.faiss.make_direct_map()
+            vectors: Vectors = self.faiss.reconstruct_batch(numbers)
+        except RuntimeError as error:  # FAISS refuses numbers beyond N, and missing ones
+            text = " ".join(str(error).split())
+            raise RetrievalError(f"{self.folder / INDEX}: {text}; {REBUILD_INDEX}") from None
+        return vectors if self._rotation is None else vectors @ self._rotation.T
+
+
+def prepare_vectors(
+    vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]
+) -> Vectors:
+    """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
+
+    Raises:
+        RetrievalError: rows are not finite, or zero where they must have a direction; the message
+            calls each row by its `name`.
+    """
+    with np.errstate(all="ignore"):
+        squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
+    least = TINY if unit else 0.0
+    if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
+        bad, fault, condition = ~np.isfinite(squares), "not finite, or too large to square", ""
+        if not bad.any():
+            bad, fault = squares < least, "zero, which has no cosine"
+            condition = ", none of them zero"
+        rows = np.flatnonzero(bad).tolist()
+        names = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        raise RetrievalError(
+            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; expected finite vectors"
+            f"{condition}; leave these samples out, or look at the model that made them"
+        )
+    if not unit:
+        return np.ascontiguousarray(vectors)
+    return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32, order="C")
+
+
+def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
+    """Sets the default nprobe or efSearch of a FAISS index, if its kind has one."""
+    if plan.setting:
+        faiss.ParameterSpace().set_index_parameter(faiss_index, plan.setting, setting)

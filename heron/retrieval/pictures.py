@@ -1,0 +1,89 @@
+"""The picture of a sample, out of its shards."""
+
+import os
+from typing import Self
+
+import numpy as np
+from PIL import Image
+
+from heron.config.errors import CheckpointError, ConfigError, RetrievalError
+from heron.config.experiment import load_run_config
+from heron.data.reader import Reader
+from heron.retrieval.layers import refuse_options
+from heron.retrieval.samples import Samples
+from heron.shards.cache import ShardCache
+from heron.shards.manifest import View
+from heron.shards.picture import pixels
+from heron.shards.show import DRAWABLE_CHANNELS
+from heron.shards.store import is_remote, open_store
+from heron.training.pretrained import locate
+
+
+class SamplePictures:
+    """The pictures of samples, out of the shards that they were embedded from."""
+
+    def __init__(self, reader: Reader) -> None:
+        """Takes the first view of pictures in 1 or 3 channels, if there is one."""
+        self.reader = reader
+        views = (
+            v
+            for v in reader.manifest.views
+            if v.kind == "image" and v.shape[2] in DRAWABLE_CHANNELS
+        )
+        self.view = next(views, None)
+
+    @classmethod
+    def open(cls, data: str, run: str, trusted: bool = True) -> Self:
+        """Opens shards: a folder, or a URL, which is read as the run's configuration says.
+
+        `trusted` says that the user gave the run, and so its `data.storage_options`, which may lead
+        to other addresses; a RetrievalError is raised if an address needs those of a run that is
+        not trusted, and a ShardError if the shards are missing or damaged.
+        """
+        if is_remote(data):
+            try:
+                config = load_run_config(locate(run) / "config.yaml").data
+                refuse_options(config.model_copy(update={"path": data}), trusted)
+                cache = ShardCache(config.cache.dir, config.cache.bytes)
+                return cls(Reader(open_store(data, cache, config.storage_options)))
+            except (CheckpointError, ConfigError):
+                pass  # there is no such run: try the defaults
+        return cls(Reader(data))
+
+    def of(self, samples: Samples, number: int) -> Image.Image | None:
+        """Returns a sample's picture, RGB, in its stored size; None if it has none.
+
+        Raises a RetrievalError if the shards hold another sample there, or no picture, and a
+        ShardError if a shard is missing or damaged.
+        """
+        row, key, reader = int(samples.rows[number]), samples.key(number), self.reader
+        stored_key = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
+        if stored_key != key:
+            raise RetrievalError(
+                f"row {row:,} of {reader.store} is '{stored_key}'; expected '{key}', as the index "
+                "has it; give the shards that were embedded (--data)"
+            )
+        if self.view is None or not reader.present(np.array([row]), [self.view.name]).all():
+            return None
+        if reader.manifest.block_rows is not None:
+            raw = reader.read(self.view.name, np.array([row]))[0]
+            return Image.fromarray(raw[..., 0] if raw.shape[2] == 1 else raw).convert("RGB")
+        try:
+            return Image.fromarray(pixels(self._bytes(self.view, row)))
+        except ValueError as fault:
+            raise RetrievalError(
+                f"{reader.store} sample '{key}': view '{self.view.name}' is damaged ({fault}); "
+                "expected a JPEG or a PNG; run `heron shards verify`"
+            ) from None
+
+    def _bytes(self, view: View, row: int) -> bytes:
+        """Returns the bytes of a sample's picture file, as stored in its tar."""
+        reader = self.reader
+        shard = int(np.searchsorted(reader.starts, row, side="right")) - 1
+        record, index = reader.shards[shard], reader.indexes[shard]
+        member = row - int(reader.starts[shard]), reader.manifest.views.index(view)
+        with (
+            reader.store.local(record.file, record.bytes, record.sha256) as local,
+            local.path.open("rb", buffering=0) as stream,
+        ):
+            return os.pread(stream.fileno(), int(index.lengths[member]), int(index.offsets[member]))

@@ -1,0 +1,383 @@
+"""The neighbours of a sample, a file or a vector in an index: all of them, hard ones, false ones.
+
+Retriever.open("indexes/faces").by_key("000123", 10, where="Smiling and not Male").hits
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from heron.config.errors import RetrievalError
+from heron.retrieval.answer import (
+    Allowed,
+    Answer,
+    Flags,
+    Hit,
+    Query,
+    Relation,
+    allowed_samples,
+)
+from heron.retrieval.embeddings import Embeddings, choose_data
+from heron.retrieval.index import Index
+from heron.retrieval.kinds import CODED
+from heron.retrieval.samples import Samples
+from heron.retrieval.user_files import File
+from heron.shards.artefact import MANIFEST
+from heron.shards.manifest import load_manifest
+
+VOTERS = 10  # nearest samples that a file's labels are predicted from
+
+if TYPE_CHECKING:  # both load torch, which a query by key does without
+    from heron.retrieval.encode import FileEncoder
+    from heron.retrieval.pictures import SamplePictures
+
+
+class Retriever:
+    """Answers queries over one index; several threads may share it.
+
+    A query returns the `k` nearest samples that pass the filter `where`, such as "Smiling and not
+    Male" (see `filters.parse`), and that have a `relation` to it:
+
+    - `neighbours`: any sample.
+    - `hard`: samples whose labels are far from the query's.
+    - `false`: samples with the query's labels, or close ones: false negatives, which an
+      unsupervised loss repels. If there are none, the nearest in label space are returned instead.
+
+    `among` further restricts the candidates: a flag per sample, [N]; None allows all.
+
+    Attributes:
+        index: the index that is searched.
+        embeddings: what it was built from; None if they are missing or have changed since.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        embeddings: Embeddings | None,
+        missing_reason: str = "",
+        run: str | Path | None = None,
+        data: str | Path | None = None,
+    ) -> None:
+        """Takes what `open` has opened; `missing_reason` says why there are no embeddings."""
+        self.index, self.embeddings, self._missing_reason = index, embeddings, missing_reason
+        self.run = index.manifest.run if run is None else str(run)
+        self._user_run = run is not None  # the user named the run, not just the index's manifest
+        self._user_data = None if data is None else str(data)
+        self.data = self._user_data or index.manifest.data
+        self._lock = Lock()  # the shards' readers are not thread-safe: they keep an LRU of files
+
+    @classmethod
+    def open(
+        cls,
+        index: str | Path,
+        embeddings: str | Path | None = None,
+        run: str | Path | None = None,  # whose model encodes files
+        data: str | Path | None = None,  # the shards that hold the pictures
+        verify: bool = True,  # compare the checksums of index and embeddings
+        gpu: bool = False,  # run unfiltered searches on GPUs: see `Index.open`
+    ) -> Self:
+        """Opens an index, and the embeddings that it was built from if they are still there.
+
+        Embeddings, run and data default to those that the index names; model and shards are opened
+        when a query needs them. Remote shards must be given here: they are not fetched just because
+        an index names them. Raises a RetrievalError if there is no sound index, its embeddings were
+        altered, or `embeddings` are not those of the index.
+        """
+        opened = Index.open(Path(index), verify, gpu)
+        if embeddings is None and not opened.manifest.embeddings:
+            return cls(opened, None, "it was built of vectors in memory", run, data)
+        folder = Path(embeddings or opened.manifest.embeddings)
+        if embeddings is None and not (folder / MANIFEST).exists():
+            missing_reason = f"{folder / MANIFEST} cannot be read: it is not there"
+            return cls(opened, None, missing_reason, run, data)
+        opened_embeddings = Embeddings.open(folder, verify)
+        try:
+            opened.check(opened_embeddings)
+        except RetrievalError as fault:
+            if embeddings is not None:
+                raise
+            return cls(opened, None, str(fault), run, data)
+        return cls(opened, opened_embeddings, "", run, data)
+
+    @property
+    def samples(self) -> Samples:
+        """The samples that are searched."""
+        return self.index.samples
+
+    def by_key(
+        self,
+        key: str,
+        k: int = 10,
+        where: str = "",
+        relation: Relation = "neighbours",
+        far: float | None = None,
+        among: Flags | None = None,
+    ) -> Answer:
+        """Returns the samples nearest to the sample with a key.
+
+        `far` is the least label distance of a hard negative; `pipeline.negatives.definition` gives
+        the default. Raises a RetrievalError if there is no such sample, k or filter; nothing passes
+        the filter; or the relation needs labels and the query has none.
+        """
+        number = self.samples.find(key)
+        vector, origin = self.vector(number)
+        query = Query(number, key, self.samples.label_names(number), origin)
+        return self._answer(query, vector, k, where, relation, far, among)
+
+    def by_keys(
+        self, keys: Sequence[str], k: int = 10, where: str = "", among: Flags | None = None
+    ) -> Answer:
+        """Returns the samples nearest to the mean of several, which are not among the hits.
+
+        Under cosine each example counts as a unit vector. The query has the labels that all share.
+        Raises a RetrievalError if there is no such sample, k or filter, or nothing passes.
+        """
+        if not keys:
+            raise RetrievalError("there are no keys; expected the key of one sample at least")
+        numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
+        rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
+        vectors, prefix = np.stack(rows), self.index.manifest.prefix
+        if prefix is not None and vectors.shape[1] == prefix.dim:  # compare as the index does
+            vectors = prefix.of(vectors)
+        if self.index.manifest.normalised:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+        shared = self.samples.targets[numbers].all(0)
+        query = Query(
+            None,
+            ", ".join(self.samples.key(number) for number in numbers),
+            [self.samples.names[i] for i in np.flatnonzero(shared)],
+            f"the mean of {len(numbers)} samples, from {origins[0]}",
+            numbers,
+        )
+        return self._answer(query, vectors.mean(0), k, where, "neighbours", None, among)
+
+    def by_text(
+        self,
+        text: str,
+        k: int = 10,
+        where: str = "",
+        relation: Relation = "neighbours",
+        among: Flags | None = None,
+    ) -> Answer:
+        """Returns the samples whose other views are nearest to a text: see `FileEncoder.text`.
+
+        Raises a RetrievalError if the model sees no text, the index is not of projections, or as
+        `by_file`.
+        """
+        query = Query(None, text, [], f"the text, by the model of {self.run}")
+        with self._lock:
+            vector = self._encoder.text(text)
+        return self._answer(query, vector, k, where, relation, among=among)
+
+    def by_file(
+        self,
+        file: File | Mapping[str, File],
+        k: int = 10,
+        where: str = "",
+        relation: Relation = "neighbours",  # the others need labels, and a file has none
+        name: str | None = None,  # of the file in the answer; by default its path
+        row: int = 0,  # the row to take, if the file is an array of rows
+        among: Flags | None = None,
+    ) -> Answer:
+        """Returns the samples nearest to a file, by the model whose embeddings are indexed.
+
+        The file's labels are predicted from its nearest neighbours: see `predict`. `file` is the
+        path or the bytes of a JPEG, a PNG or an npy file of vector rows; if the model sees several
+        stored views, a mapping from each view's name to its file.
+
+        Raises a RetrievalError if it is no such file, the model is not that of the index, or as
+        `by_key`; a CheckpointError without a model; a ShardError without data to give shapes and
+        statistics.
+        """
+        files = list(file.values()) if isinstance(file, Mapping) else [file]
+        paths = [str(path) for path in files if not isinstance(path, bytes)]
+        vector = self.encode(file, row)
+        predicted, voters = self.predict(vector)
+        name, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
+        query = Query(None, name, [], origin, [], predicted, voters)
+        return self._answer(query, vector, k, where, relation, among=among)
+
+    def predict(self, vector: NDArray[Any]) -> tuple[dict[str, float], int]:
+        """Predicts the labels of a vector; returns each with its share, and the number of voters.
+
+        Labels are those that at least half of the nearest `VOTERS` labelled samples have; of
+        exclusive classes, the most frequent one.
+        """
+        samples = self.samples
+        voters = min(VOTERS, int(samples.known.sum()))
+        if not samples.names or not voters:
+            return {}, 0
+        labelled = None if samples.known.all() else np.asarray(samples.known)
+        nearest = self.index.search(vector[None], voters, allowed=labelled).numbers[0]
+        shares = samples.targets[nearest[nearest >= 0]].mean(0)
+        order = np.argsort(-shares, kind="stable").tolist()
+        predicted = order[:1] if samples.exclusive else [i for i in order if shares[i] >= 0.5]
+        return {samples.names[i]: float(shares[i]) for i in predicted}, voters
+
+    def by_vector(
+        self,
+        vector: NDArray[Any],
+        k: int = 10,
+        where: str = "",
+        relation: Relation = "neighbours",
+        name: str = "a vector",
+    ) -> Answer:
+        """Returns the samples nearest to a vector of the index's layer, float [dim].
+
+        Raises a RetrievalError if it is no such vector, or as `by_key`.
+        """
+        if vector.ndim != 1 or vector.dtype.kind not in "fiu":
+            raise RetrievalError(
+                f"{name} is {vector.dtype} {vector.shape}; expected "
+                f"({self.index.manifest.dim},), numbers; give one row"
+            )
+        return self._answer(Query(None, name, [], "as given"), vector, k, where, relation)
+
+    def vector(self, number: int) -> tuple[NDArray[np.float32], str]:
+        """Returns the vector of a sample, [dim], and where it comes from, in words."""
+        manifest, numbers = self.index.manifest, np.array([number])
+        if self.embeddings is not None:
+            vector = self.embeddings.take(manifest.layer, numbers)[0]
+            return vector, f"the embeddings of {self.embeddings.folder}"
+        kind = manifest.kind
+        lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
+        return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._missing_reason}"
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the index can be searched by text: see `by_text`."""
+        manifest = self.index.manifest
+        if manifest.layer != "projection" or not manifest.checkpoint:
+            return False
+        return any(view.kind == "text" for view in load_manifest(self._shards).views)
+
+    def files(self, arguments: Sequence[str]) -> dict[str, Path]:
+        """Parses `PATH`, or a `VIEW=PATH` per view, into a file for each view the model sees."""
+        with self._lock:
+            return self._encoder.files(arguments)
+
+    def encode(self, file: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
+        """Returns the embedding of a file, [dim]; see `by_file`."""
+        with self._lock:
+            return self._encoder(file, row)
+
+    @cached_property
+    def _encoder(self) -> "FileEncoder":
+        from heron.retrieval.encode import FileEncoder
+
+        if not self.index.manifest.checkpoint:
+            raise RetrievalError(
+                f"{self.index.folder} was built of vectors in memory, and names no model; expected "
+                "a query by a key or a vector; encode files with `Model.encode`"
+            )
+        precision = None if self.embeddings is None else self.embeddings.manifest.precision
+        return FileEncoder.open(
+            self.run, self._shards, self.index.manifest, precision, self._user_run
+        )
+
+    def picture(self, number: int) -> Image.Image | None:
+        """Returns a sample's picture, RGB, or None; raises the errors of `SamplePictures.of`."""
+        with self._lock:
+            return self._pictures.of(self.samples, number)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether any sample may have a picture; raises as `picture` does."""
+        self.picture(0)  # raises unless the shards are there
+        return self._pictures.view is not None
+
+    @cached_property
+    def _pictures(self) -> "SamplePictures":
+        from heron.retrieval.pictures import SamplePictures
+
+        return SamplePictures.open(self._shards, self.run, self._user_run)
+
+    @property
+    def _shards(self) -> str:
+        if not self.data:
+            raise RetrievalError(
+                f"{self.index.folder} was built of vectors in memory, and names no data set; "
+                "expected the shards that the vectors are of; give them: --data"
+            )
+        return choose_data(self._user_data, self.index.manifest.data, self.index.folder)
+
+    def _answer(
+        self,
+        query: Query,
+        vector: NDArray[Any],
+        k: int,
+        where: str,
+        relation: Relation,
+        far: float | None = None,
+        among: Flags | None = None,
+    ) -> Answer:
+        query_numbers = query.sample_numbers
+        candidates = len(self.samples) - len(query_numbers)
+        if not 1 <= k <= candidates:
+            raise RetrievalError(
+                f"k is {k:,}; expected 1 to {candidates:,}, as the index holds "
+                f"{len(self.samples):,} samples{' with the query' if query_numbers else ''}"
+            )
+        allowed = allowed_samples(self.samples, query, where, relation, far, among)
+        if allowed.label_distances is not None:
+            hits = self._nearest_in_label_space(query, vector, k, allowed)
+        else:
+            # Without a mask the query itself is most likely found: ask for that many more.
+            n = k + len(query_numbers) if allowed.mask is None else min(k, allowed.count)
+            neighbours = self.index.search(vector[None], n, allowed=allowed.mask)
+            numbers, scores = neighbours.numbers[0], neighbours.scores[0]
+            is_hit = (numbers >= 0) & ~np.isin(numbers, query_numbers)
+            hits = self._hits(query, numbers[is_hit][:k], scores[is_hit][:k])
+        return Answer(
+            query=query,
+            hits=hits,
+            k=k,
+            allowed=allowed.count or candidates,
+            where=where,
+            relation=relation,
+            far=allowed.far,
+            metric=self.index.manifest.metric,
+            close=allowed.close,
+            instead=allowed.label_distances is not None,
+        )
+
+    def _nearest_in_label_space(
+        self, query: Query, vector: NDArray[Any], k: int, allowed: Allowed
+    ) -> list[Hit]:
+        """Returns the k nearest by label distance; ties are ordered by vector similarity."""
+        assert allowed.label_distances is not None and allowed.mask is not None
+        hits: list[Hit] = []
+        for distance in np.unique(allowed.label_distances[allowed.mask]):
+            tied = allowed.mask & (allowed.label_distances == distance)
+            n = min(k - len(hits), int(tied.sum()))
+            neighbours = self.index.search(vector[None], n, allowed=tied)
+            hits += self._hits(query, neighbours.numbers[0], neighbours.scores[0])
+            if len(hits) >= k:
+                break
+        return hits
+
+    def _hits(
+        self, query: Query, numbers: NDArray[np.int64], scores: NDArray[np.float32]
+    ) -> list[Hit]:
+        samples = self.samples
+        distances = np.full(len(numbers), np.nan, np.float32)
+        if query.number is not None:
+            distances = samples.label_distance(np.array([query.number]), numbers)
+        return [
+            Hit(
+                number,
+                samples.key(number),
+                score,
+                samples.label_names(number),
+                None if np.isnan(distance) else distance,
+            )
+            for number, score, distance in zip(
+                numbers.tolist(), scores.tolist(), distances.tolist(), strict=True
+            )
+        ]

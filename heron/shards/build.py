@@ -1,0 +1,331 @@
+"""Builds a folder of shards, in parallel and resumably; the bytes do not depend on the workers."""
+
+import fcntl
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from heron.shards.artefact import MANIFEST
+from heron.shards.atomic import atomic_write, is_at, save_json
+from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
+from heron.shards.errors import ShardError
+from heron.shards.index import BLOCK, ShardIndex, map_arrays
+from heron.shards.manifest import (
+    JOURNAL,
+    LABELS,
+    PRESENT,
+    SCHEMA_VERSION,
+    BuiltFrom,
+    Manifest,
+    Shard,
+    View,
+    index_name,
+    member_names,
+)
+from heron.shards.moments import Moments
+from heron.shards.set_aside import set_aside
+from heron.shards.sources.base import Rows, Source, rows_with_view
+from heron.shards.terminal import Bar
+from heron.shards.texts import write_tokenizers
+from heron.shards.workers import in_parallel
+
+IMAGES_PER_READ = 64  # whatever the length of a shard
+
+
+def build(
+    source: Source,
+    out: Path | str,
+    *,
+    shard_rows: int | None = None,
+    workers: int = 1,
+    progress: bool = True,
+    overwrite: bool = False,
+) -> Manifest:
+    """Writes a source as shards under `out`, or continues an interrupted build.
+
+    Finished shards are not written again, and a finished build is left as it is; with `overwrite`
+    an earlier build is moved aside, whole, and a new one begins. So is an unfinished build with
+    other options, as one that failed and is run again with the option that its error named.
+    `shard_rows` defaults to 1,000 images or 8,192 vectors. Raises ShardError where `out` holds
+    another build or the disk is full, SourceError where the publisher's files are wrong.
+    """
+    out = Path(out)
+    if shard_rows is None:
+        shard_rows = 1000 if source.block_rows is None else 32 * source.block_rows
+    plan = list(_plan_shards(source, shard_rows))
+    draft = _draft_manifest(source, shard_rows)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ShardError(
+            f"{out}: a file lies there; expected a folder, new or old; choose another --out"
+        ) from None
+    with _exclusive_build(out):
+        if overwrite:
+            found = describe_earlier(out)
+        else:
+            found = describe_unfinished(out, draft.built_from, source)
+        if found:
+            print(f"{found} in {out} is now in {set_aside(out)}", flush=True)
+    with _exclusive_build(out):
+        if (finished := load_finished(out, draft.built_from, source)) is not None:
+            if progress:
+                print(f"{out} is complete: {_describe_counts(finished)}; nothing to do")
+            return finished
+        save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
+        _write_missing(source, out, plan, workers, progress)
+        tars = [s.file for s in plan if s.split == "train" or "train" not in draft.splits]
+        if any(view.kind == "text" for view in draft.views):
+            indexes = {out / tar: ShardIndex.read(out / index_name(tar)) for tar in tars}
+            write_tokenizers(out, draft.views, indexes)
+        manifest = _measured_manifest(draft, out, plan).write(out / MANIFEST)
+        (out / JOURNAL).unlink()
+        if progress:
+            print(f"{out}: {_describe_counts(manifest)}")
+        return manifest
+
+
+class _ShardPlan(NamedTuple):
+    """Rows [start, stop) of a split, which make one shard."""
+
+    file: str
+    split: str
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return self.file
+
+
+def _plan_shards(source: Source, shard_rows: int) -> Iterator[_ShardPlan]:
+    block = source.block_rows or 1
+    if shard_rows < 1 or shard_rows % block:
+        raise ShardError(
+            f"shard_rows is {shard_rows}; expected a positive multiple of block_rows = {block}; "
+            f"try {max(1, round(shard_rows / block)) * block}"
+        )
+    for split, rows in source.splits.items():
+        for number, start in enumerate(range(0, rows, shard_rows)):
+            file = f"{split}-{number:06d}.tar"
+            yield _ShardPlan(file, split, start, min(start + shard_rows, rows))
+
+
+def _draft_manifest(source: Source, shard_rows: int) -> Manifest:
+    """Returns the manifest without its measured fields; SourceError where it would be invalid."""
+    try:
+        return Manifest(
+            dataset=source.dataset,
+            schema_version=SCHEMA_VERSION,
+            views=source.views,
+            labels=source.labels,
+            block_rows=source.block_rows,
+            splits=dict.fromkeys(source.splits, []),
+            built_from=BuiltFrom(
+                source=source.name,
+                version=source.version,
+                options=source.options(),
+                files=source.input_files(),
+                shard_rows=shard_rows,
+            ),
+            seed=source.seed,
+        )
+    except ValidationError as fault:
+        raise source.invalid(fault) from None
+
+
+@contextmanager
+def _exclusive_build(out: Path) -> Iterator[None]:
+    """Admits one process at a time to a folder; one that waited looks for a complete build."""
+    while True:
+        descriptor = os.open(out, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{out}: waiting for another build to finish")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if is_at(out, descriptor):
+            break
+        os.close(descriptor)  # the folder was moved aside meanwhile
+    try:
+        _remove_partial_files(out)  # of a build that was killed
+        try:
+            yield
+        finally:
+            _remove_partial_files(out)  # of workers that were terminated
+    finally:
+        os.close(descriptor)
+
+
+def _remove_partial_files(out: Path) -> None:
+    for path in out.glob(".*.part"):
+        path.unlink()
+
+
+def _describe_counts(manifest: Manifest) -> str:
+    counts = (
+        f"{split} {manifest.rows(split):,} rows in {len(shards)} shards"
+        for split, shards in manifest.splits.items()
+    )
+    return ", ".join(counts)
+
+
+def _write_missing(
+    source: Source, out: Path, plan: list[_ShardPlan], workers: int, progress: bool
+) -> None:
+    existing = {path.name for path in out.iterdir()}  # a tar gets its name after its index has
+    missing = [shard for shard in plan if not {shard.file, index_name(shard.file)} <= existing]
+    total = sum(shard.stop - shard.start for shard in plan)
+    left = sum(shard.stop - shard.start for shard in missing)
+    with Bar(total, "row", start=total - left, name=out.name, hidden=not progress) as bar:
+        write = partial(write_shard, source, out)
+        with closing(in_parallel(write, missing, workers)) as results:
+            for _, rows in results:
+                bar.update(rows)
+
+
+def write_shard(source: Source, out: Path, shard: _ShardPlan) -> int:
+    """Writes a shard, after its index, each atomically; returns the number of rows."""
+    tar = out / shard.file
+    with atomic_write(tar) as stream:
+        _write_tar(source, shard, stream).write(out / index_name(shard.file))
+    return shard.stop - shard.start
+
+
+def _write_tar(source: Source, shard: _ShardPlan, stream: BinaryIO) -> ShardIndex:
+    """Writes a shard's samples, each a block of vectors or one row; returns their index."""
+    from webdataset import TarWriter  # imported here, since it is slow and readers do not need it
+
+    views = source.views
+    has_missing = any(view.missing for view in views)
+    members = [*member_names(views, source.block_rows), LABELS, *([PRESENT] if has_missing else [])]
+    keys, offsets, lengths, checksums, label_blocks, present_blocks = [], [], [], [], [], []
+    rows_per_read = source.block_rows or IMAGES_PER_READ
+    # Times and owners are left out, so that the same rows are the same bytes.
+    with TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
+        tar = writer.tarstream
+        tar.format = tarfile.USTAR_FORMAT  # TarWriter's own default is not passed on
+        for start in range(shard.start, shard.stop, rows_per_read):
+            stop = min(start + rows_per_read, shard.stop)
+            rows = source.read(shard.split, start, stop)
+            block = f"{shard.split}-{start // rows_per_read:06d}"
+            if (fault := _find_fault(source, views, rows, stop - start)) is not None:
+                raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
+            sample_rows = rows_per_read if source.block_rows else 1
+            present = np.stack([rows_with_view(rows.views[view.name]) for view in views], 1)
+            for first in range(0, stop - start, sample_rows):
+                sample = slice(first, first + sample_rows)
+                keys.append(block if rows.keys is None else rows.keys[first])
+                label_blocks.append(rows.labels[sample])
+                present_blocks.append(present[sample].astype(np.uint8))
+                values = [
+                    _stored_values(
+                        rows.views[view.name][sample], present[sample, column], source.block_rows
+                    )
+                    for column, view in enumerate(views)
+                ]
+                values += [label_blocks[-1], present_blocks[-1]][: len(members) - len(views)]
+                for suffix, value in zip(members, values, strict=True):
+                    if value is None:  # the row lacks the view, so the sample lacks the member
+                        offsets.append(tar.offset)
+                        lengths.append(0)
+                        checksums.append(0)
+                        continue
+                    payload = npy(value) if isinstance(value, np.ndarray) else value[0]
+                    offsets.append(tar.offset + BLOCK)
+                    lengths.append(len(payload))
+                    checksums.append(zlib.crc32(payload))
+                    # One member per call, since TarWriter would sort them by suffix.
+                    writer.write({"__key__": keys[-1], suffix: payload})
+    shape = (len(keys), len(members))
+    return ShardIndex(
+        keys=np.array(keys),
+        members=np.array(members),
+        offsets=np.array(offsets, np.int64).reshape(shape),
+        lengths=np.array(lengths, np.int64).reshape(shape),
+        crc32=np.array(checksums, np.uint32).reshape(shape),
+        rows=np.array([len(block) for block in label_blocks], np.int64),
+        labels=np.concatenate(label_blocks),
+        present=np.concatenate(present_blocks) if has_missing else None,
+    )
+
+
+def _stored_values(values: Any, present: NDArray[np.bool_], block_rows: int | None) -> Any:
+    """Returns values to store: zeros for rows of a block that lack the view, None for a sample."""
+    if present.all():
+        return values
+    return None if block_rows is None else np.where(present[:, None], values, np.float32(0))
+
+
+def _find_fault(source: Source, views: list[View], rows: Rows, count: int) -> str | None:
+    """Returns how `count` rows differ from what their source declares, or None."""
+    if (fault := source.labels.fault(np.asarray(rows.labels), count)) is not None:
+        return fault
+    names = [view.name for view in views]
+    if sorted(rows.views) != sorted(names):
+        return f"views are {', '.join(rows.views) or 'none'}; expected {', '.join(names)}"
+    if source.block_rows is None and len(rows.keys or []) != count:
+        return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
+    present = {view.name: rows_with_view(rows.views[view.name]) for view in views}
+    for view in views:
+        values = rows.views[view.name]
+        has_view = present[view.name]
+        if not has_view.all() and not view.missing:
+            return (
+                f"row {int(np.argmin(has_view))} lacks view {view.name!r}; expected it in every "
+                'row, or a view with missing="allow"'
+            )
+        if source.block_rows is None and view.kind != "vector":
+            payloads = [value for value in values if value is not None]
+            if len(values) != count or not all(isinstance(value, bytes) for value in payloads):
+                return f"view {view.name!r} is not the bytes of {count} {view.kind}s"
+            continue
+        array, shape = np.asarray(values), (count, *view.shape)
+        if array.dtype != view.dtype or array.shape != shape:
+            return (
+                f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {shape}"
+            )
+        if not (finite := np.isfinite(array).reshape(count, -1).all(1) | ~has_view).all():
+            row = int(np.argmin(finite))
+            return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
+    if not (some := np.stack(list(present.values())).any(0)).all():
+        return f"row {int(np.argmin(some))} has none of its views; expected one at least: drop it"
+    return None
+
+
+def npy(array: NDArray[Any]) -> bytes:
+    """Returns an array as the bytes of an npy file."""
+    stream = BytesIO()
+    np.lib.format.write_array(stream, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
+    return stream.getvalue()
+
+
+def _measured_manifest(draft: Manifest, out: Path, plan: list[_ShardPlan]) -> Manifest:
+    """Completes the draft by measuring all shards on disk, of this run and of interrupted ones."""
+    splits: dict[str, list[Shard]] = {split: [] for split in draft.splits}
+    moments = {i: Moments() for i, view in enumerate(draft.views) if view.kind == "vector"}
+    for shard in plan:
+        tar, index_file = out / shard.file, out / index_name(shard.file)
+        index = ShardIndex.read(index_file)
+        splits[shard.split].append(Shard.of(tar, index))
+        if shard.split == ("train" if "train" in splits else shard.split):
+            for column, moment in moments.items():
+                has_member = index.lengths[:, column] > 0
+                spans = index.offsets[has_member, column], index.lengths[has_member, column]
+                starts = index.starts[:-1][has_member].tolist()
+                for start, block in zip(starts, map_arrays(tar, *spans), strict=True):
+                    if index.present is not None:
+                        block = block[index.present[start : start + len(block), column] > 0]
+                    if len(block):
+                        moment.add(block)
+    views = [moments[i].apply_to(v) if i in moments else v for i, v in enumerate(draft.views)]
+    return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})

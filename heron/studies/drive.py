@@ -1,0 +1,158 @@
+"""The driver of a study: starts the trials that have no row, and writes their rows."""
+
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from heron.config.experiment import Config
+from heron.data.dataset import build_data
+from heron.shards.errors import ShardError, SourceError
+from heron.studies.cluster import nodes, trials_at_once
+from heron.studies.halving import scheduler
+from heron.studies.ledger import Ledger
+from heron.studies.live import print_line
+from heron.studies.population import run_pbt
+from heron.studies.study import Asha, Pbt, Study
+from heron.studies.text import cell
+from heron.studies.trials import Trial, refuse_missing_data
+from heron.studies.worker import ERROR, RAY, run_trial
+
+
+def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
+    """Runs a study's trials that have no row yet, on the connected cluster; False after a signal.
+
+    Raises a TrainingError if a trial is too large for the cluster; a ConfigError or ShardError if
+    the data is missing or cannot be built; and a CheckpointError if weights that a trial of a
+    population is to take over are damaged.
+    """
+    study = ledger.study
+    waiting = [trial for trial in trials if trial.name not in ledger.rows]
+    at_once = trials_at_once(study, waiting, nodes())
+    configs = [trial.config() for trial in waiting]
+    refuse_missing_data(study, configs)
+    with _interruptible():
+        _make_data(study, configs)
+        ledger.begin()
+        shutil.rmtree(ledger.out / RAY, ignore_errors=True)
+        if isinstance(study.search, Pbt):
+            run_pbt(trials, ledger, lambda members, rung: _fit(members, [rung], ledger, at_once))
+        else:
+            _fit(waiting, study.rungs, ledger, at_once)
+        shutil.rmtree(ledger.out / RAY, ignore_errors=True)
+    return all(trial.name in ledger.rows for trial in trials)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Leaves the block at once at Ctrl-C or SIGTERM, without an exception.
+
+    Tune would wait for its trials to end, or for a minute if the signal also ended Ray's processes;
+    there is no need to, as checkpoints and rows are complete at any moment.
+    """
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _make_data(study: Study, configs: Sequence[Config]) -> None:
+    """Builds the data before the first trial, so that no trials build it at once or are slowed."""
+    for data in {tuple(config.data.paths): config.data for config in configs}.values():
+        try:
+            build_data(data)
+        except (ShardError, SourceError) as error:
+            raise type(error)(f"{error}; {study.data}" if study.data else str(error)) from None
+
+
+def _fit(
+    trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, at_once: int
+) -> None:
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new one ignores verbose=0
+    from ray import tune
+
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row
+    study, by_name = ledger.study, {trial.name: trial.current() for trial in trials}
+    run = tune.with_parameters(run_trial, trials=by_name, rungs=rungs, root=Path.cwd())
+    asha = scheduler(study, ledger.out) if isinstance(study.search, Asha) else None
+    tune.Tuner(
+        tune.with_resources(run, {"memory": 1}),
+        param_space={"trial": tune.grid_search([*by_name])},
+        tune_config=tune.TuneConfig(
+            scheduler=asha,
+            max_concurrent_trials=at_once,
+            trial_name_creator=lambda trial: trial.config["trial"],
+            trial_dirname_creator=lambda trial: trial.config["trial"],
+        ),
+        run_config=tune.RunConfig(
+            name=f"tune-{rungs[-1] or 'all'}",
+            storage_path=str((ledger.out / RAY).absolute()),
+            callbacks=[callback(by_name, ledger)],
+            failure_config=tune.FailureConfig(max_failures=study.retries),
+            verbose=0,
+        ),
+    ).fit()
+
+
+def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
+    """Returns a `ray.tune.Callback` that reports on trials, and writes the rows of those that end.
+
+    It replaces Tune's own, which prints a line for a trial without a result at any verbosity.
+    """
+    from ray.tune.progress_reporter import TrialProgressCallback
+
+    study = ledger.study
+    measure, pbt, last = study.measure, isinstance(study.search, Pbt), study.rungs[-1]
+
+    class LedgerCallback(TrialProgressCallback):  # type: ignore[misc]
+        def on_trial_start(self, trial: Any, **_: Any) -> None:
+            ledger.started.add(str(trial))
+            print_line(f"{trial} runs: {trials[str(trial)].description}")
+
+        def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
+            if last is not None and measure.score in result:
+                score = result[measure.score]
+                print_line(f"{trial} at step {result['step']}: {measure.score} {score:.4f}")
+
+        def on_trial_recover(self, trial: Any, **_: Any) -> None:
+            print_line(f"{trial} is lost, and goes on: {_cause_of_loss(trial)}")
+
+        def on_trial_complete(self, trial: Any, **_: Any) -> None:
+            ended, step = trials[str(trial)], trial.last_result.get("step")
+            if (ended.run / ERROR).exists():
+                self._failed(trial, (ended.run / ERROR).read_text())
+            elif step is None:
+                self._failed(trial, f"it ended without a result; see {ended.run}/log-0.txt")
+            elif not pbt or step == last:  # otherwise it waits for the others
+                early = step if last is not None and step < last else None
+                status = "done" if early is None else "stopped"
+                row = ledger.append(ended, status, rung=early)
+                values = (row["result"] or {}) | (row["measured"] or {})
+                names = [n for n in dict.fromkeys([*measure.y, measure.score]) if n]
+                scores = ", ".join(f"{name} {cell(values.get(name), name)}" for name in names)
+                print_line(f"{trial} {status}: {scores}")
+
+        def on_trial_error(self, trial: Any, **_: Any) -> None:
+            self._failed(trial, _cause_of_loss(trial))
+
+        def _failed(self, trial: Any, text: str) -> None:
+            ledger.append(trials[str(trial)], "failed", text)
+            print_line(f"{trial} failed: {text}")
+
+    return LedgerCallback()
+
+
+def _cause_of_loss(trial: Any) -> str:
+    file = Path(trial.error_file or "")
+    lines = file.read_text().strip().splitlines() if file.is_file() else []
+    return lines[-1].strip() if lines else "it ended without a word"

@@ -1,0 +1,120 @@
+"""The charts of a study: curves with error bars, a heat map, parts of a step."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from heron.report.charts import Chart
+from heron.studies.results import lower_is_better
+from heron.studies.text import label, number, scale, short
+
+LOG_RATIO = 6.0  # of largest to smallest, from which on an axis is logarithmic
+MAX_TICKS = 8  # values of x that get a tick each
+COLORS = (  # of curves, legible on light and dark backgrounds
+    *("#2f80d6", "#e07b1a", "#2a9d5c", "#d6455d", "#8f62d0", "#9a7b4f", "#d667b4", "#7f8793"),
+    *("#a8a02c", "#23a3b5"),
+)
+MAX_CURVES = len(COLORS)  # with distinct colours
+DASHES = "dash", "dashdot", "dot"
+HEIGHT = 380  # pixels
+Lines = dict[str, Callable[[np.ndarray], np.ndarray]]  # y of x, by name
+
+
+def curves(means: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> Chart:
+    """Returns points of y over x with bars of one standard deviation over repeats.
+
+    `means` is from `results.points`. `lines` has further lines to draw, by the name of the curve;
+    a line whose own name begins with `_` has no legend.
+    """
+    numeric, unit = pd.api.types.is_numeric_dtype(means["x"]), scale(y)
+    traces = []
+    for color, (name, curve) in zip(COLORS, means.groupby("curve", sort=False), strict=False):
+        laws = lines.get(name, {}) if numeric else {}
+        xs = list(curve["x"] if numeric else curve["x"].map(str))
+        style = {"name": name or "measured", "color": color}
+        traces.append(_line(xs, unit * curve["mean"], **style))
+        traces[-1]["mode"] = "lines+markers" if numeric else "markers"
+        # a point without repeats has NaN, and no bar
+        spread = _plain(unit * curve["std"])
+        traces[-1]["error_y"] = {"type": "data", "array": spread, "color": color}
+        for (line, law), dash in zip(laws.items(), DASHES, strict=False):
+            spaced = np.geomspace if min(xs) > 0 else np.linspace
+            x_line = spaced(min(xs), max(xs), 60)
+            line_style = {"name": f"{name}: {line}" if name else line, "color": color, "dash": dash}
+            traces.append(_line(x_line, unit * law(x_line), **line_style))
+            traces[-1]["showlegend"] = not line.startswith("_")
+    axes = {"xaxis": {"title": {"text": label(x)}, "type": "category"}}
+    if numeric:
+        axes["xaxis"] |= _axis(means["x"], ticks=True)
+    axes["yaxis"] = {"title": {"text": label(y)}}
+    if lower_is_better(y):
+        axes["yaxis"] |= _axis(unit * means["mean"])
+    return _chart("", traces, axes)
+
+
+def heat_map(y: str, means: pd.DataFrame, lowest_is_best: bool) -> Chart:
+    """Returns a heat map of y from `results.grid`; the best is framed, missing cells are empty."""
+    values = scale(y) * means
+    across, down = ([f"{v:.15g}" for v in axis] for axis in (means.columns, means.index))
+    cells = [[None if math.isnan(v) else float(v) for v in row] for row in values.to_numpy()]
+    text = [["none" if v is None else number(v, 3) for v in row] for row in cells]
+    heat: dict[str, Any] = {"type": "heatmap", "x": across, "y": down, "z": cells, "text": text}
+    heat |= {"texttemplate": "%{text}", "colorscale": "Viridis", "hoverongaps": False}
+    heat |= {"colorbar": {"title": {"text": label(y), "side": "right"}, "thickness": 12}}
+    heat |= {"xgap": 1, "ygap": 1}
+    best_index = (np.nanargmin if lowest_is_best else np.nanargmax)(values.to_numpy(float))
+    row, column = map(int, np.unravel_index(best_index, values.shape))
+    frame = {"type": "rect", "x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5}
+    frame |= {"y1": row + 0.5, "line": {"color": "#e02020", "width": 3}}
+    axes = {
+        name: {"title": {"text": short(str(key))}, "type": "category"}
+        for name, key in (("xaxis", means.columns.name), ("yaxis", means.index.name))
+    }
+    title = f"{label(y)}, mean over repeats"
+    return Chart(title, [heat], axes | {"shapes": [frame], "height": HEIGHT, "showlegend": False})
+
+
+def extrapolated(parts: pd.DataFrame) -> Chart:
+    """Returns a chart of the parts of a predicted step, by number of processes, and their sum."""
+    traces = [_line(parts.index, parts.sum(axis=1), name="step", color="#7f8793")]
+    traces[0]["line"]["width"] = 4
+    for color, (name, seconds) in zip(COLORS, parts.items(), strict=False):
+        if seconds.min() > 0:
+            traces.append(_line(parts.index, seconds, name=str(name), color=color))
+            traces[-1]["mode"] = "lines+markers"
+    ticks = {"type": "log", "tickvals": [*parts.index], "ticktext": [f"{n:,}" for n in parts.index]}
+    axes = {"xaxis": {"title": {"text": "processes"}, **ticks}}
+    axes["yaxis"] = {"title": {"text": "time, s"}, "type": "log", "dtick": "D2"}
+    return _chart("Parts of a step by processes: an extrapolation", traces, axes)
+
+
+def _line(x: Any, y: Any, *, name: str, color: str, dash: str = "solid") -> dict[str, Any]:
+    trace = {"type": "scatter", "x": _plain(x), "y": _plain(y), "name": name, "mode": "lines"}
+    return trace | {"line": {"color": color, "dash": dash}, "marker": {"size": 7, "color": color}}
+
+
+def _plain(values: Any) -> list[Any]:
+    """Returns numbers rounded to six digits, None where not finite; texts as they are."""
+    if any(isinstance(value, str) for value in values):
+        return [*values]
+    return [float(f"{v:.6g}") if math.isfinite(v) else None for v in map(float, values)]
+
+
+def _axis(values: pd.Series, ticks: bool = False) -> dict[str, Any]:
+    """Returns an axis, logarithmic for a wide range; with `ticks` at each value where they are few.
+
+    Ticks at decades only would leave most logarithmic axes with one or two.
+    """
+    finite = sorted({float(v) for v in values if math.isfinite(v)})
+    is_wide = bool(finite) and 0 < LOG_RATIO * finite[0] <= finite[-1]
+    axis: dict[str, Any] = {"type": "log", "dtick": "D2"} if is_wide else {"type": "linear"}
+    if ticks and len(finite) <= MAX_TICKS:
+        axis |= {"tickvals": finite, "ticktext": [number(value, 3) for value in finite]}
+    return axis
+
+
+def _chart(title: str, traces: Sequence[dict[str, Any]], axes: dict[str, Any]) -> Chart:
+    return Chart(title, [*traces], axes | {"height": HEIGHT, "showlegend": len(traces) > 1})

@@ -1,0 +1,201 @@
+"""A study's folder on disk: the study, and a row for each trial that has ended."""
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from heron.config.errors import ConfigError, StudyError
+from heron.config.sections import Plain, read_tree
+from heron.shards.artefact import (
+    Fingerprint,
+    Sha256,
+    describe_errors,
+    fingerprint,
+    parse_json,
+    sha256,
+)
+from heron.shards.atomic import atomic_write
+from heron.shards.set_aside import aside_name
+from heron.studies.study import Pbt, Study, dump_study
+from heron.studies.trials import Trial
+from heron.training.run_lock import LOCK, try_lock
+from heron.training.tracking import read_metrics, read_result
+
+STUDY = "study.yaml"
+ROWS = "trials.jsonl"
+REMEDY = "take the line out, and run the study again: it runs what has no row"
+WARM_UP_STEPS = 3  # are slower than the others, and not measured
+MAY_CHANGE = ("concurrent", "retries")  # between two starts of a study
+
+
+class Row(BaseModel):
+    """A trial that has ended, as a line of trials.jsonl: see docs/studies.md."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    trial: str
+    status: Literal["done", "failed", "stopped"]
+    error: str | None = None
+    values: Plain
+    command: str
+    run: Annotated[str, Field(pattern=r"^trials/\w+$")]  # within the study's folder
+    result: Plain | None = None
+    result_sha256: Sha256 | None = None
+    measured: Plain | None = None
+    lineage: list[Plain] | None = None
+    fingerprint: Fingerprint | None = None  # None: written before rows had one
+
+
+def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
+    """Returns the rows of a study with their line numbers; none if the file does not exist.
+
+    With `resumed`, a truncated last line is left out. Raises a StudyError if a line is damaged or
+    was changed.
+    """
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            tree = parse_json(line)
+            row = Row.model_validate(tree)
+        except ValueError as error:
+            if resumed and number == len(lines):
+                break
+            raise StudyError(f"{where} is damaged: {describe_errors(error)}; {REMEDY}") from None
+        if row.fingerprint not in (None, expected := fingerprint(tree)):
+            raise StudyError(
+                f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "
+                f"the line says has {expected}; {REMEDY}"
+            )
+        rows.append((number, row))
+    return rows
+
+
+def refuse_other_run(row: Row, folder: Path, where: str) -> None:
+    """Raises a StudyError if the run's result.json exists and is not the row's."""
+    file = folder / row.run / "result.json"
+    if row.result_sha256 and file.is_file() and (digest := sha256(file)) != row.result_sha256:
+        raise StudyError(
+            f"{where}: trial {row.trial} tells of a result.json of sha256 "
+            f"{row.result_sha256[:12]}…, and {file} has {digest[:12]}…; expected the row's run: "
+            f"bring it back, or {REMEDY}"
+        )
+
+
+@contextmanager
+def exclusive(out: Path) -> Iterator[None]:
+    """Holds the lock of a study's folder; a ConfigError if another driver has it."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / LOCK).open("w") as lock:
+        if not try_lock(lock, out, "one heron study works in it"):
+            raise ConfigError(
+                f"{out} is being worked in by another heron study; wait for its end, or choose "
+                "another --out"
+            )
+        yield
+
+
+class Ledger:
+    """The rows of the trials of a study that have ended, by name, in its folder `out`."""
+
+    def __init__(self, study: Study, out: Path) -> None:
+        """Reads the rows in the folder; ConfigError if it holds another study. Writes nothing."""
+        self.study, self.out = study, out
+        if (out / STUDY).exists():
+            saved, tree = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")
+            differing = [
+                f"{key} is {saved.get(key)}, not {tree.get(key)}"
+                for key in dict.fromkeys([*tree, *saved])
+                if saved.get(key) != tree.get(key) and key not in MAY_CHANGE
+            ]
+            if differing:
+                raise ConfigError(
+                    f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
+                    f"add --overwrite, which moves it to {aside_name(out)}"
+                )
+        self.started: set[str] = set()  # names of the trials that were started
+        self.rows: dict[str, dict[str, Any]] = {}
+        for _, row in read_rows(out / ROWS, resumed=True):
+            self.rows[row.trial] = row.model_dump(exclude_unset=True)
+
+    def begin(self) -> None:
+        """Writes the study and its rows, once all checks have passed and trials may start."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.out / STUDY) as stream:
+            stream.write(dump_study(self.study).encode())
+        for row in self.rows.values():  # a truncated one was dropped; the others were checked
+            row["fingerprint"] = fingerprint(row)
+        write_rows(self.out / ROWS, self.rows.values())
+
+    def append(
+        self,
+        trial: Trial,
+        status: str,
+        error: str | None = None,
+        rung: int | None = None,
+    ) -> dict[str, Any]:
+        """Adds the row of a trial that has ended, and returns it: see docs/studies.md.
+
+        The trial has its final values; `rung` is the step at which it was stopped early.
+        """
+        path, failed = trial.run / "result.json", status == "failed"
+        result = read_result(path) if path.exists() and not failed else None
+        launched = {"workers": trial.workers, "strategy": trial.strategy}
+        row: dict[str, Any] = {
+            "trial": trial.name,
+            "status": status,
+            "error": error,
+            "values": launched | {"seed": trial.config().seed} | trial.values,
+            "command": trial.command(rung),
+            "run": str(trial.run.relative_to(self.out)),
+            "result": result,
+            "result_sha256": None if result is None else sha256(path),
+            "measured": None if failed else measure(trial.run, result),
+        }
+        if isinstance(self.study.search, Pbt) and not failed:
+            row["lineage"] = trial.lineage()
+        row["fingerprint"] = fingerprint(row)
+        with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write is atomic
+            stream.write((json.dumps(row) + "\n").encode())
+            os.fsync(stream.fileno())
+        self.rows[trial.name] = row
+        return row
+
+    def forget_failed(self) -> None:
+        """Removes the rows of failed trials, so that they run again."""
+        self.rows = {name: row for name, row in self.rows.items() if row["status"] != "failed"}
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a JSONL file atomically; a number that is not finite becomes null."""
+    finite = (json.loads(json.dumps(row), parse_constant=lambda _: None) for row in rows)
+    with atomic_write(path) as stream:
+        stream.writelines((json.dumps(row) + "\n").encode() for row in finite)
+
+
+def measure(run: Path, result: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns medians over a run's steps without the first few; None if it has no steps.
+
+    They are `step_s`, `data_wait_s` in seconds; `samples_per_s` over all processes. Beside them are
+    `peak_memory_bytes` of the main process, and `counted_steps`, the number of steps.
+    """
+    steps = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
+    counted = steps[min(WARM_UP_STEPS, len(steps) - 1) :] if steps else []
+    if not counted:
+        return None
+    names = {"seconds": "step_s", "samples_per_s": "samples_per_s", "data_wait_s": "data_wait_s"}
+    medians: dict[str, Any] = {}
+    for key, name in names.items():
+        values = [row[key] for row in counted if row.get(key) is not None]
+        medians[name] = statistics.median(values) if values else None
+    medians["peak_memory_bytes"] = (result or {}).get("peak_memory_bytes")
+    return medians | {"counted_steps": len(counted)}

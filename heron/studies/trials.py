@@ -1,0 +1,160 @@
+"""The trials of a study: which values each has, what it overrides, and the command of it."""
+
+import itertools
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from heron.cli.pretrain import JOB
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config, load_config
+from heron.config.overrides import as_typed
+from heron.config.sections import Plain
+from heron.config.shipped import ACCELERATE, find_config
+from heron.shards.artefact import Count
+from heron.studies.study import LAUNCHED, Grid, Strategy, Study, draw
+from heron.training.tracking import Metrics, read_lines
+
+TRIALS = "trials"  # in a study's folder: the trials' runs
+RERUNS = "again"  # in a study's folder: where a row's command puts its run
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # has accelerate use FSDP2
+RUNGS = "rungs.jsonl"  # in a run's folder: its scores at each rung
+LINEAGE = "lineage.jsonl"  # in a run's folder: whose weights it took over, and with which values
+
+Takeover = TypedDict("Takeover", {"step": Count, "from": str, "values": Plain})  # of LINEAGE
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of a study in the folder `out`; its name is its number, such as 003."""
+
+    study: Study
+    out: Path
+    name: str
+    values: dict[str, Any]
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        return self.out / TRIALS / self.name
+
+    @property
+    def workers(self) -> int:
+        """Number of processes that train together."""
+        return int(self.values.get("workers", self.study.workers))
+
+    @property
+    def strategy(self) -> str:
+        """The parallelism that they train with."""
+        return str(self.values.get("strategy", self.study.strategy))
+
+    @property
+    def launch_strategy(self) -> str:
+        """The strategy that is launched: DDP in place of FSDP2 for a single process."""
+        return "ddp" if (self.strategy, self.workers) == ("fsdp", 1) else self.strategy
+
+    @property
+    def description(self) -> str:
+        """Its values, as `key=value, ...`."""
+        return ", ".join(f"{key}={as_typed(value)}" for key, value in self.values.items())
+
+    def scores(self) -> dict[int | None, dict[str, Any]]:
+        """Returns the run's scores so far, by rung."""
+        lines = read_lines(self.run / RUNGS, Metrics)
+        return {
+            line["step"]: {k: math.nan if v is None else v for k, v in line.items()}
+            for line in lines
+        }
+
+    def lineage(self) -> list[dict[str, Any]]:
+        """Returns the run's takeovers of weights: the step, the donor, and its values from then."""
+        return read_lines(self.run / LINEAGE, Takeover)
+
+    def current(self) -> "Trial":
+        """Returns the trial with the values of its last takeover, if any."""
+        takeovers = self.lineage()
+        return replace(self, values=dict(takeovers[-1]["values"])) if takeovers else self
+
+    def overrides(self, rung: int | None = None) -> list[str]:
+        """Returns the overrides of this trial, up to a rung or its end, without `run.dir`."""
+        tree = self.study.set | {k: v for k, v in self.values.items() if k not in LAUNCHED}
+        if (steps := rung or self.study.rungs[-1]) is not None:
+            tree["train.steps"] = steps
+        if not self.study.gpus:  # a worker uses no more than its CPUs
+            tree.setdefault("train.cpu_threads", self.study.cpus_per_worker)
+        return [f"{key}={as_typed(value)}" for key, value in tree.items()]
+
+    def config(self, rung: int | None = None) -> Config:
+        """Returns the trial's configuration; a ConfigError names the trial if it is invalid."""
+        own = [f"run.dir={as_typed(str(self.run))}", "run.resume=auto"]
+        try:
+            return load_config(find_config(self.study.base), [*self.overrides(rung), *own])
+        except ConfigError as error:
+            where = f"trial {self.name} ({self.description}) of {self.study.base}"
+            raise ConfigError(f"{where}: {error}") from None
+
+    def command(self, rung: int | None = None) -> str:
+        """Returns the shell command that repeats this run, in a folder of its own."""
+        words = ["accelerate", "launch", *self._launcher(), "-m", JOB]
+        if self.launch_strategy == "fsdp" and not self.study.gpus:  # on CPUs no option selects it
+            words = ["env", *(f"{name}={value}" for name, value in FSDP.items()), *words]
+        words += ["--config", self.study.base, *self.overrides(rung)]
+        run_dir = as_typed(str(self.out / RERUNS / self.name))
+        return shlex.join([*words, f"run.dir={run_dir}"])
+
+    def _launcher(self) -> list[str]:
+        """Returns options of `accelerate launch` that are equivalent to a worker's environment."""
+        gpus, processes = self.study.gpus, ["--num_processes", str(self.workers)]
+        if not self.launch_strategy.startswith("zero"):
+            if self.workers == 1:
+                device = [] if gpus else ["--cpu"]
+                return [*device, "--config_file", f"{ACCELERATE}/single_gpu.yaml"]
+            file = self.launch_strategy if gpus else "cpu"
+            return ["--config_file", f"{ACCELERATE}/{file}.yaml", *processes]
+        stage = self.strategy.removeprefix("zero")
+        file = f"zero{max(int(stage), 1)}" if gpus else "cpu_zero2"
+        zero_stage = [] if file.endswith(stage) else ["--zero_stage", stage]
+        return ["--config_file", f"{ACCELERATE}/{file}.yaml", *zero_stage, *processes]
+
+
+def plan(study: Study, out: Path = Path()) -> list[Trial]:
+    """Returns the trials in the order in which they start; in a grid the last key varies fastest.
+
+    Values of other searches are drawn with (`seed`, number), so that adding trials leaves earlier
+    ones as they are. Raises a ConfigError for an invalid number of workers or strategy.
+    """
+    search, cases = study.search, study.cases or [{}]
+    all_values = []
+    if isinstance(search, Grid):
+        lists = [list(values) for values in study.vary.values()]  # a grid over a range is refused
+        for case, values in itertools.product(cases, itertools.product(*lists)):
+            all_values.append(case | dict(zip(study.vary, values, strict=True)))
+    else:
+        for number in range(search.trials):
+            random = np.random.default_rng([search.seed, number])
+            case = draw(cases, random) if study.cases else {}
+            all_values.append(
+                case | {key: draw(choices, random) for key, choices in study.vary.items()}
+            )
+    width = max(3, len(str(len(all_values) - 1)))
+    for values in all_values:
+        workers, strategy = values.get("workers", 1), values.get("strategy", "ddp")
+        if type(workers) is not int or workers < 1:
+            raise ConfigError(f"workers is {workers!r}; expected a number of processes, 1 or more")
+        if strategy not in (strategies := get_args(Strategy)):
+            raise ConfigError(f"strategy is {strategy!r}; expected one of {', '.join(strategies)}")
+    return [Trial(study, out, f"{n:0{width}}", values) for n, values in enumerate(all_values)]
+
+
+def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
+    """Raises a ConfigError that says how to get data that is missing and cannot be made."""
+    for config in configs:
+        config.data.refuse_missing(
+            study.data or f"see the first lines of {find_config(study.base)}"
+        )

@@ -1,0 +1,318 @@
+"""Atomic checkpoints, from which any strategy and number of processes can resume."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from heron.config.data import without_locations
+from heron.config.errors import CheckpointError, ConfigError
+from heron.config.experiment import Config, load_run_config
+from heron.distributed.agreement import differences, versions
+from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
+from heron.distributed.strategy import State
+from heron.distributed.watchdog import Watchdog
+from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint, Sha256
+
+COMPLETE = "COMPLETE"
+STATE = "state.json"  # the manifest
+FORMAT: Literal[4] = 4
+FIRST_EDITION = 2  # its only memory is momentum.safetensors, without a name
+TENSORS = "model", "optimizer", "memories"
+UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
+ANEW = "run with run.resume=never to begin anew"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A run's position: `step` global batches are done; the plan derives the rest from it."""
+
+    step: Count
+    epoch: Count
+    step_in_epoch: Count
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run at a step, gathered from all processes.
+
+    Random numbers are a function of (seed, epoch, row), and batches of the plan, so no generator
+    and no loader has a state.
+
+    Attributes:
+        model: parameters and buffers by name.
+        optimizer: its state, as NAME/KEY: see `Strategy.optimizer_state`.
+        memories: those of the terms, as TERM/NAME: see `Objective.memory_state`.
+        data: the fingerprint of the data set that it was trained on.
+    """
+
+    position: Position
+    model: State
+    optimizer: State
+    memories: State
+    data: str = ""
+
+
+class CheckpointManifest(Artefact):
+    """A checkpoint's files, the run's position, and the data and versions that it was trained on.
+
+    `sha256` is of the first edition, whose manifest has neither sizes nor a fingerprint.
+    """
+
+    description: ClassVar[str] = "the manifest of a checkpoint"
+    error: ClassVar[type[CheckpointError]] = CheckpointError
+    remedy: ClassVar[str] = f"bring it back, or {ANEW}"
+    versions: ClassVar[tuple[int, ...]] = (FIRST_EDITION, FORMAT)
+    unsealed: ClassVar[tuple[int, ...]] = (FIRST_EDITION,)
+
+    format: Literal[2, 4]
+    position: Position
+    files: dict[FileName, FileSum] = {}
+    sha256: dict[FileName, Sha256] = {}
+    data: Fingerprint | Literal[""] = ""
+    made_with: dict[str, str] = {}
+
+    def sums(self, folder: Path) -> dict[str, FileSum]:
+        """Returns the size and sha256 of each file of the checkpoint as it was written, by name."""
+        if self.format == FORMAT:
+            return self.files
+        sizes = {name: (folder / name).stat().st_size for name in self.sha256}
+        return {n: FileSum(bytes=size, sha256=self.sha256[n]) for n, size in sizes.items()}
+
+    def fault(self, folder: Path) -> str:
+        """Returns how a checkpoint's folder differs from what was written, or ""."""
+        step = f"step-{self.position.step:08d}"
+        if folder.name.startswith("step-") and folder.name != step:
+            return f"it lies in {folder.name}, and its position is that of {step}"
+        # Only some methods of the first edition had memories.
+        files, tensors = self.sums(folder), TENSORS if self.format == FORMAT else TENSORS[:2]
+        required = [f"{name}.safetensors" for name in tensors]
+        if missing := [n for n in (*required, "config.yaml", "model.json") if n not in files]:
+            return f"{STATE} lists no {', '.join(missing)}"
+        faults = [text for name, file in files.items() if (text := file.fault(folder / name))]
+        return "; ".join(faults).replace(f"{folder}/", "")
+
+
+def save_on_main(
+    folder: Path,
+    snapshot: Snapshot,
+    texts: dict[str, str],
+    newest: int,
+    watchdog: Watchdog,
+) -> None:
+    """Writes a snapshot on the main process, where it is in full; every process must call it.
+
+    `texts` are files beside the tensors, by name: config.yaml, model.json; the `newest` newest
+    checkpoints are kept. If one cannot be written, every process raises CheckpointError and earlier
+    ones stay.
+    """
+    fault = ""
+    if rank() == 0:
+        try:
+            with watchdog.busy():
+                save(folder, snapshot, texts, newest)
+        except OSError as error:
+            earlier = complete_checkpoints(folder)
+            fault = (
+                f"the checkpoint of step {snapshot.position.step} could not be written to "
+                f"{folder}: {error}; the last one is {earlier[-1] if earlier else 'none'}; "
+                "make room, and run again with run.resume=auto to go on from there"
+            )
+    if fault := broadcast_object(fault):
+        raise CheckpointError(fault)
+
+
+def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -> Path:
+    """Writes a checkpoint under a temporary name, marks it complete, then renames it.
+
+    Returns its folder, `step-00000200`; `latest` points at it.
+    """
+    final = folder / f"step-{snapshot.position.step:08d}"
+    partial = folder / f".{final.name}.part"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        for name in TENSORS:
+            tensors = {key: value.contiguous() for key, value in getattr(snapshot, name).items()}
+            save_file(tensors, partial / f"{name}.safetensors")
+        for name, text in texts.items():
+            (partial / name).write_text(text)
+        CheckpointManifest(
+            format=FORMAT,
+            position=snapshot.position,
+            files={path.name: FileSum.of(path) for path in sorted(partial.iterdir())},
+            data=snapshot.data,
+            made_with=versions(),
+        ).write(partial / STATE)
+        for path in partial.iterdir():
+            _flush(path)
+        (partial / COMPLETE).touch()
+        _flush(partial)
+    except SafetensorError as error:  # which safetensors raises where the disk is full
+        shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(str(error)) from None
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    link = folder / ".latest.part"
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.replace(folder / "latest")
+    _flush(folder)
+    for old in complete_checkpoints(folder)[:-newest]:
+        (old / COMPLETE).unlink()
+        shutil.rmtree(old, ignore_errors=True)  # another process may be reading it
+    return final
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Returns complete checkpoints, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
+
+
+def resume(
+    folder: Path, config: Config, data: str, watchdog: Watchdog
+) -> tuple[Snapshot | None, list[str]]:
+    """Returns the newest undamaged checkpoint on every process; every process must call it.
+
+    Only the first process reads it, and broadcasts it. `config` and `data`, the fingerprint of the
+    data set, are of the run that resumes.
+
+    Returns:
+        The snapshot, or None where there is no checkpoint at all; and lines about newer checkpoints
+            that are damaged, and about allowed differences of configuration, data and versions.
+
+    Raises:
+        CheckpointError: on every process: it was made from other data or with a configuration under
+            which the run would go on otherwise, or all checkpoints are damaged.
+    """
+    snapshot, lines, fault = None, list[str](), ""
+    if rank() == 0:
+        try:
+            snapshot, lines = _load_newest(folder, config, data, watchdog)
+        except CheckpointError as error:
+            fault = str(error)
+    position, lines, fault = broadcast_object((snapshot and snapshot.position, lines, fault))
+    if fault:
+        raise CheckpointError(fault)
+    if position is None:
+        return None, lines
+    local = snapshot or Snapshot(position, {}, {}, {})
+    model, optimizer, memories = (broadcast_tensors(getattr(local, name)) for name in TENSORS)
+    return Snapshot(position, model, optimizer, memories, data), lines
+
+
+def _load_newest(
+    folder: Path, config: Config, data: str, watchdog: Watchdog
+) -> tuple[Snapshot | None, list[str]]:
+    lines, candidates = list[str](), complete_checkpoints(folder)
+    if not candidates and (incomplete := sorted(folder.glob("step-*"))):
+        lines.append(f"{incomplete[-1]} is not complete: {COMPLETE} is missing")
+    while candidates:
+        path = candidates.pop()
+        with watchdog.busy():
+            fault = find_damage(path)
+        if not fault:
+            return _load_checked(path, config, data, watchdog, lines), lines
+        fallback = f"going on from {candidates[-1].name}, the one before" if candidates else ""
+        lines.append(f"{path} is damaged ({fault}); {fallback or 'it was the last'}")
+    if lines:
+        raise CheckpointError(f"{'; '.join(lines)}; bring one back, or {ANEW}")
+    return None, lines
+
+
+def _load_checked(
+    path: Path, config: Config, data: str, watchdog: Watchdog, lines: list[str]
+) -> Snapshot:
+    """Reads a checkpoint that a run may resume from; adds allowed differences to `lines`."""
+    manifest = CheckpointManifest.read(path / STATE)
+    changes = _changes(path, manifest, config, data)
+    if changes and config.run.resume != "force":
+        raise CheckpointError(
+            f"{path} was made with {'; '.join(changes)}; run with {path / 'config.yaml'} and its "
+            "data, with run.resume=force to go on all the same, or with run.resume=never"
+        )
+    with watchdog.busy():
+        snapshot = load(path)
+    lines += [f"going on all the same: it was made with {line}" for line in changes]
+    changed = differences(versions(), manifest.made_with) if manifest.made_with else []
+    if changed:
+        lines.append(f"{path.name} was made with other versions: {'; '.join(changed)}")
+    return snapshot
+
+
+def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str) -> list[str]:
+    """Returns how configuration and data of a checkpoint differ from those of a run that resumes.
+
+    Raises CheckpointError for weights of another model, which nothing can force.
+    """
+    try:
+        made_with = load_run_config(path / "config.yaml")
+    except ConfigError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
+    differing = differences(_resume_facts(config), _resume_facts(made_with))
+    if config.run.resume == "force" and any(line.startswith("model.") for line in differing):
+        raise CheckpointError(
+            f"{path} was made with another model: {'; '.join(differing)}; run.resume=force cannot "
+            f"make its weights fit; run with {path / 'config.yaml'}, or with run.resume=never"
+        )
+    lines = [f"another configuration: {'; '.join(differing)}"] if differing else []
+    if manifest.data not in ("", data):
+        lines.append(f"other data: fingerprint {manifest.data}, not {data}")
+    return lines
+
+
+def find_damage(path: Path) -> str:
+    """Returns how a checkpoint differs from what was written, or "": see `FileSum.fault`."""
+    try:
+        return CheckpointManifest.read(path / STATE).fault(path)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+
+
+def load(path: Path) -> Snapshot:
+    """Reads a checkpoint, without unpickling; CheckpointError if unreadable or altered."""
+    manifest = CheckpointManifest.read(path / STATE)
+    old = manifest.format == FIRST_EDITION
+    memories = path / ("momentum.safetensors" if old else "memories.safetensors")
+    try:
+        if fault := manifest.fault(path):
+            raise ValueError(fault)
+        return Snapshot(
+            manifest.position,
+            load_file(path / "model.safetensors"),
+            load_file(path / "optimizer.safetensors"),
+            {} if old and not memories.exists() else load_file(memories),
+            manifest.data,
+        )
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
+
+
+def _resume_facts(config: Config) -> dict[str, Any]:
+    """Returns the options that decide how a run goes on: not its folder, length or tracking."""
+    excluded = {"run", "evaluate", "train", "distributed", "tracking"}
+    tree = config.model_dump(mode="json", exclude=excluded)
+    tree["data"] = without_locations(tree["data"])
+    storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
+    for key in (*storage, "on_error", "max_bad_fraction"):
+        del tree["data"][key]
+    keys = ["precision", "micro_batch", "compile"]
+    keys += ["epochs"] if config.optim.schedule == "cosine" else []
+    tree["train"] = {key: getattr(config.train, key) for key in keys}
+    return tree
+
+
+def _flush(path: Path) -> None:
+    """Waits until what was written is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

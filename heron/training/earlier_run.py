@@ -1,0 +1,92 @@
+"""The run that a folder holds already: a finished one is refused, or moved aside whole."""
+
+from pathlib import Path
+from typing import Any
+
+from heron.config.errors import TrainingError
+from heron.distributed.collectives import on_main
+from heron.shards.set_aside import aside_name, make_room, set_aside
+from heron.training.checkpoint import complete_checkpoints
+from heron.training.run_lock import LOCK, RunLock, holder
+from heron.training.tracking import read_metrics, read_result
+
+HEADLINES = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
+
+
+def refuse_finished(folder: Path, resume: str) -> None:
+    """Raises a TrainingError if a folder's run has ended; every process calls it."""
+    on_main(lambda: _refuse_finished(folder, resume))
+
+
+def make_way(folder: Path, resume: str, overwrite: bool, lock: RunLock) -> str:
+    """Refuses a finished run in a folder or, with `overwrite`, moves it aside, whole.
+
+    So it does with one that was stopped. The folder is locked, and every process calls this.
+    Returns a line that says what was moved where, or "".
+    """
+
+    def work() -> str:
+        if not overwrite:
+            _refuse_finished(folder, resume)
+        return lock.move(lambda: _move_earlier(folder, resume))
+
+    return on_main(work)
+
+
+def _refuse_finished(folder: Path, resume: str) -> None:
+    path, aside = folder / "result.json", aside_name(folder)
+    if not path.exists():
+        return
+    try:
+        found = f"a finished run ({_describe(read_result(path))})"
+    except TrainingError:
+        found = "a run whose result.json is damaged"
+    go_on, anew = "to train it further: run.resume=auto and more train.steps; ", "--overwrite"
+    if resume != "never":  # it was given
+        found, go_on = f"{found} and no checkpoint to go on from", ""
+        anew = "run.resume=never and --overwrite"
+    raise TrainingError(
+        f"{folder} holds {found}, which a new run would replace. To keep both: run.dir={aside}; "
+        f"{go_on}to begin anew: {anew}, which moves it to {aside} with all that is in it"
+    )
+
+
+def _move_earlier(folder: Path, resume: str) -> str:
+    """Moves an earlier run aside, unless it has taken no step.
+
+    One that resumes from its beginning, since it was killed before its first checkpoint, stays.
+    """
+    finished, steps = (folder / "result.json").exists(), _steps_taken(folder)
+    if resume != "never" and not finished:
+        return ""
+    if not (finished or steps or complete_checkpoints(folder / "checkpoints")):
+        return ""
+    end = "that has ended" if finished else f"that was stopped after {steps:,} steps"
+    hint = "" if finished else "; run.resume=auto would have gone on with it"
+    return f"an earlier run {end} is now in {set_aside(folder)}{hint}"
+
+
+def begin_anew(out: Path) -> None:
+    """Moves a folder of runs aside, whole, and says so.
+
+    Raises a TrainingError while one of its runs is being trained.
+    """
+    for lock in sorted(out.rglob(LOCK)):
+        if (who := holder(lock.parent)) is not None:
+            raise TrainingError(
+                f"{lock.parent} is held by {who or 'a run'}, and --overwrite would move {out} from "
+                "under it; wait for its end, stop it, or choose another --out"
+            )
+    make_room(out, True, TrainingError)
+
+
+def _steps_taken(folder: Path) -> int:
+    try:
+        return max((row["step"] + 1 for row in read_metrics(folder / "metrics.jsonl")), default=0)
+    except TrainingError:  # a damaged line: it is moved like the others
+        return 1
+
+
+def _describe(result: dict[str, Any]) -> str:
+    scores = [f"{name} {result[name]:.4f}" for name in HEADLINES if result.get(name) is not None]
+    return ", ".join([*scores[:2], f"{result.get('steps', 0):,} steps"])

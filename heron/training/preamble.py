@@ -1,0 +1,70 @@
+"""Checks a run before its first step, and describes it."""
+
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config
+from heron.data.streams import Streams
+from heron.data.views import Views
+from heron.data.workers import worker_count
+from heron.distributed.exchange import ShardSizes
+from heron.distributed.strategy import Strategy
+from heron.objectives.objective import Objective
+
+
+def refuse_unfit(config: Config, objective: Objective, views: Views, streams: Streams) -> None:
+    """Raises ConfigError where data, terms or the model do not fit the experiment's options."""
+    if streams.lacks_views and config.model.classify_on == "first_view":
+        raise ConfigError(
+            "model.classify_on is 'first_view', and rows lack views; expected 'all_views', "
+            "of which a row is classified by those that it has"
+        )
+    if config.evaluate.cross_view and "projections" not in objective.needs.features:
+        raise ConfigError(
+            "evaluate.cross_view is true, and no term makes projections; expected one that "
+            "does, such as cmc, or false"
+        )
+    graphs = any(len(shape) == 4 for shape in views.shapes)
+    if config.train.compile and (graphs or streams.lacks_views):
+        reason = "a view holds graphs" if graphs else "rows lack views"
+        raise ConfigError(
+            f"train.compile is true, and {reason}, so that every step would be compiled anew; "
+            "expected false"
+        )
+
+
+def preamble(
+    config: Config,
+    streams: Streams,
+    objective: Objective,
+    sizes: ShardSizes,
+    strategy: Strategy,
+    micro_batches: int,
+) -> str:
+    """Returns a description of the run in a few lines, with the sizes of its batch."""
+    world, train, workers = len(sizes.rows), config.train, worker_count(config.data)
+    options = {  # named where they are on
+        "compiled": train.compile,
+        "activations computed again": train.activation_checkpointing,
+        "deterministic kernels": train.deterministic,
+        f"{workers} reading process{'es' if workers > 1 else ''} each": workers,
+    }
+    steps, epochs = train.length(per_epoch := streams.epoch_stream.steps_per_epoch)
+    lines = [
+        f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
+        + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
+        *streams.describe(),
+        f"global batch {sum(sizes.rows):,} = {' + '.join(f'{n:,}' for n in sizes.rows)} over "
+        f"{world} process{'es' if world > 1 else ''} ({sum(sizes.labelled):,} labelled)"
+        + (f", each in {micro_batches} micro-batches" if micro_batches > 1 else ""),
+        f"{steps:,} steps = {steps / per_epoch:g} epochs x {per_epoch:,}"
+        + ("" if steps == epochs * per_epoch else f", of a schedule of {epochs:g} epochs"),
+        ", ".join([strategy.describe(), train.precision, *(k for k, v in options.items() if v)]),
+    ]
+    if objective.supervised and streams.unlabelled:
+        hint = (
+            "no term looks at unlabelled rows: data.batch.unlabelled=0 saves their part of a step, "
+            "and of what batch norm sees"
+        )
+        if streams.epoch_stream is streams.unlabelled:
+            hint += "; an epoch is then one of labelled rows"
+        lines.append(hint)
+    return "\n".join(lines)

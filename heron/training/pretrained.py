@@ -1,0 +1,77 @@
+"""Loads trained models from the folders of runs and checkpoints."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from heron.config.errors import CheckpointError, ConfigError
+from heron.config.experiment import load_run_config
+from heron.models.heterogeneous import Heterogeneous
+from heron.models.networks import without_weights
+from heron.shards.artefact import MANIFEST, sha256
+from heron.training.checkpoint import (
+    STATE,
+    UNREADABLE,
+    CheckpointManifest,
+    complete_checkpoints,
+    find_damage,
+)
+from heron.training.saved import SavedModel
+from heron.training.signature import Signature
+
+
+def locate(path: str | Path) -> Path:
+    """Returns the folder of a model: the path itself, or the newest checkpoint of a run.
+
+    Raises CheckpointError if there is none, or it was altered.
+    """
+    folder = Path(path)
+    if not (folder / "model.safetensors").exists():
+        checkpoints = complete_checkpoints(folder / "checkpoints")
+        if not checkpoints:
+            raise CheckpointError(
+                f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
+                "its checkpoints, such as runs/faces/checkpoints/step-00000200"
+            )
+        folder = checkpoints[-1]
+    if (folder / MANIFEST).exists():
+        SavedModel.open(folder)
+    elif (folder / STATE).exists() and (fault := find_damage(folder)):  # bare weights have neither
+        raise CheckpointError(f"{folder} is damaged ({fault}); bring it back, or give another")
+    return folder
+
+
+def weights_sha256(checkpoint: Path) -> str:
+    """Returns the sha256 of a checkpoint's weights, from its manifest where it has one."""
+    if not (checkpoint / STATE).exists():
+        return sha256(checkpoint / "model.safetensors")
+    manifest = CheckpointManifest.read(checkpoint / STATE)
+    return manifest.sums(checkpoint)["model.safetensors"].sha256
+
+
+def from_pretrained(path: str | Path) -> Heterogeneous:
+    """Returns the model of a checkpoint, or of a run's newest one, on the CPU, in evaluation mode.
+
+    It may have been trained under any strategy.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    path = locate(path)
+    signature = Signature.read(path)
+    try:
+        config = load_run_config(path / "config.yaml")
+        model = Heterogeneous(
+            without_weights(config.model),
+            signature.shapes,
+            signature.labels,
+            config.objective.terms(),
+            config.data.view_names,
+        )
+        model.precision = config.train.precision
+        if model.precision == "fp64":
+            model.double()
+        model.load_state_dict(load_file(path / "model.safetensors"))
+    except (*UNREADABLE, ConfigError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return model.eval()

@@ -1,0 +1,142 @@
+"""Locks a run's folder: two runs in it would overwrite each other's checkpoints."""
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Self
+
+from heron.config.errors import Held, Stopped, TrainingError
+from heron.shards.atomic import is_at
+
+if TYPE_CHECKING:  # `holder` is used without torch
+    from heron.distributed.watchdog import Watchdog
+
+LOCK = ".lock"
+WAIT_S = 60.0  # for a run that was killed and has not ended yet
+POLL_S = 0.1
+NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system without locks
+
+
+def try_lock(file: IO[str], folder: Path, alone: str) -> bool:
+    """Locks an open file of a folder; returns False where another process holds it.
+
+    Where the file system has no locks, it prints the condition `alone`, which the user must ensure.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"{folder} has no locks ({error}): see to it that {alone}")
+    return True
+
+
+def holder(folder: Path) -> str | None:
+    """Returns the holder of a run's folder, "" if it is unnamed, or None where there is none.
+
+    It probes with a shared lock, which other probes do not conflict with, and releases it at once.
+    """
+    try:
+        file = (folder / LOCK).open(errors="replace")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read(1000).strip()
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+    return None
+
+
+class RunLock:
+    """Locks a run's folder until the context is left, or the process ends in any way.
+
+    The lock is as good as the file system's `flock`: where that locks within one machine only, or
+    not at all, a run on another machine goes unnoticed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Locks nothing yet: see `acquire`."""
+        self._folder = folder
+        self._file: IO[str] | None = None
+
+    def acquire(self, watchdog: "Watchdog", stop: Callable[[], object] = lambda: False) -> None:
+        """Creates and locks the folder on the main process; every process calls it.
+
+        `stop` returns whether a signal was received, which ends the wait for the lock. Every
+        process raises Held if another run still has the folder after `WAIT_S` seconds, Stopped if
+        `stop` returned true, or TrainingError if nothing can be written to the folder.
+        """
+        from heron.distributed.collectives import on_main
+
+        def lock() -> None:
+            with watchdog.busy():
+                self._lock(stop)
+
+        on_main(lock)
+
+    def move(self, work: Callable[[], str]) -> str:
+        """Calls `work`, which may move the folder aside, and locks the one in its place.
+
+        Returns what `work` does. Only the main process calls it, with the lock.
+        """
+        moved, said = self._file, work()
+        if said:
+            self._lock(lambda: False)
+            if moved is not None:
+                moved.close()  # a run that waits for it then finds the new one
+        return said
+
+    def _lock(self, stop: Callable[[], object]) -> None:
+        try:
+            while True:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._file = (self._folder / LOCK).open("a+", errors="replace")
+                self._wait(self._file, stop)
+                if is_at(self._folder / LOCK, self._file.fileno()):
+                    break
+                self._file.close()  # the run that held it has moved an earlier one aside
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._file.flush()
+        except OSError as error:
+            raise TrainingError(
+                f"{self._folder} cannot be held by a run: {error}; expected a folder that can be "
+                "written to: make room, or choose another run.dir"
+            ) from error
+
+    def _wait(self, file: IO[str], stop: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        announced = False
+        while not try_lock(file, self._folder, "one run is in it"):
+            file.seek(0)
+            owner = file.read().strip() or "a run that does not say which"
+            if time.monotonic() >= deadline:
+                raise Held(
+                    f"{self._folder} is still held by {owner}, after {WAIT_S:.0f} s; expected one "
+                    "run in a folder: wait for its end, or choose another run.dir"
+                )
+            if not announced:
+                print(f"{self._folder} is held by {owner}; waiting for its end", flush=True)
+                announced = True
+            if stop():
+                raise Stopped(f"a signal came while {self._folder} was held by {owner}")
+            time.sleep(POLL_S)
+
+    def __enter__(self) -> Self:
+        """Returns the lock; `acquire` locks."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Unlocks the folder; the file stays, as another run may wait on it."""
+        if self._file is not None:
+            self._file.close()

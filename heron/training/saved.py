@@ -1,0 +1,222 @@
+"""A portable folder of a trained model: weights, signature, experiment and card."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import yaml
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from heron.config.data import Cache
+from heron.config.errors import CheckpointError
+from heron.config.experiment import Config, RunFolder, dump_config
+from heron.distributed.agreement import versions
+from heron.models.heterogeneous import Heterogeneous
+from heron.models.networks import without_weights
+from heron.shards.artefact import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Artefact,
+    FileName,
+    FileSum,
+    Fingerprint,
+    parse_json,
+    sha256,
+)
+from heron.shards.set_aside import make_room, refuse_taken
+from heron.training.checkpoint import STATE, CheckpointManifest
+from heron.training.signature import SIGNATURE, Signature
+from heron.training.tracking import scores_of
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yaml", "README.md"
+LICENCE = "# license: apache-2.0  # yours to choose: https://hf.co/docs/hub/repositories-licenses"
+READ = WEIGHTS, CONFIG, SIGNATURE  # files that are checked; the card may be edited
+
+
+class SavedModel(Artefact):
+    """The manifest of a saved model: its files, and what is known of its training.
+
+    Attributes:
+        files: size and sha256 of the files that are read.
+        data: the fingerprint of the data set that it was trained on, if known.
+        scores: of the run, if these are its last weights.
+        made_with: the versions with which it was trained, or else saved.
+    """
+
+    description: ClassVar[str] = "the manifest of a saved model"
+    error: ClassVar[type[CheckpointError]] = CheckpointError
+    remedy: ClassVar[str] = "fetch it again, or save it again with heron save or save_pretrained"
+    versions: ClassVar[tuple[int, ...]] = (1,)
+
+    format: Literal[1] = 1
+    files: dict[FileName, FileSum]
+    data: Fingerprint | Literal[""] = ""
+    scores: dict[str, float] = {}
+    made_with: dict[str, str] = Field(default={}, max_length=64)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Reads a folder's manifest and verifies its files; CheckpointError if any was altered."""
+        manifest = cls.read(folder / MANIFEST)
+        if sorted(manifest.files) != sorted(READ):
+            raise CheckpointError(
+                f"{folder / MANIFEST} lists {', '.join(sorted(manifest.files)) or 'no file'}; "
+                f"expected {', '.join(sorted(READ))}; {cls.remedy}"
+            )
+        for name in (CONFIG, SIGNATURE):
+            if (size := manifest.files[name].bytes) > MAX_MANIFEST_BYTES:
+                raise CheckpointError(
+                    f"{folder / name} has {size:,} bytes; expected {MAX_MANIFEST_BYTES:,} at most; "
+                    f"{cls.remedy}"
+                )
+        manifest.check_files(folder, manifest.files)
+        return manifest
+
+
+def save(
+    folder: Path,
+    network: Heterogeneous,
+    config: Config,
+    signature: Signature,
+    origin: Path | None = None,
+    where: str = "",
+    overwrite: bool = False,
+) -> SavedModel:
+    """Writes a model's folder, atomically; what it holds is refused, or moved aside.
+
+    `network` may be on any device. Paths of the author's machine in `config` are left out. `origin`
+    is the checkpoint or saved model that the model was read from, None if unknown; its history is
+    kept where the weights are still the same. `where` is the argument of `from_pretrained` in the
+    card; "" is the folder's name.
+
+    Raises CheckpointError if the folder is not empty, and OSError if it cannot be written.
+    """
+    refuse_taken(folder, overwrite, CheckpointError)
+    partial = folder.absolute().with_name(f".{folder.absolute().name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        weights = {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
+        save_file(weights, partial / WEIGHTS)
+        (partial / CONFIG).write_text(dump_config(portable(config)))
+        (partial / SIGNATURE).write_text(signature.text())
+        files = {name: FileSum.of(partial / name) for name in READ}
+        history = _history(origin, files[WEIGHTS].sha256)
+        manifest = SavedModel(files=files, **history).write(partial / MANIFEST)
+        where = where or folder.absolute().name
+        card = model_card(manifest, where, network.classified_width, config, signature)
+        (partial / CARD).write_text(card)
+        make_room(folder, overwrite, CheckpointError)
+        partial.replace(folder)
+    except SafetensorError as error:  # which safetensors raises where the disk is full
+        raise OSError(str(error)) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def model_card(
+    manifest: SavedModel, where: str, width: int, config: Config, signature: Signature
+) -> str:
+    """Returns a model card for Hugging Face's hub: use, inputs, scores, training.
+
+    `where` is the argument of `from_pretrained` in the example; `width` is that of `encode`'s
+    vectors.
+    """
+    terms = [name.rpartition(".")[2] for name in config.objective.terms()]
+    tags = ["heron", "contrastive-learning", "multi-view", *terms]
+    header = {"library_name": "heron", "tags": list(dict.fromkeys(tags))}
+    inputs = {stored.view.name: stored for stored in signature.inputs}
+    rows = [
+        f"| `{name}` | {'uint8 pictures' if stored.decoded else 'vectors'} | {stored.view.extent} |"
+        for name, stored in inputs.items()
+    ]
+    arguments = ", ".join(f'"{name}": {name}' for name in inputs if name.isidentifier()) or "..."
+    heron = manifest.made_with.get("heron", "")
+    lines = [
+        "---",
+        yaml.safe_dump(header, sort_keys=False).strip(),
+        LICENCE,
+        "---",
+        f"# {where.removeprefix('hf://')}",
+        "",
+        f"A model of [Heron](https://pypi.org/project/heron-pretrain/) {heron}: one vector for a "
+        f"sample of {len(inputs)} views. Terms of its objective: {', '.join(terms)}.",
+        "",
+        "## Use",
+        "```python",
+        "import heron",
+        f"model = heron.from_pretrained({json.dumps(where)})",
+        f"z = model.encode({{{arguments}}})  # float32 [rows, {width}]",
+        "```",
+        "| view | rows | shape |",
+        "|---|---|---|",
+        *rows,
+        "",
+        "Rows are given raw: the model standardises and scales them itself.",
+    ]
+    if names := signature.label_names:
+        kind = signature.label_kind.replace("_", " ")
+        lines += ["", f"## Labels ({kind})", "```json", json.dumps(names), "```"]
+    if manifest.scores:
+        lines += ["", "## Scores on the test rows", "| score | value |", "|---|---|"]
+        lines += [f"| {name} | {value:.4g} |" for name, value in manifest.scores.items()]
+    lines += ["", "## Training", "```sh", "heron pretrain config.yaml data.path=FOLDER", "```"]
+    if manifest.data:
+        lines += [f"FOLDER holds the data set of the fingerprint `{manifest.data}`."]
+    versions = [f"{name} {value}" for name, value in manifest.made_with.items() if name != "code"]
+    lines += ["", f"Versions: {', '.join(versions)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _history(origin: Path | None, weights: str) -> dict[str, Any]:
+    """Returns what `origin` knows of weights with this sha256: data, scores and versions."""
+    has_weights = origin is not None and (origin / WEIGHTS).exists()
+    if origin is None or not has_weights or sha256(origin / WEIGHTS) != weights:
+        return {"made_with": versions()}
+    if (origin / STATE).exists():
+        state = CheckpointManifest.read(origin / STATE)
+        scores = _scores(origin.parent.parent / "result.json", state.position.step)
+        return {"data": state.data, "scores": scores, "made_with": state.made_with or versions()}
+    if (origin / MANIFEST).exists():
+        saved = SavedModel.open(origin)
+        return {"data": saved.data, "scores": saved.scores, "made_with": saved.made_with}
+    return {"made_with": versions()}
+
+
+def _scores(result: Path, step: int) -> dict[str, float]:
+    """Returns the scores of a run's last weights, if `step` is its last."""
+    try:
+        content = parse_json(result.read_bytes())
+        if content["steps"] != step:
+            return {}
+        scores = scores_of(content)
+    except (OSError, ValueError, KeyError, TypeError):  # the run has not ended
+        return {}
+    return {name: float(v) for name, v in scores.items() if type(v) in (int, float)}
+
+
+def portable(config: Config) -> Config:
+    """Returns an experiment without paths and addresses of the machine that it ran on.
+
+    Of the data set's path only the last part is left: to train again, set `data.path`.
+    """
+    name = Path(config.data.path).name or "data"
+    changes: dict[str, Any] = {"build": None, "cache": Cache(), "storage_options": {}}
+    if config.data.sources is None:  # the same data set, at another place
+        changes["fingerprint"] = config.data.fingerprint
+    views = [
+        view.model_copy(update={"tokenizer": Path(view.tokenizer).name})
+        for view in config.data.views
+    ]
+    return config.model_copy(
+        update={
+            "run": RunFolder(dir="run"),
+            "data": config.data.for_data_set(name).model_copy(update=changes | {"views": views}),
+            "model": without_weights(config.model),
+            "tracking": [],
+        }
+    )

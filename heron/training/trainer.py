@@ -1,0 +1,400 @@
+"""The training loop: one run on one process, from its data to its report."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from heron.config.errors import CheckpointError, Stopped
+from heron.config.experiment import Config, dump_config
+from heron.data.batches import Batch, batches, open_process_batches
+from heron.data.dataset import build_data
+from heron.data.mined import MinedStream
+from heron.data.plan import even_sizes
+from heron.data.streams import open_data
+from heron.data.views import Views
+from heron.data.workers import worker_count
+from heron.distributed import collectives, strategy
+from heron.distributed.agreement import agree, run_fingerprint
+from heron.distributed.exchange import ShardSizes, gather_batch, uses_ring
+from heron.distributed.launch import prepare, start_processes
+from heron.distributed.sync_batchnorm import has_norm, synchronise
+from heron.distributed.watchdog import Watchdog
+from heron.evaluation import baselines, collapse
+from heron.evaluation.evaluator import Evaluator
+from heron.evaluation.metrics import Scores
+from heron.models.heterogeneous import Heterogeneous
+from heron.models.networks import with_pretrained_configs
+from heron.models.recompute import recompute_blocks
+from heron.negatives.mine import Miner
+from heron.objectives import fused
+from heron.objectives.memory import RunSpec, StepEnd
+from heron.objectives.objective import Objective
+from heron.report.run_report import wants_map, write_report
+from heron.shards.terminal import print_lines, print_table
+from heron.training import checkpoint, throughput
+from heron.training.checkpoint import Position, Snapshot
+from heron.training.earlier_run import make_way, refuse_finished
+from heron.training.optim import build_optimizer, learning_rate
+from heron.training.preamble import preamble, refuse_unfit
+from heron.training.run_lock import RunLock
+from heron.training.signals import StopSignals
+from heron.training.signature import SIGNATURE, Signature
+from heron.training.trackers import Trackers
+from heron.training.tracking import RunLog, write_result, write_start
+from heron.training.values import PendingStep, StepValues, refuse_nonfinite
+from heron.version import __version__
+
+COMPILER = "inductor"  # the backend of torch.compile
+
+
+def train(
+    config: Config, watchdog: Watchdog, signals: StopSignals, lock: RunLock, overwrite: bool = False
+) -> dict[str, Any]:
+    """Runs a training job and returns its result: see `pretrain`."""
+    run = Trainer(config, watchdog, signals)
+    if config.run.resume == "never" and not overwrite:
+        refuse_finished(run.folder, config.run.resume)  # before data are built
+    run.open_data()
+    run.build_model()
+    lock.acquire(watchdog, signals.received)
+    run.resume(lock, overwrite)
+    run.train()
+    return run.report()
+
+
+class Trainer:
+    """One run on one process; `train` calls its methods in the order in which they stand.
+
+    `start_step` steps were taken before this process began; the run ends after `steps` in all.
+    """
+
+    def __init__(self, config: Config, watchdog: Watchdog, signals: StopSignals) -> None:
+        """Starts the processes; all seed the generator alike, which only initial weights use."""
+        self.start_time = time.perf_counter()
+        config = config.model_copy(update={"model": with_pretrained_configs(config.model)})
+        self.config, self.watchdog, self.signals = config, watchdog, signals
+        self.folder = Path(config.run.dir)
+        self.checkpoints = self.folder / "checkpoints"
+        self.config_text = dump_config(config)
+        self.accelerator = start_processes(config, signals.received)
+        self.world, self.is_main = self.accelerator.num_processes, self.accelerator.is_main_process
+        self.device = self.accelerator.device
+        watchdog.start()
+        self.trackers = Trackers(config, watchdog)
+        self.by_ring: bool | None = None  # decided at the first step
+        self.stop = False  # whether any process has received a signal
+        self.pending: PendingStep | None = None
+        torch.manual_seed(config.seed)
+
+    def open_data(self) -> None:
+        """Opens the shards and the streams of rows that global batches are drawn from."""
+        data, is_local_main = self.config.data, self.accelerator.is_local_main_process
+        with self.watchdog.busy():  # the first process on each disk builds, the others wait for it
+            build_data(data, progress=is_local_main)
+            streams = self.streams = open_data(self.config)
+            self.data_fingerprint = streams.reader.manifest.fingerprint
+            if data.verify and is_local_main:
+                streams.reader.verify_payloads()
+        collectives.barrier()  # fails at once where a process is gone
+        facts = {"data": self.data_fingerprint, "tokenizers": streams.reader.tokenizers}
+        agree(facts, self.config.train.timeout_s, self.signals.received)
+        self.skipped = streams.skipped(data.max_bad_fraction)
+        for lost in collectives.gather_if_any(streams.reader.lost):
+            streams.reader.lost |= lost  # with `on_error: skip`, all processes skip the same rows
+        self.views = Views(streams.reader, data, self.device)
+        self.n_labelled = streams.labelled.batch if streams.labelled else 0
+        self.sizes = ShardSizes(
+            even_sizes(self.n_labelled, self.world),
+            even_sizes(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
+        )
+        self.batch_rows, self.offsets = sum(self.sizes.rows), self.sizes.offsets()
+        self.steps_per_epoch = streams.epoch_stream.steps_per_epoch
+        self.steps, self.epochs = self.config.train.length(self.steps_per_epoch)
+
+    def build_model(self) -> None:
+        """Builds the objective, its memories, and the parts of the model that it needs."""
+        config, streams = self.config, self.streams
+        objective = self.objective = Objective(config.objective.terms(), config.model.matryoshka)
+        objective.refuse_unfit(streams.kind, config.data.views, self.n_labelled, config.model)
+        objective.refuse_partial_rows(streams.lacks_views, streams.lacks_labels)
+        refuse_unfit(config, objective, self.views, streams)
+        self.signature = Signature.of(streams.reader, config.data.views)
+        self.labels = streams.reader.manifest.labels.names
+        shapes, terms = self.views.shapes, objective.terms
+        names, labels = config.data.view_names, len(self.labels)
+        model = Heterogeneous(config.model, shapes, labels, terms, names, self.batch_rows)
+        model.to(self.device)
+        model.precision = precision = config.train.precision
+        assert precision != "auto"  # `resolve_precision` has replaced it
+        fused.set_default_precision("bf16" if precision == "bf16" else "fp16")
+        if precision == "fp64":
+            model.double()
+        # The FLOPs of graph encoders depend on the rows, so they are not counted.
+        has_graphs = any(len(shape) == 4 for shape in shapes)
+        self.peak_flops = None if has_graphs else throughput.peak_flops(self.device, precision)
+        rows = max(self.sizes.rows)
+        self.step_flops = throughput.model_flops(model, shapes, rows) if self.peak_flops else 0
+        labelled = streams.labelled_rows
+
+        def targets() -> Tensor:
+            return torch.from_numpy(streams.targets(labelled))
+
+        objective.build_memories(RunSpec(model, torch.from_numpy(labelled), labels, targets, terms))
+        micro_batch, self.has_norm = config.train.micro_batch, has_norm(model)
+        self.micro_batches = strategy.count_micro_batches(micro_batch, self.sizes, self.has_norm)
+        for module in (model, *objective.memories.values()):
+            synchronise(module)
+        if config.train.activation_checkpointing:
+            for encoder in model.encoders:
+                recompute_blocks(encoder)
+        if config.train.compile:
+            model.compile_encoders(COMPILER)
+            self.views.compile(COMPILER)
+        self.model = model
+
+    def resume(self, run_lock: RunLock, overwrite: bool) -> None:
+        """Resumes from the newest checkpoint; without, an earlier run is refused or moved aside."""
+        config, model, snapshot = self.config, self.model, None
+        self.damaged = list[str]()
+        if config.run.resume != "never":
+            snapshot, self.damaged = checkpoint.resume(
+                self.checkpoints, config, self.data_fingerprint, self.watchdog
+            )
+        self.start_step = step = snapshot.position.step if snapshot else 0
+        if step > self.steps:
+            raise CheckpointError(
+                f"{self.checkpoints} stands at step {step}, and the run ends at {self.steps}; "
+                "expected a step that is not past the end: train.steps or train.epochs may not lie "
+                "before it"
+            )
+        self.moved = "" if step else make_way(self.folder, config.run.resume, overwrite, run_lock)
+        if snapshot:
+            self.signature.refuse_other_tokenizers(self.checkpoints / f"step-{step:08d}")
+            model.load_state_dict(snapshot.model)
+            self.objective.load_memory_state(snapshot.memories)
+        optimizer = build_optimizer(config.optim, model.parameters())
+        self.strategy = prepare(self.accelerator, model, optimizer, max(self.sizes.rows))
+        if snapshot:
+            self.strategy.load_optimizer(snapshot.optimizer, step)
+        del snapshot  # the model and the optimiser hold its values now
+        self.evaluator = Evaluator(self.streams.reader, self.views, config.evaluate, self.watchdog)
+        self.miner = None  # of hard negatives, which are read with the labelled batches
+        if isinstance(stream := self.streams.labelled, MinedStream):
+            self.miner = Miner(config.negatives, stream, self.evaluator, self.checkpoints)
+            self.miner.begin(step)
+
+    def train(self) -> None:
+        """Takes the remaining steps, and scores the last weights."""
+        config, streams = self.config, self.streams
+        rank, pin = self.accelerator.process_index, self.device.type == "cuda"
+        share = open_process_batches(streams, config, rank, self.world, self.start_step)
+        source = batches(share, self.start_step, self.steps, worker_count(config.data), pin=pin)
+        if self.is_main:
+            self._clear_folder()
+        log = RunLog(self.folder, self.start_step, self.steps, self.is_main, self.trackers)
+        with log as self.log, closing(source), self.miner or nullcontext():
+            description = preamble(
+                config, streams, self.objective, self.sizes, self.strategy, self.micro_batches
+            )
+            log.say(description, *self.damaged, *filter(None, [self.moved]))
+            self._log_skipped([streams.reader.lost])
+            if self.start_step and self._evaluates_at(self.start_step):
+                self.evaluate(self.start_step)  # the interrupted run may not have done it
+            self.train_seconds = log.earlier_s
+            with self.signals.saving():
+                for t in range(self.start_step, self.steps):
+                    self.step(t, source)
+                    self.after_step(t + 1)
+            self._score()
+        self.skipped.refuse()  # where too many rows of the scored sets could not be read
+
+    def step(self, t: int, source: Iterator[Batch]) -> None:
+        """Takes one optimiser step; its metrics are read a step later: see `record_pending`."""
+        config, objective = self.config, self.objective
+        self.watchdog.beat(t)
+        start = time.perf_counter()
+        if self.miner:
+            self.miner.wait(t)
+        batch = next(source).to(self.device)
+        data_wait = time.perf_counter() - start
+        inputs = self.views(batch, train=True)
+        micro = strategy.micro_batches(batch.sizes, self.offsets, self.micro_batches)
+        if self.has_norm:
+            strategy.refuse_lonely_rows(batch, micro, self.views.names)
+        features, backward = self.strategy.embed(inputs, batch, micro)
+        self.record_pending()  # while the GPU computes the features
+        epoch = t / self.steps_per_epoch
+        if self.by_ring is None:
+            mode, memory = config.distributed.exchange, throughput.memory_capacity(self.device)
+            self.by_ring = uses_ring(mode, features, objective, self.sizes, memory)
+            if self.by_ring:
+                self.log.say("vectors of other processes' rows come round a ring")
+        half = config.train.precision == "bf16"
+        global_batch = gather_batch(
+            features, batch, inputs, self.sizes, objective, epoch, half, self.by_ring
+        )
+        loss, terms = objective(global_batch)
+        scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.received()}
+        scalars |= {f"loss/{name}": x for name, x in terms.items()}
+        summed = StepValues(scalars, self.device)
+        backward(loss)
+        summed.close(gradient_norm=self.strategy.gradient_norm())
+        rate = learning_rate(config.optim, epoch, self.epochs)
+        self.strategy.step(rate)
+        end = StepEnd(
+            t, self.steps_per_epoch, self.strategy.gathered_parameters, collectives.broadcast_object
+        )
+        self.log.say(*objective.update_memories(end))
+        seconds = time.perf_counter() - start
+        self.train_seconds += seconds
+        values = {"mfu": self.step_flops / seconds / self.peak_flops} if self.peak_flops else {}
+        every = config.train.measure_every_steps
+        if "projections" in features and (t + 1 == self.steps or (t + 1) % every == 0):
+            z = [collectives.gather(x.detach(), self.sizes.rows) for x in features["projections"]]
+            values |= collapse.measure(z, global_batch.present)
+        values |= {"lr": rate, "samples_per_s": self.batch_rows / seconds}
+        values |= {"data_wait_s": data_wait, "seconds": seconds}
+        features = {name: [x.detach() for x in tensors] for name, tensors in features.items()}
+        self.pending = PendingStep(t, summed, values, features, batch.lost)
+
+    def record_pending(self) -> None:
+        """Records the metrics of the last step; raises where one of them is not finite."""
+        if self.pending is None:
+            return
+        (t, summed, values, features, lost), self.pending = self.pending, None
+        metrics = summed.read()
+        if metrics.pop("skipped"):
+            self._log_skipped(collectives.gather_objects(lost))
+        self.stop |= metrics.pop("signals") > 0
+        refuse_nonfinite(metrics, t, self.checkpoints, features)
+        if "uniformity" in values and (reason := collapse.collapsed(values)):
+            self.log.say(f"step {t}: the embeddings have collapsed: {reason}")
+        self.log.step({"step": t, "epoch": t // self.steps_per_epoch, **metrics, **values})
+
+    def after_step(self, step: int) -> None:
+        """Mines, saves and evaluates where that is due after `step` steps."""
+        config, mine_every = self.config.train, self.config.negatives.every_steps
+        save_every = config.save_every_steps
+        saves = step == self.steps or self._is_due(step, config.save_every_epochs)
+        saves |= save_every is not None and step % save_every == 0
+        mines = self.miner and step % mine_every == 0
+        if saves or self.stop or self._evaluates_at(step) or mines:
+            self.record_pending()  # so that no weights are used that a NaN has reached
+        if self.miner:
+            self.miner.refresh(self.model, step)
+        if self.stop or saves:
+            self.save(step)
+        if self.stop and step < self.steps:
+            raise Stopped(
+                f"a signal came; step {step} of {self.steps} is saved in {self.checkpoints}"
+            )
+        if self._evaluates_at(step):
+            self.evaluate(step)
+
+    def save(self, step: int) -> None:
+        """Writes a checkpoint of the state after `step` steps; every process calls it."""
+        if self.miner:
+            self.miner.finish()  # a run that resumes from here needs the mined table
+        position = Position(step, *divmod(step, self.steps_per_epoch))
+        model, optimizer = self.strategy.model_state(), self.strategy.optimizer_state()
+        memories = self.objective.memory_state()
+        snapshot = Snapshot(position, model, optimizer, memories, self.data_fingerprint)
+        texts = {"config.yaml": self.config_text, SIGNATURE: self.signature.text()}
+        newest = self.config.train.keep_checkpoints
+        checkpoint.save_on_main(self.checkpoints, snapshot, texts, newest, self.watchdog)
+
+    def evaluate(self, step: int) -> None:
+        """Scores the validation rows after `step` steps; the test rows where there are none."""
+        has_validation = self.config.data.protocol.validation
+        role: Literal["validation", "test"] = "validation" if has_validation else "test"
+        _, scores = self.evaluator.evaluate(self.model, self.streams.roles, role)
+        self.log.scores(step - 1, step / self.steps_per_epoch, scores, role)
+
+    def report(self) -> dict[str, Any]:
+        """Trains the baselines and other seeds, and writes the result and the report."""
+        config, scores = self.config, self.scores
+        if config.evaluate.baselines:
+            scores |= baselines.compare(
+                config, self.evaluator, self.streams.roles, scores, self._train_other
+            )
+        memory = throughput.peak_memory(self.device)
+        mfu = {}
+        if self.peak_flops and self.train_seconds:
+            mfu["mfu"] = self.step_flops * self.steps / self.train_seconds / self.peak_flops
+        result: dict[str, Any] = {
+            **scores,
+            "steps": self.steps,
+            "epochs": self.steps / self.steps_per_epoch,
+            "train_seconds": self.train_seconds,
+            "seconds": time.perf_counter() - self.start_time,
+            "world_size": self.world,
+            "skipped_rows": len(self.skipped),
+            **self.streams.rows_by_views(),
+            "peak_memory_bytes": memory if self.start_step < self.steps else None,
+            "strategy": self.strategy.describe(),
+            "precision": config.train.precision,
+            **mfu,
+            "contrast": fused.describe_path(self.device),
+            "version": __version__,
+            "fingerprint": run_fingerprint(config, self.data_fingerprint),
+        }
+        others = [self._train_other(other) for other in baselines.other_seeds(config)]
+        if self.is_main:
+            report = write_report(
+                self.folder, config, result, self.predictions, self.embedding, self.streams.reader
+            )
+            if lines := baselines.summary([result, *others], self.folder.name):
+                print_table(*lines, headed=False)
+            print_lines(f"report: {report}")
+            write_result(self.folder, result)  # last: its presence marks the run as done
+        return result
+
+    def _score(self) -> None:
+        """Scores the last weights, and embeds rows for the report's map."""
+        options, roles, last = self.config.evaluate, self.streams.roles, max(self.steps - 1, 0)
+        epoch, self.scores = self.steps / self.steps_per_epoch, Scores()
+        if self.config.data.protocol.validation:
+            self.predictions, scores = self.evaluator.evaluate(self.model, roles, "validation")
+            self.scores |= {f"validation_{name}": value for name, value in scores.items()}
+            self.log.scores(last, epoch, scores, "validation")
+        if options.test:
+            self.predictions, scores = self.evaluator.evaluate(self.model, roles)
+            self.scores |= scores
+            self.log.scores(last, epoch, scores)
+        self.embedding = None
+        # Clocks differ, so the main process decides.
+        if collectives.broadcast_object(wants_map(options.map, self.train_seconds)):
+            rows = roles.test if options.test else roles.validation
+            rows = rows if len(rows) else roles.unlabelled
+            sample = rows[:: max(1, len(rows) // options.map_rows)]
+            self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
+        self._log_skipped(collectives.gather_if_any(self.streams.reader.lost), refuse=False)
+
+    def _train_other(self, other: Config) -> dict[str, Any]:
+        with RunLock(Path(other.run.dir)) as run_lock:
+            return train(other, self.watchdog, self.signals, run_lock)
+
+    def _clear_folder(self) -> None:
+        """Marks the run as begun: until it has ended, it has no result."""
+        for stale in ("result.json", "report.html"):
+            (self.folder / stale).unlink(missing_ok=True)
+        fingerprint = run_fingerprint(self.config, self.data_fingerprint)
+        write_start(self.folder, self.config_text, self.steps, fingerprint)
+
+    def _log_skipped(self, lost: list[dict[int, str]], refuse: bool = True) -> None:
+        self.log.say(*self.skipped.add(lost))
+        if refuse:
+            self.skipped.refuse()
+
+    def _evaluates_at(self, step: int) -> bool:
+        train, every = self.config.train, self.config.train.evaluate_every_steps
+        due = self._is_due(step, train.evaluate_every_epochs) or (every and step % every == 0)
+        return step < self.steps and bool(due)
+
+    def _is_due(self, step: int, every_epochs: int | None) -> bool:
+        return every_epochs is not None and step % (every_epochs * self.steps_per_epoch) == 0

@@ -1,1 +1,0 @@
-"""Heron's trainer: streams, model, objectives and the loop that joins them."""

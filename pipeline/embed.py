@@ -1,0 +1,8 @@
+"""Writes the features of a run: python pipeline/embed.py runs/faces --out embeddings/faces."""
+
+import sys
+
+from heron.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(["embed", *sys.argv[1:]]))

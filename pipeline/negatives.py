@@ -1,0 +1,8 @@
+"""Reports hard negatives: python pipeline/negatives.py embeddings/faces --out negatives."""
+
+import sys
+
+from heron.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(["negatives", *sys.argv[1:]]))

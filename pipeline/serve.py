@@ -1,0 +1,8 @@
+"""Serves an index as a web page: python pipeline/serve.py indexes/faces."""
+
+import sys
+
+from heron.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(["serve", *sys.argv[1:]]))
