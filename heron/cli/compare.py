@@ -184,7 +184,7 @@ def _search_settings(
     if data.webdataset is not None:
         raise ConfigError(
             "data.webdataset streams rows without numbers, of which no fold can be made; expected "
-            "indexed shards: `heron shards index`, and data.path"
+            "indexed shards: `heron shards index`, then data.webdataset=null and data.path"
         )
     data.refuse_missing("build it with `heron shards build`: see the first lines of the experiment")
     build_data(data)

@@ -117,7 +117,7 @@ class Evaluator:
         """Returns predictions by the prefix of their scores, and the scores that need no labels.
 
         The probe and the vote learn from `labelled_rows`. Raises TrainingError for non-finite
-        features.
+        features or probabilities.
         """
         no_classifier = model.classifier is None
         use_probe = self.config.probe == "always" or (self.config.probe == "auto" and no_classifier)
@@ -296,8 +296,14 @@ class Evaluator:
 def _refuse_nonfinite(predictions: Predictions) -> None:
     """Raises TrainingError on every process alike, since each one holds all rows."""
     hidden = [] if predictions.hidden is None else [predictions.hidden]
-    for name, features in (("hidden features", hidden), ("projections", predictions.projections)):
-        for rows in features:
+    probability = [] if predictions.probability is None else [predictions.probability]
+    named = {
+        "hidden features": hidden,
+        "projections": predictions.projections,
+        "probabilities": probability,
+    }
+    for name, arrays in named.items():
+        for rows in arrays:
             if len(bad := np.flatnonzero(~np.isfinite(rows).all(1))):
                 raise TrainingError(
                     f"{name} of {len(bad)} of {len(rows)} rows are not finite, the first is row "

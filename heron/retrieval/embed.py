@@ -192,9 +192,11 @@ def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
     else:
         rows = np.arange(reader.starts[-1])
     if not len(rows):
+        chosen = {"role": choice.role, "split": choice.split}
+        names = ", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None)
         raise RetrievalError(
-            f"{config.data.path} has no row of role {choice.role}, split {choice.split}; expected "
-            "some; see `heron shards show`"
+            f"{config.data.path} has no row{f' of {names}' if names else ''}; expected some; give "
+            "another --role or --split; `heron shards show` counts the rows of each split"
         )
     return np.sort(rows).astype(np.int64)
 

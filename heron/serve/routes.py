@@ -233,7 +233,10 @@ class Selection:
     def required_map(self) -> SampleMap:
         """Returns the map, or raises a RetrievalError if there is none."""
         if self.map is None:
-            raise RetrievalError("this index has no map; expected one; build it with `heron index`")
+            raise RetrievalError(
+                "this index has no map; expected one; build it again with `heron index`, without "
+                "--map none"
+            )
         return self.map
 
     def inside(self, outline: str) -> Flags | None:

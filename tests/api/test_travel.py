@@ -194,8 +194,12 @@ def test_a_model_goes_by_the_hub(
     with pytest.raises(CheckpointError, match="model.safetensors is altered"):
         heron.from_pretrained("hf://lab/frames")
     (there / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match="hf://lab/frames has no manifest.json; expected a"):
+    with pytest.raises(
+        CheckpointError, match="has no manifest.json; expected a model that Heron saved"
+    ):
         heron.from_pretrained("hf://lab/frames")
+    assert main(["save", str(run.folder), "--push", "lab/frames"]) == 0
+    assert (heron.from_pretrained("hf://lab/frames").encode(rows) == model.encode(rows)).all()
     with pytest.raises(CheckpointError) as caught:
         heron.from_pretrained("hf://lab/none")
     assert "hf://lab/none cannot be fetched: 404 Client Error; expected a model" in str(

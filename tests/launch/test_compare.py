@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from heron.data.dataset import build_data
 from heron.job import pretrain
 from heron.tuning.comparison import Comparison, FoldResult, shared_rows
 from heron.tuning.search import OWN, SearchSettings, Space, load_space
+from tests.data.endless import WIDTH, vectors
 from tests.experiments import frames
+from tests.shards.others import write_wds
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,28 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_data(config.data, progress=False)
     (folder / "mine.yaml").write_text(dump_config(config))
     return folder / "mine.yaml"
+
+
+def test_a_stream_of_tars_is_indexed_first(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = yaml.safe_load(experiment.read_text())
+    left_out = {"path", "build", "split", "epoch"}
+    tree["data"] = {key: value for key, value in tree["data"].items() if key not in left_out}
+    tree["data"]["protocol"] = {"validation": 0.2}
+    tree["data"] |= {"views": [{"stored": "vector"}, {"stored": "vector"}]}
+    stream = {"labelled": f"{tmp_path}/tars/train.tar", "samples_per_epoch": 60, "label": "cls"}
+    stream |= {"vector": {"npy": WIDTH}, "classes": 3}
+    tree["data"]["webdataset"] = stream
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "tars").mkdir()
+    write_wds(tmp_path / "tars" / "train.tar", vectors(0, 60))
+    words = ["--methods", "dnn", "--trials", 1, "--out", tmp_path / "out"]
+    assert run("tune", tmp_path / "mine.yaml", *words) == 1
+    assert "of which no fold can be made; expected indexed shards" in capsys.readouterr().err
+    assert run("shards", "index", tmp_path / "tars", "--vector", "npy", "--label", "cls") == 0
+    overrides = ["data.webdataset=null", f"data.path={tmp_path}/tars", "data.protocol.labelled=30"]
+    assert run("tune", tmp_path / "mine.yaml", *overrides, *words) == 0, capsys.readouterr().err
 
 
 def run(*words: object) -> int:
@@ -204,6 +229,14 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     assert run(*words, "--folds", 2) == 0 and len(made) == 4
     assert run(*words, "--folds", 2, "--seed", 1) == 1
     assert "is of another experiment, data set or search" in capsys.readouterr().err
+    kept = shutil.copytree(out, out.with_name("kept"))
+    few = ["compare", "--config", experiment, "--methods", "dnn", "--trials", 1, "--folds", 1]
+    few += ["--baselines", "logistic", "--out", out]
+    assert run(*few, "--seed", 1) == 1
+    assert "is of another experiment, data set or search" in capsys.readouterr().err
+    assert run(*few, "--seed", 1, "--overwrite") == 0
+    shutil.rmtree(out)
+    kept.rename(out)
     path = out / "results" / "dnn-0.json"
     path.write_text(path.read_text().replace('"validation"', '"validatiom"', 1))
     assert run(*words, "--folds", 2) == 1
@@ -279,9 +312,12 @@ def test_a_search_writes_experiments_that_score_the_tests(
     standing.write_text(json.dumps(result | {"validation_f1_macro": 0.0}))
     assert run(*words, "--score", "f1_macro") == 0
     assert "f1_macro as it stands 0.0000" in capsys.readouterr().out
-    assert run(*words, "--score", "auc_macro") == 1
-    assert "was chosen by f1_macro, not by auc_macro; choose another" in capsys.readouterr().err
-    assert run(*words[:-1], experiment.parent / "other", "--score", "f2") == 1
+    assert run(*words, "--score", "accuracy") == 1
+    assert "was chosen by f1_macro, not by accuracy; choose another" in capsys.readouterr().err
+    assert run(*words, "--score", "accuracy", "--overwrite") == 0
+    other = [*words[:-1], experiment.parent / "other"]
+    assert run(*other, "--score", "f2") == 1
     assert "the validation rows have no score 'f2'; found accuracy" in capsys.readouterr().err
-    assert run(*words, "--score", "f1_macro", "evaluate.test=true") == 1
+    assert run(*other, "--score", "f1_macro") == 0
+    assert run(*other, "--score", "f1_macro", "evaluate.test=true") == 1
     assert "evaluate.test=true: the table sets this itself" in capsys.readouterr().err

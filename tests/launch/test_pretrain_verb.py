@@ -131,6 +131,8 @@ def test_what_cannot_be_started_is_named(
     (tmp_path / "none.yaml").write_text(yaml.safe_dump({"compute_environment": "NOWHERE"}))
     with pytest.raises(TrainingError, match="is no configuration that accelerate reads"):
         environments(tmp_path / "none.yaml", None)
+    assert main(["launchers", str(tmp_path / "cluster")]) == 0
+    assert len(environments(tmp_path / "cluster" / "accelerate" / "cpu.yaml", 2)) == 2
     with pytest.raises(ConfigError, match="study nosie is not there; expected .* mean 'noise'"):
         find_shipped("nosie", STUDIES, "study")
     assert main(["pretrain", "facse"]) == 1
@@ -187,6 +189,9 @@ def test_a_process_that_cannot_be_started_ends_the_others(monkeypatch: pytest.Mo
 def test_more_processes_than_a_configuration_starts() -> None:
     with pytest.raises(TrainingError, match="3 processes, of which .* starts one; .* take cpu"):
         environments(ACCELERATE / "single_gpu.yaml", 3)
+    assert len(environments(ACCELERATE / "single_gpu.yaml", 1)) == 1
+    for name in ("cpu", "ddp", "fsdp"):
+        assert len(environments(ACCELERATE / f"{name}.yaml", 3)) == 3
 
 
 def test_launchers_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

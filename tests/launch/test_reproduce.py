@@ -20,6 +20,7 @@ from heron.objectives.plnl import Plnl
 from heron.shards.artefact import MANIFEST
 from heron.tables import GROUPS, TABLES
 from heron.tables.measured import compare
+from heron.training.earlier_run import begin_anew
 
 SCENE = replace(TABLES["scene"], runs=1)
 
@@ -87,6 +88,7 @@ def test_an_override_of_what_one_method_sets_itself(
     with pytest.raises(ConfigError, match=f"{override}: the table sets this itself"):
         reproduce(SCENE, tmp_path / "all", [data, override], [])
     assert not (tmp_path / "all").exists()
+    assert "C2AE" in reproduce(SCENE, tmp_path / "all", [data], ["C2AE", "DNN"])
 
 
 def test_an_override_that_one_method_cannot_have(
@@ -125,6 +127,10 @@ def test_a_run_of_another_configuration_is_told_of_before_any_runs(
             (out / "HeroCon-0" / "result.json").unlink()
             out.rename(tmp_path / "moved")
     assert not ran
+    reproduce(SCENE, tmp_path / "another", [data], ["HeroCon"])
+    begin_anew(tmp_path / "moved")  # as --overwrite does
+    reproduce(SCENE, tmp_path / "moved", [data], ["HeroCon"])
+    assert len(ran) == 2
 
 
 def test_a_dry_run_names_what_is_left(

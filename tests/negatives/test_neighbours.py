@@ -1,6 +1,7 @@
 """Which pairs are near: neighbours against a loop, what is left out, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from heron.config.errors import RetrievalError
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index, Neighbours
 from tests.negatives.loops import NAMES, by_hand, distance, drawn
 from tests.retrieval import made
 
@@ -51,6 +53,25 @@ def test_examples_name_no_sample_twice(found: NearPairs) -> None:
     assert cosines == sorted(cosines, reverse=True)
     wanted = found.difference[:, :3] >= found.hard[:, None]
     assert cosines[0] == found.cosine[:, :3][wanted].max()
+
+
+def test_an_index_that_gives_too_few(
+    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever k is, since rates are of up to 20 neighbours; without the index they are found."""
+    index = build_index(embeddings, tmp_path / "flat", kind="flat", progress=False)
+    search = Index.search
+
+    def few(*given: Any, **named: Any) -> Neighbours:
+        found = search(*given, **named)
+        found.numbers[:, 10:] = -1
+        return found
+
+    monkeypatch.setattr(Index, "search", few)
+    question = Question(k=3, anchors=15)
+    with pytest.raises(RetrievalError, match="gave fewer than 20 neighbours of .*; leave --index"):
+        find_neighbours(embeddings, question, index)
+    assert find_neighbours(embeddings, question).numbers.shape == (15, 20)
 
 
 def test_questions_without_an_answer_are_refused(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ class Case(NamedTuple):
     make: Callable[[Path], Sequence[Any]]  # writes files, and returns the words of the command
     more: Sequence[Any]  # words that are added
     without: Sequence[Any] = ()  # words that are left out
+    given: Sequence[Any] = ()  # a command that comes before
+    before: Sequence[Any] = ()  # a command that the error says to run, before the other words
 
 
 def call(words: Sequence[Any]) -> int:

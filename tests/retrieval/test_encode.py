@@ -319,6 +319,7 @@ def test_the_model_and_the_data_are_those_of_the_index(faces: Retriever, tmp_pat
     message = f"other has weights of sha256 [0-9a-f]{{12}}; expected {wanted}, those that the index"
     with pytest.raises(RetrievalError, match=message):
         Retriever.open(index, run=other).by_file(PICTURE)
+    assert Retriever.open(index, run=faces.run).by_file(PICTURE).hits
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         Retriever.open(index, run=tmp_path / "none").by_file(PICTURE)
     with pytest.raises(ShardError, match="none/manifest.json"):
@@ -333,6 +334,8 @@ def test_the_model_and_the_data_are_those_of_the_index(faces: Retriever, tmp_pat
         RetrievalError, match="row 29 of .* is 'no sample'; expected '.*', as the i"
     ):
         fresh.picture(29)
+    given = Retriever.open(index, data=faces.data)
+    assert given.by_file(PICTURE).hits and given.picture(29) is not None
 
 
 def test_an_older_checkpoint_of_the_run_is_found(faces: Retriever, tmp_path: Path) -> None:
@@ -396,3 +399,4 @@ def test_a_sheet_has_the_query_first_and_framed(
 def test_a_sheet_needs_pictures(frames: Retriever, tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="has no view of pictures in 1 or 3 channels; a sheet"):
         ask(frames.index.folder, "--key", frames.samples.key(0), "--sheet", tmp_path / "a.png")
+    ask(frames.index.folder, "--key", frames.samples.key(0))

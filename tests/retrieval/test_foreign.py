@@ -58,3 +58,5 @@ def test_options_of_a_run_that_an_index_names_lead_nowhere(
     monkeypatch.setattr("heron.retrieval.pictures.open_store", reached)
     with pytest.raises(ShardError, match="the address was reached"):
         Retriever.open(folder, run=foreign, data="s3://mine/x").picture(0)
+    with pytest.raises(ShardError, match="here/manifest.json"):  # a folder, which is looked into
+        Retriever.open(folder, data=tmp_path / "here").picture(0)

@@ -86,6 +86,7 @@ def test_a_kind_without_a_search_on_gpus_is_refused(
     message = f"is of kind {kind}, which FAISS searches on no GPU; expected one of flat, ivf, sq8"
     with pytest.raises(RetrievalError, match=message):
         Index.open(tmp_path / "i", gpu=True)
+    assert len(Index.open(tmp_path / "i").search(clustered(3), 4).numbers) == 3
 
 
 def test_mining_searches_on_the_gpu(calls: list[str]) -> None:

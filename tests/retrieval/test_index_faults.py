@@ -189,11 +189,14 @@ def test_a_build_that_loses_the_race_leaves_the_others_index(
         shutil.copytree(embeddings.folder, out)
         return 0, None
 
-    monkeypatch.setattr(build, "measure", other_build_ends)
-    with pytest.raises(RetrievalError, match="index was written by another build meanwhile"):
-        build_index(embeddings, out, kind="flat", progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "measure", other_build_ends)
+        with pytest.raises(RetrievalError, match="index was written by another build meanwhile"):
+            build_index(embeddings, out, kind="flat", progress=False)
     assert [*tmp_path.iterdir()] == [out] and (out / "manifest.json").exists()
     assert Embeddings.open(out).manifest == embeddings.manifest
+    build_index(embeddings, tmp_path / "another", kind="flat", progress=False)
+    Index.open(tmp_path / "another")
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -262,6 +265,8 @@ def test_the_folder_that_one_is_in_is_not_replaced(
     ):
         build_index(embeddings, Path("."), progress=False)
     assert [*tmp_path.iterdir()] == [here]
+    build_index(embeddings, Path("index"), kind="flat", progress=False)
+    Index.open(here / "index")
 
 
 def test_altered_samples_are_not_copied(tmp_path: Path) -> None:

@@ -119,8 +119,12 @@ def test_what_cannot_be_is_refused() -> None:
         choose_plan("tree", small, GB)  # type: ignore[arg-type]
     with pytest.raises(RetrievalError, match=r"budget of 1 MB .* at least 50\.4 MB; give more"):
         choose_plan("auto", small, MB)
-    with pytest.raises(RetrievalError, match=r"hnsw over 1,000,000 .* --kind ivfpq"):
+    with pytest.raises(
+        RetrievalError, match="hnsw over 1,000,000 .* more --memory, or --kind ivfpq"
+    ):
         choose_plan("hnsw", MILLION, 900 * MB)
+    assert choose_plan("hnsw", MILLION, 2 * GB).kind == "hnsw"
+    assert choose_plan("ivfpq", MILLION, 900 * MB).kind == "ivfpq"
     with pytest.raises(RetrievalError, match="ivf needs 39 vectors besides 10 queries.*found 20"):
         choose_plan("ivf", VectorSet(count=30, dim=8, held_out=10), GB)
 

@@ -106,13 +106,18 @@ def test_what_is_no_source(
 
 @pytest.mark.parametrize("name", ["workers", "help", "source"])
 def test_an_option_that_the_command_has(
-    lab: Path, capsys: pytest.CaptureFixture[str], name: str
+    lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (lab / "sources.py").write_text(documented().replace("    rows: int", f"    {name}: int", 1))
     with pytest.raises(SystemExit) as status:
         main(["shards", "build", "my_lab.sources.Blobs", "--out", "out"])
     assert status.value.code == 2
     assert f"Blobs: an option is called {name}, as one of `heron" in capsys.readouterr().err
+    del sys.modules["my_lab.sources"]
+    renamed = documented().replace("    rows: int", "    count: int").replace(".rows", ".count")
+    (lab / "sources.py").write_text(renamed)
+    words = ["shards", "build", "my_lab.sources.Blobs", "--count", "300"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
 
 
 def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

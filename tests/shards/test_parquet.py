@@ -224,6 +224,8 @@ def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         with pytest.raises(SourceError, match=message):
             _ = make_source("parquet", options | change).splits
+    for remedy in ({"subset": "one/test"}, {"hub": None, "data": [tmp_path / "0.parquet"]}):
+        assert make_source("parquet", options | {"subset": None} | remedy).splits
 
 
 @pytest.mark.parametrize(

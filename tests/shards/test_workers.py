@@ -57,6 +57,19 @@ def test_a_fault_ends_all(item: str, fault: type[Exception], message: str) -> No
     assert not multiprocessing.active_children()
 
 
+def alone(item: str) -> str:
+    """What a machine has memory for in one process, and not in two."""
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item.upper()
+
+
+def test_fewer_workers_go_on() -> None:
+    with pytest.raises(ShardError, match="again, with fewer --workers where memory is short"):
+        list(in_parallel(alone, ["a", "b"], 2))
+    assert dict(in_parallel(alone, ["a", "b"], 1)) == {"a": "A", "b": "B"}
+
+
 def test_who_goes_on_no_further_leaves_no_process() -> None:
     with closing(in_parallel(work, ["a", "sleep"], 2)) as found:
         assert next(found)[0] == "a"

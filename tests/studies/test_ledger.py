@@ -16,6 +16,7 @@ from heron.studies.ledger import Ledger, exclusive, measure, write_rows
 from heron.studies.results import Results, best, read_results
 from heron.studies.study import Study
 from heron.studies.trials import Trial, plan
+from heron.training.earlier_run import begin_anew
 from heron.training.tracking import read_lines
 
 TREE: dict[str, Any] = {
@@ -149,6 +150,10 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
         f"{tmp_path} holds another study: workers is 1, not 2; choose another --out, or add "
         f"--overwrite, which moves it to {tmp_path}-1"
     )
+    Ledger(study(workers=2), tmp_path / "another").begin()
+    begin_anew(tmp_path)  # as --overwrite does
+    Ledger(study(workers=2), tmp_path).begin()
+    assert (tmp_path.with_name(f"{tmp_path.name}-1") / "study.yaml").exists()
 
 
 def test_one_driver_at_a_time(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     for folder, found in ((tmp_path, "notes.txt"), (tmp_path / "none", "nothing")):
         with pytest.raises(StudyError, match=f"no study.yaml; found {found}; expected the folder"):
             read_results(folder)
+    assert len(read_results(made.study(tmp_path / "a study", [made.trial("000", {})])).table) == 1
     folder = made.study(tmp_path / "study", [])
     (folder / "trials.jsonl").unlink()
     with pytest.raises(StudyError, match="trials.jsonl: no such file; expected a line a finished"):

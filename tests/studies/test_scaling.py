@@ -162,11 +162,24 @@ def test_too_few_batches_are_refused_in_words(workload: Workload) -> None:
     )
 
 
-def studies(folder: Path, run: Path, workload: Workload) -> Path:
+def test_the_points_of_another_study_make_up_for_too_few(
+    tmp_path: Path, run: Path, workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = studies(tmp_path / "study", run, workload, [*ONES[:2], *MORE])
+    assert main(["report", str(folder)]) == 0
+    assert "at 3 batches or more; found 64, 128. " in capsys.readouterr().out
+    more = studies(tmp_path / "one worker", run, workload, ONES)
+    assert main(["report", str(folder), "--points", str(more)]) == 0
+    assert "batches or more; found" not in capsys.readouterr().out
+
+
+def studies(
+    folder: Path, run: Path, workload: Workload, settings: Sequence[Setting] = (*ONES, *MORE)
+) -> Path:
     """A study of workers whose steps are those of a model, each with a checkpoint of a run."""
     lines: list[dict[str, Any]] = []
     batches = {}
-    for point in truth(workload, [*ONES, *MORE]):
+    for point in truth(workload, settings):
         setting, name = point.setting, f"{len(lines):03}"
         values = {"workers": setting.world, "data.batch.labelled": setting.labelled}
         values |= {"data.batch.unlabelled": setting.unlabelled}
@@ -243,6 +256,8 @@ def test_a_global_batch_without_rows_of_a_stream_is_refused(
     error = capsys.readouterr().err
     assert error.startswith("error: --global-batch 1 leaves no row of the labelled stream")
     assert error.count("\n") == 1 and not (folder / "report").exists()
+    least = error.split("expected ")[1].split()[0]
+    assert main(["report", str(folder), "--global-batch", least]) == 0
     base = Setting(4, 1, 99)
     with pytest.raises(UsageError, match="no row of the labelled stream.* expected 51 or more"):
         Assumptions(global_batch=50).setting(base, 8)

@@ -291,6 +291,10 @@ def test_what_can_never_be_met_is_refused_with_both_numbers(tmp_path: Path) -> N
         "or join a larger cluster with --address"
     )
     assert trials_at_once(study, plan(study)[:1], nodes) == 7
+    assert trials_at_once(study, plan(study), [*nodes, {"CPU": 4.0}]) == 1  # a larger cluster
+    small = write(tmp_path, vary={"workers": [1, 8]}, small={"vary": {"workers": [1, 2]}})
+    small_study = load_study(small, small=True)
+    assert trials_at_once(small_study, plan(small_study), nodes) == 3
     wide = load_study(write(tmp_path, vary={"workers": [3]}, cpus_per_worker=2))
     assert trials_at_once(wide, plan(wide), nodes) == 1  # a worker's two CPUs lie on one node
     wider = load_study(write(tmp_path, vary={"workers": [4]}, cpus_per_worker=2))

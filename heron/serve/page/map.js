@@ -31,7 +31,7 @@ export const fetchMap = () => page.about.map
 export async function startMap(fetched) {
   const { map } = page.about;
   if (!map) {
-    setNote("This index has no map; build it again with heron index, which adds one.");
+    setNote("This index has no map; build it again with heron index, without --map none.");
     byId("plane").hidden = true;
     for (const field of byId("map").querySelectorAll(".field")) field.hidden = true;
     return;

@@ -1,0 +1,87 @@
+"""Messages whose remedy another test performs, and those whose remedy no test can have."""
+
+BY_HAND = "tests/remedies/test_by_hand.py"
+COMPARE = "tests/launch/test_compare.py"
+ENCODE = "tests/retrieval/test_encode.py"
+FAULTS = "tests/retrieval/test_index_faults.py"
+PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
+REPRODUCE = "tests/launch/test_reproduce.py"
+SCALING = "tests/studies/test_scaling.py"
+SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
+SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
+VERB = "tests/launch/test_pretrain_verb.py"
+
+# By a fragment that the message and the test both have.
+PERFORMED = {
+    "--compare found ": "tests/launch/test_runs.py::test_compared",
+    " leaves no row of the ": f"{SCALING}::test_a_global_batch_without_rows_of_a_stream_is_refused",
+    "batches or more; found ": f"{SCALING}::test_the_points_of_another_study_make_up_for_too_few",
+    " starts one; ": f"{VERB}::test_more_processes_than_a_configuration_starts",
+    "is no configuration that accelerate reads": f"{VERB}::test_what_cannot_be_started_is_named",
+    "of which no fold can be made": f"{COMPARE}::test_a_stream_of_tars_is_indexed_first",
+    " more --memory, or --kind ivfpq": "tests/retrieval/test_kinds.py::"
+    "test_what_cannot_be_is_refused",
+    " Parquet files ": PARQUET,
+    "names no commit; ": PARQUET,
+    "expected a data set and a netw": PARQUET,
+    "no Ray cluster answers at": "tests/studies/test_on_ray.py::test_a_study_here",
+    ", as the i": SAME,
+    "has the fingerprint ": SAME,
+    " has weights of sha256 ": SAME,
+    " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
+    "a text is compared": "tests/data/test_texts.py::test_a_text_finds_pictures",
+    "which may lead elsewhere": "tests/retrieval/test_foreign.py::"
+    "test_options_of_a_run_that_an_index_names_lead_nowhere",
+    "the validation rows have no score '": SEARCH,
+    "was chosen by ": SEARCH,
+    "is of another experiment, data set or search": f"{COMPARE}::"
+    "test_a_comparison_goes_on_where_it_was_stopped",
+    "this index has no map; expected one": f"{BY_HAND}::test_an_index_without_a_map_is_built_again",
+    "expected no more than there is": "tests/studies/test_study.py::"
+    "test_what_can_never_be_met_is_refused_with_both_numbers",
+    "unpack it with tar --ignore-zeros, and pack it again": f"{BY_HAND}::"
+    "test_two_tars_one_after_the_other_are_packed_again",
+    "has no view of pictures in 1 or 3 channels; a sheet": f"{ENCODE}::test_a_sheet_needs_pictures",
+    "; expected a model that Heron saved": "tests/api/test_travel.py::test_a_model_goes_by_the_hub",
+    " holds a run of another configuration": f"{REPRODUCE}::"
+    "test_a_run_of_another_configuration_is_told_of_before_any_runs",
+    ": the table sets this itself": f"{REPRODUCE}::test_an_override_of_what_one_method_sets_itself",
+    " holds another study: ": "tests/studies/test_ledger.py::test_a_folder_holds_one_study",
+    "is being worked in by another heron study": "tests/studies/test_ledger.py::"
+    "test_one_driver_at_a_time",
+    " is being written by another": f"{FAULTS}::test_a_folder_appears_when_it_is_whole",
+    " was written by another build meanwhile": f"{FAULTS}::"
+    "test_a_build_that_loses_the_race_leaves_the_others_index",
+    " is the folder that you are in; expected another": f"{FAULTS}::"
+    "test_the_folder_that_one_is_in_is_not_replaced",
+    "and --overwrite would move ": f"{BY_HAND}::"
+    "test_a_folder_of_a_run_that_is_being_trained_is_moved_after_its_end",
+    "; expected the folder": "tests/studies/test_results.py::test_what_is_no_study_is_refused",
+    ", which FAISS searches on no GPU; expected one of ": "tests/retrieval/test_gpu.py::"
+    "test_a_kind_without_a_search_on_gpus_is_refused",
+    "is fetched only when you give it; exp": f"{BY_HAND}::"
+    "test_an_address_that_an_index_names_and_the_user_gives",
+    "expected a JPEG or a PNG; run `heron shards verify`": f"{BY_HAND}::"
+    "test_a_damaged_picture_is_named_by_verify",
+    "was built of vectors in memory, and names no data": f"{BY_HAND}::"
+    "test_shards_that_an_index_does_not_name",
+    ": an option is called ": "tests/shards/test_own_source.py::"
+    "test_an_option_that_the_command_has",
+    "the protocol asks for the ": "tests/data/test_written_roles.py::"
+    "test_labels_that_are_too_many_are_not_read",
+    "`heron shards verify` names the sample": f"{BY_HAND}::"
+    "test_an_altered_shard_s_sample_is_named_by_verify",
+    "; see `heron shards index --": "tests/shards/test_foreign.py::test_the_command_line",
+    "again, with fewer --workers where memory is short": "tests/shards/test_workers.py::"
+    "test_fewer_workers_go_on",
+    "/proc/meminfo has no MemAvailable; give --memory": f"{BY_HAND}::"
+    "test_a_machine_that_does_not_say_what_is_free",
+}
+
+NEEDS = {
+    " has no GPU of its own: ": "several GPUs, and a scheduler that shows them to processes",
+    " machines; expected one: of several, take": "two machines: tests/launch/test_two_hosts.py "
+    "runs hosts/pretrain.sh on two, and test_slurm.py slurm/pretrain.sbatch by a SLURM",
+    "the launcher was asked for several processes and started one": "half a minute of accelerate's "
+    "launcher: test_on_ray.py's test_strategies_and_workers_here runs it with cpu.yaml",
+}
