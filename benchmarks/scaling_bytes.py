@@ -26,10 +26,10 @@ from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
 from heron.distributed import collectives
-from heron.distributed.exchange import ShardSizes, gather_batch
 from heron.distributed.sync_batchnorm import synchronise
 from heron.distributed.traffic import Exchange, Kind, exchanges
 from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.exchange import ShardSizes, gather_batch
 from heron.objectives.objective import Objective
 from heron.training.optim import build_optimizer
 

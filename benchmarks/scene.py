@@ -19,8 +19,8 @@ from heron.config.experiment import load_config
 from heron.data.batches import Batch, ShardBatches, batches
 from heron.data.streams import open_streams
 from heron.data.views import Views
-from heron.distributed.exchange import ShardSizes, gather_batch
 from heron.models.heterogeneous import Features, Heterogeneous
+from heron.objectives.exchange import ShardSizes, gather_batch
 from heron.objectives.objective import Objective
 from heron.training.optim import build_optimizer
 

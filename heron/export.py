@@ -8,7 +8,7 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -19,16 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import heron
+from heron.config.data import Data
 from heron.config.errors import InputError
 from heron.config.extras import require
 from heron.data.batches import Batch
 from heron.data.texts import NONE
-from heron.model import ExportLayer, Model, no_layer
-from heron.retrieval.layers import LayerModel
+from heron.data.views import Views
+from heron.models.heterogeneous import Heterogeneous
+from heron.retrieval.layers import ExportLayer, LayerModel, no_layer
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import HeronError
 from heron.shards.set_aside import make_room
+from heron.training.signature import Signature
+from heron.version import __version__
 
 TOLERANCE = 1e-5  # absolute, or relative to the layer's largest number if that is above 1
 METADATA = "heron.json"  # extra file of a torch.export archive; in ONNX the property `heron`
@@ -62,7 +65,9 @@ def _compute(model: LayerModel, views: Rows, layer: ExportLayer) -> Tensor:
 
 
 def export(
-    model: Model,
+    trained: Heterogeneous,
+    data: Data,
+    signature: Signature,
     out: Path,
     format: Format,
     layer: ExportLayer = "hidden",
@@ -76,7 +81,9 @@ def export(
     is written, its output for random rows is compared with the model's.
 
     Args:
-        model: the model to export, which is not changed.
+        trained: the network to export, which is not changed.
+        data: the section of the experiment that trained it, with its views.
+        signature: its inputs and labels.
         out: the file, by convention `.pt2` or `.onnx`; it is written atomically.
         format: `torch`, to be called as `torch.export.load(out).module()(views)`; or `onnx`.
         layer: `hidden`, `projection` (unit vectors of the views, concatenated), or `logits`.
@@ -90,33 +97,33 @@ def export(
     """
     if format not in get_args(Format):
         raise InputError(f"format is {format!r}; expected 'torch' or 'onnx'")
-    network = copy.deepcopy(model.network).cpu().float().eval()
+    network = copy.deepcopy(trained).cpu().float().eval()
     network.precision = "fp32"
-    model = Model(network, model.config, model.signature, torch.device("cpu"))
-    if graphs := [n for n in model.views if model.signature.view(n).kind == "graph"]:
+    model = LayerModel(network, Views(signature, data, torch.device("cpu")))
+    if graphs := [n for n in model.stored if signature.view(n).kind == "graph"]:
         raise ExportError(
             f"view '{graphs[0]}' holds graphs, whose encoder cannot be traced; expected views of "
             "numbers or pictures; use `encode`"
         )
-    layers: list[str] = [name for name in model.layers if name != "weight"]
+    layers: list[str] = [name for name in model.widths if name != "weight"]
     layers += ["logits"] if network.classifier is not None else []
     if layer not in layers:
         raise no_layer(layer, layers)
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             require(package, "an export to ONNX")
-    graph, rows = RawLayer(model._model, layer), _draw(model, CHECKED_ROWS)
+    graph, rows = RawLayer(model, layer), _draw(signature, model.stored, CHECKED_ROWS)
     with torch.inference_mode():
-        expected = _compute(model._model, rows, layer).numpy()
+        expected = _compute(model, rows, layer).numpy()
         network.leave_out_parts(
-            lambda: np.array_equal(_compute(model._model, rows, layer).numpy(), expected)
+            lambda: np.array_equal(_compute(model, rows, layer).numpy(), expected)
         )
     with _quiet():
         try:
-            program = _trace(graph, _draw(model, TRACED_ROWS))
+            program = _trace(graph, _draw(signature, model.stored, TRACED_ROWS))
             write = _onnx if format == "onnx" else _archive
             contents, compute = write(
-                program, rows, layer, describe(model, layer, expected.shape[1])
+                program, rows, layer, _describe(signature, model.stored, layer, expected.shape[1])
             )
             computed = compute(rows)
         except Exception as error:  # of torch's tracer, of the converter, of the runtime
@@ -136,31 +143,33 @@ def export(
         stream.write(contents)
 
 
-def describe(model: Model, layer: ExportLayer, width: int) -> dict[str, Any]:
+def _describe(
+    signature: Signature, stored: Sequence[str], layer: ExportLayer, width: int
+) -> dict[str, Any]:
     """Returns the metadata that the file holds as JSON."""
     return {
-        "heron": heron.__version__,
+        "heron": __version__,
         "layer": layer,
         "width": width,
-        "views": {name: list(rows.shape[1:]) for name, rows in _draw(model, 1).items()},
+        "views": {name: list(rows.shape[1:]) for name, rows in _draw(signature, stored, 1).items()},
         "tokenizers": {
             entry.view.name: entry.text.tokenizer
-            for entry in model.signature.inputs
-            if entry.text is not None and entry.view.name in model.views
+            for entry in signature.inputs
+            if entry.text is not None and entry.view.name in stored
         },
-        "labels": model.labels,
-        "label_kind": model.signature.label_kind,
+        "labels": signature.label_names,
+        "label_kind": signature.label_kind,
     }
 
 
-def _draw(model: Model, rows: int) -> Rows:
+def _draw(signature: Signature, stored: Sequence[str], rows: int) -> Rows:
     """Draws rows as shards may hold them: vectors about the mean, noisy pictures, any tokens."""
     generator, drawn = np.random.default_rng(0), Rows()
-    inputs = {entry.view.name: entry for entry in model.signature.inputs}
-    for name in model.views:
+    inputs = {entry.view.name: entry for entry in signature.inputs}
+    for name in stored:
         view, decoded = inputs[name].view, inputs[name].decoded
         if (text := inputs[name].text) is not None:
-            ids = generator.integers(model.signature.vocabulary(name), size=(rows, text.tokens))
+            ids = generator.integers(signature.vocabulary(name), size=(rows, text.tokens))
             ids[np.arange(text.tokens) >= generator.integers(1, text.tokens + 1, (rows, 1))] = NONE
             drawn[name] = torch.from_numpy(ids.astype(np.int32))
             continue
@@ -209,7 +218,7 @@ def _onnx(
         program, dynamo=True, verbose=False, input_names=list(rows), output_names=[layer]
     )
     assert exported is not None  # dynamo=True always returns a program
-    exported.model.producer_name, exported.model.producer_version = "heron", heron.__version__
+    exported.model.producer_name, exported.model.producer_version = "heron", __version__
     exported.model.metadata_props["heron"] = json.dumps(metadata)
     contents = exported.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(contents, providers=["CPUExecutionProvider"])

@@ -29,13 +29,14 @@ from heron.config.experiment import Config, load_config
 from heron.config.shipped import find_config
 from heron.data.workers import worker_count
 from heron.distributed import collectives
-from heron.distributed.launch import end, fail, resolve_precision
+from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog, leave
 from heron.models.allocator import release_freed_memory
+from heron.report.run_report import write_report
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
+from heron.training.launch import end, fail, resolve_precision
 from heron.training.run_lock import RunLock
-from heron.training.signals import StopSignals
 from heron.training.trainer import train
 
 EXPECTED = (HeronError, OSError)
@@ -66,7 +67,7 @@ def pretrain(config: Config, overwrite: bool = False) -> dict[str, Any]:
     run_lock = RunLock(Path(config.run.dir))
     with StopSignals(worker_count(config.data) > 0) as signals, watchdog, run_lock:
         try:
-            return train(config, watchdog, signals, run_lock, overwrite)
+            return train(config, watchdog, signals, run_lock, write_report, overwrite)
         except RuntimeError as error:
             if "deterministic implementation" in str(error):
                 raise TrainingError(

@@ -1,6 +1,6 @@
 """A trained model for use from Python: raw rows in, embeddings and predictions out."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,14 +24,12 @@ from heron.data.given_rows import InputRows, InputView, refuse_names
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embeddings import Layer
-from heron.retrieval.layers import LayerModel, refuse_options
+from heron.retrieval.layers import ExportLayer, LayerModel, no_layer, refuse_options
 from heron.shards.errors import ShardError
 from heron.shards.store import is_remote
 from heron.training import hub, pretrained, saved
 from heron.training.checkpoint import STATE, CheckpointManifest
 from heron.training.signature import Signature
-
-ExportLayer = Literal["hidden", "projection", "logits"]
 
 
 class Model:
@@ -199,7 +197,7 @@ class Model:
         """Writes one file that computes a layer from raw rows without Heron; see `heron.export`."""
         from heron.export import export  # the exporters take seconds to load
 
-        export(self, Path(out), format, layer, overwrite)
+        export(self.network, self.config.data, self.signature, Path(out), format, layer, overwrite)
 
     @torch.inference_mode()
     def _map(
@@ -283,13 +281,6 @@ def from_pretrained(
     if not signature.inputs:
         signature = _signature_from_data(folder, config, None if data is None else str(data))
     return Model(network, config, signature, torch.device(device), folder)
-
-
-def no_layer(layer: str, layers: Iterable[str]) -> InputError:
-    """Returns the error for a layer that is not among a model's layers."""
-    return InputError(
-        f"the model has no layer '{layer}'; found {', '.join(layers)}; expected one of them"
-    )
 
 
 def _signature_from_data(folder: Path, config: Config, data: str | None) -> Signature:

@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """A run that does not say so computes on one thread too, and leaves the process with one."""
-    from heron.distributed import launch
+    from heron.training import launch
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "cores_per_process", lambda: 1)

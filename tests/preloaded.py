@@ -8,8 +8,8 @@ from contextlib import suppress
 from importlib import import_module
 
 from heron.config.terms import named_terms
-from heron.distributed import launch
 from heron.report import pages
+from heron.training import launch
 
 LATER = ["matplotlib.figure", "matplotlib.backends.backend_agg", "webdataset"]
 LATER += ["sklearn.linear_model", "sklearn.decomposition", "torch.utils.tensorboard"]
@@ -26,7 +26,7 @@ for name in LATER:
 for name in OWN:
     import_module(name)
 with suppress(ImportError):  # where DeepSpeed is not installed
-    import_module("heron.distributed.zero")
+    import_module("heron.training.zero")
 vars(launch)["cores_per_process"] = lambda: 1  # as in the tests' own process: see `conftest`
 named_terms()  # loads every objective
 for name in ("base.html", "run.html"):

@@ -18,7 +18,7 @@ from heron.training.tracking import read_result
 
 if TYPE_CHECKING:
     from heron.data.reader import Reader
-    from heron.tuning.search import SearchSettings
+    from heron.studies.search import SearchSettings
 
 SPACE = CONFIGS / "tuning" / "default.yaml"
 Methods = Annotated[tuple[str, ...], "of configs/methods.yaml; own: the experiment as it stands"]
@@ -58,7 +58,7 @@ def compare(
         config, overrides, space, trials, seed, score, out, "compare", overwrite
     )
     from heron.data.protocol import assign
-    from heron.tuning.comparison import (
+    from heron.studies.comparison import (
         Comparison,
         FoldResult,
         load_or_compute,
@@ -126,7 +126,7 @@ def tune(
         config, overrides, space, trials, seed, score, out, "tune", overwrite
     )
     from heron.config.experiment import dump_config, parse_config
-    from heron.tuning.search import search
+    from heron.studies.search import search
 
     refuse_other_score(settings, methods)
     lines = list[list[str]]()
@@ -176,8 +176,8 @@ def _search_settings(
     """Returns the settings of a search, and its data set, which is built where it is missing."""
     from heron.config.experiment import load_config
     from heron.data.dataset import build_data, open_reader
+    from heron.studies.search import SearchSettings, load_space
     from heron.training.earlier_run import begin_anew
-    from heron.tuning.search import SearchSettings, load_space
 
     path = find_config(config)
     data = load_config(path, overrides).data

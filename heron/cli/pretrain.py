@@ -14,11 +14,10 @@ from typing import Annotated
 from heron.cli.arguments import Location, Override
 from heron.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.config.sections import Natural
-from heron.config.shipped import ACCELERATE, LAUNCH, find_config, find_shipped, names_in
+from heron.config.shipped import ACCELERATE, JOB, LAUNCH, find_config, find_shipped, names_in
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 POLL_S = 0.2
-JOB = "heron.job"
 LAUNCHERS = ("accelerate", "hosts", "slurm")  # folders of `launch`
 Configuration = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""Finds the configuration files that come with Heron by their names."""
+"""What comes with Heron beside its code: configuration files by their names, and the main job."""
 
 from pathlib import Path
 
@@ -14,6 +14,7 @@ def shipped(name: str) -> Path:
 
 CONFIGS, LAUNCH = shipped("configs"), shipped("launch")
 STUDIES, ACCELERATE = CONFIGS / "studies", LAUNCH / "accelerate"
+JOB = "heron.job"  # the module of the main job, for `accelerate launch -m`
 NO_EXPERIMENT = ("methods",)  # files among the experiments that are not experiments
 
 

@@ -16,8 +16,8 @@ from heron.data.plan import Rows, even_slice
 from heron.data.random_keys import rng_keys
 from heron.data.reader import Reader
 from heron.data.streams import Streams
+from heron.distributed.signals import follow_parent
 from heron.shards.errors import ShardError
-from heron.training.signals import follow_parent
 
 AHEAD = 4  # batches that a worker reads ahead
 IN_USE = 2  # batches that the trainer holds: the last one, and the one that it asks for

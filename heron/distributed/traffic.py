@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from heron.distributed.exchange import ShardSizes
 from heron.distributed.sync_batchnorm import record_norms
 from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.exchange import ShardSizes
 from heron.objectives.objective import Objective
 from heron.training.throughput import meta_copy
 

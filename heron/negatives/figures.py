@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.negatives.estimates import Estimate
-from heron.negatives.links import PageLinks
 from heron.negatives.measure import MIN_EXPECTED
 from heron.report.charts import Chart, heat_map
+from heron.report.links import PageLinks
 
 MIN_PAIRS = 30  # pairs per point of a curve, at least
 MAX_LABELS = 40  # labels on a heat map

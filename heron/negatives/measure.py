@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from heron.negatives.definition import BLOCK_PAIRS, RELATIONS, Numbers, relation
+from heron.evaluation.negatives import BLOCK_PAIRS, RELATIONS, Numbers, relation
 from heron.negatives.estimates import (
     BIN_CENTERS,
     BINS,

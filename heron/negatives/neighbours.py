@@ -8,7 +8,7 @@ import numpy as np
 
 from heron.config.errors import RetrievalError
 from heron.evaluation.knn import Vectors, exact_nearest, without_own
-from heron.negatives.definition import (
+from heron.evaluation.negatives import (
     RELATIONS,
     LabelPairs,
     Numbers,

@@ -13,14 +13,14 @@ from PIL import Image
 
 from heron.config.errors import RetrievalError
 from heron.evaluation.collapse import collapsed
+from heron.evaluation.negatives import RELATIONS
 from heron.negatives import figures
-from heron.negatives.definition import RELATIONS
 from heron.negatives.estimates import Estimate
-from heron.negatives.links import ADDRESS, PageLinks
 from heron.negatives.measure import MIN_EXPECTED, measure_labels
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.report import pages
+from heron.report.links import ADDRESS, PageLinks
 from heron.retrieval.embeddings import Embeddings, choose_data
 from heron.retrieval.pictures import SamplePictures
 from heron.shards.atomic import atomic_write

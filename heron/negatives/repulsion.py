@@ -15,7 +15,7 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import load_run_config
 from heron.evaluation import collapse
 from heron.evaluation.knn import Vectors
-from heron.negatives.definition import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
+from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
 from heron.negatives.estimates import (
     Estimate,
     bootstrap,

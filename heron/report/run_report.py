@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import yaml
@@ -14,25 +14,16 @@ from heron.data.reader import Reader
 from heron.evaluation.evaluator import Predictions
 from heron.evaluation.metrics import label_auc, label_f1
 from heron.evaluation.scikit import KINDS, NAMES
-from heron.negatives.links import ADDRESS, PageLinks
 from heron.report import charts, examples, pages
+from heron.report.links import ADDRESS, PageLinks
 from heron.shards.atomic import atomic_write
 from heron.training.tracking import START, read_metrics, read_result
 
-LONG = 120.0  # seconds of training, compared with which a map costs little
 MULTI_LABEL_SCORES = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}
 CLASS_SCORES = {"accuracy": "accuracy", **MULTI_LABEL_SCORES}
 FEWEST_ROWS = 5  # for a map and neighbours
 Seeds = Sequence[Mapping[str, Any]]  # results of the run, then of its repetitions by seed
 CONFUSED = 8  # pairs of classes that are listed
-
-
-def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
-    """Returns whether the report has a map and neighbours of test rows, which take seconds.
-
-    `auto` includes them if training took long, counting the time before it was resumed.
-    """
-    return setting == "always" or (setting == "auto" and train_seconds >= LONG)
 
 
 def write_report(

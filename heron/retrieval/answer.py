@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.config.errors import RetrievalError
-from heron.negatives.definition import hard_difference
+from heron.evaluation.negatives import hard_difference
 from heron.retrieval.filters import filter_mask
 from heron.retrieval.samples import Samples
 

@@ -21,7 +21,6 @@ from heron.data.protocol import Roles, assign, drop_partial, hide_labels
 from heron.data.reader import Reader
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, rank
-from heron.distributed.launch import start_processes
 from heron.retrieval.embedder import Choice, Embedder, PartManifest
 from heron.retrieval.embeddings import (
     FORMAT,
@@ -40,6 +39,7 @@ from heron.shards.atomic import save_json
 from heron.shards.errors import HeronError, short_repr
 from heron.shards.set_aside import aside_name, make_room, refuse_taken
 from heron.shards.store import is_remote
+from heron.training.launch import start_processes
 from heron.training.pretrained import locate, weights_sha256
 
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from heron.config.data import Data
-from heron.config.errors import RetrievalError
+from heron.config.errors import InputError, RetrievalError
 from heron.config.experiment import Config
 from heron.data.batches import Batch
 from heron.data.dataset import open_reader
@@ -21,6 +21,8 @@ from heron.retrieval.embeddings import Layer
 from heron.shards.store import is_remote
 from heron.training.pretrained import from_pretrained
 from heron.training.signature import Signature
+
+ExportLayer = Literal["hidden", "projection", "logits"]  # that a file of an exported model computes
 
 
 def refuse_options(data: Data, trusted: bool) -> None:
@@ -114,3 +116,10 @@ class EmbeddingModel(LayerModel):
         model = from_pretrained(checkpoint)
         model.precision = config.train.precision
         return cls(model.to(device), views, reader)
+
+
+def no_layer(layer: str, layers: Iterable[str]) -> InputError:
+    """Returns the error for a layer that is not among a model's layers."""
+    return InputError(
+        f"the model has no layer '{layer}'; found {', '.join(layers)}; expected one of them"
+    )

@@ -7,11 +7,11 @@ import numpy as np
 
 from heron.config.errors import InputError
 from heron.data.dataset import load_or_assign_roles
-from heron.distributed.launch import start_processes
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.retrieval.embed import check_data, load_for_data
 from heron.retrieval.embeddings import Role
 from heron.retrieval.layers import EmbeddingModel
+from heron.training.launch import start_processes
 from heron.training.pretrained import locate
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.config.errors import RetrievalError
-from heron.negatives.definition import close_label_difference, label_difference
+from heron.evaluation.negatives import close_label_difference, label_difference
 from heron.shards.artefact import FileSum, Record, describe_errors
 from heron.shards.atomic import atomic_write, save_json
 from heron.shards.errors import RESTORE, ShardError

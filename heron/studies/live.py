@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heron.cli.runs import Run, read_run
 from heron.shards.terminal import console, is_terminal
 from heron.studies.ledger import Ledger
+from heron.studies.runs import Run, read_run
 from heron.studies.text import cell, short
 from heron.studies.trials import Trial
 from heron.training.run_lock import holder

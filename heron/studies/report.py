@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from heron.cli.repeats import paired_test
 from heron.report.pages import figure, render
 from heron.studies import figures, text
 from heron.studies.fits import Law, fit
+from heron.studies.repeats import paired_test
 from heron.studies.results import (
     Results,
     best,

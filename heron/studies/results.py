@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from heron.cli.repeats import mean_std_count
 from heron.config.errors import ConfigError, StudyError
 from heron.shards.errors import short_repr
 from heron.studies.ledger import REMEDY, ROWS, STUDY, Row, read_rows, refuse_other_run
+from heron.studies.repeats import mean_std_count
 from heron.studies.study import Study, load_study
 from heron.studies.text import NEGATIVES, is_number, mean_std, plain, short
 from heron.studies.trials import TRIALS, plan

@@ -35,9 +35,9 @@ from heron.config.errors import CheckpointError, ConfigError, StudyError
 from heron.config.experiment import Config, load_run_config
 from heron.config.terms import Term
 from heron.data.plan import even_sizes
-from heron.distributed.exchange import ShardSizes
 from heron.distributed.traffic import FLOAT, Exchange, exchanges
 from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.exchange import ShardSizes
 from heron.objectives.objective import Objective
 from heron.shards.manifest import load_manifest
 from heron.studies.results import BATCH, Results

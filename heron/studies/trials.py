@@ -11,12 +11,11 @@ from typing import Any, get_args
 import numpy as np
 from typing_extensions import TypedDict
 
-from heron.cli.pretrain import JOB
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, load_config
 from heron.config.overrides import as_typed
 from heron.config.sections import Plain
-from heron.config.shipped import ACCELERATE, find_config
+from heron.config.shipped import ACCELERATE, JOB, find_config
 from heron.shards.artefact import Count
 from heron.studies.study import LAUNCHED, Grid, Strategy, Study, draw
 from heron.training.tracking import Metrics, read_lines

@@ -14,9 +14,9 @@ from heron.config.errors import CheckpointError, ConfigError
 from heron.config.experiment import Config, load_run_config
 from heron.distributed.agreement import differences, versions
 from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
-from heron.distributed.strategy import State
 from heron.distributed.watchdog import Watchdog
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint, Sha256
+from heron.training.strategy import State
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest

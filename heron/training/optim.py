@@ -63,7 +63,7 @@ def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimi
     """Returns the optimiser of a configuration; Adam's decay is L2, AdamW's is decoupled.
 
     Frozen parameters are left out. Those with a `rate_share` (see `models.networks`) are in a group
-    with that share of the learning rate: see `distributed.strategy.set_rate`.
+    with that share of the learning rate: see `training.strategy.set_rate`.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:

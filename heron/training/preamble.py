@@ -5,9 +5,9 @@ from heron.config.experiment import Config
 from heron.data.streams import Streams
 from heron.data.views import Views
 from heron.data.workers import worker_count
-from heron.distributed.exchange import ShardSizes
-from heron.distributed.strategy import Strategy
+from heron.objectives.exchange import ShardSizes
 from heron.objectives.objective import Objective
+from heron.training.strategy import Strategy
 
 
 def refuse_unfit(config: Config, objective: Objective, views: Views, streams: Streams) -> None:

@@ -18,10 +18,9 @@ from heron.data.plan import even_sizes
 from heron.data.streams import open_data
 from heron.data.views import Views
 from heron.data.workers import worker_count
-from heron.distributed import collectives, strategy
+from heron.distributed import collectives
 from heron.distributed.agreement import agree, run_fingerprint
-from heron.distributed.exchange import ShardSizes, gather_batch, uses_ring
-from heron.distributed.launch import prepare, start_processes
+from heron.distributed.signals import StopSignals
 from heron.distributed.sync_batchnorm import has_norm, synchronise
 from heron.distributed.watchdog import Watchdog
 from heron.evaluation import baselines, collapse
@@ -30,19 +29,20 @@ from heron.evaluation.metrics import Scores
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import with_pretrained_configs
 from heron.models.recompute import recompute_blocks
-from heron.negatives.mine import Miner
 from heron.objectives import fused
+from heron.objectives.exchange import ShardSizes, gather_batch, uses_ring
 from heron.objectives.memory import RunSpec, StepEnd
 from heron.objectives.objective import Objective
-from heron.report.run_report import wants_map, write_report
 from heron.shards.terminal import print_lines, print_table
-from heron.training import checkpoint, throughput
+from heron.training import checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Snapshot
 from heron.training.earlier_run import make_way, refuse_finished
+from heron.training.launch import prepare, start_processes
+from heron.training.mining import Miner
 from heron.training.optim import build_optimizer, learning_rate
+from heron.training.outcome import WriteReport, wants_map
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
-from heron.training.signals import StopSignals
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
 from heron.training.tracking import RunLog, write_result, write_start
@@ -53,10 +53,15 @@ COMPILER = "inductor"  # the backend of torch.compile
 
 
 def train(
-    config: Config, watchdog: Watchdog, signals: StopSignals, lock: RunLock, overwrite: bool = False
+    config: Config,
+    watchdog: Watchdog,
+    signals: StopSignals,
+    lock: RunLock,
+    write_report: WriteReport,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Runs a training job and returns its result: see `pretrain`."""
-    run = Trainer(config, watchdog, signals)
+    run = Trainer(config, watchdog, signals, write_report)
     if config.run.resume == "never" and not overwrite:
         refuse_finished(run.folder, config.run.resume)  # before data are built
     run.open_data()
@@ -73,11 +78,14 @@ class Trainer:
     `start_step` steps were taken before this process began; the run ends after `steps` in all.
     """
 
-    def __init__(self, config: Config, watchdog: Watchdog, signals: StopSignals) -> None:
+    def __init__(
+        self, config: Config, watchdog: Watchdog, signals: StopSignals, write_report: WriteReport
+    ) -> None:
         """Starts the processes; all seed the generator alike, which only initial weights use."""
         self.start_time = time.perf_counter()
         config = config.model_copy(update={"model": with_pretrained_configs(config.model)})
         self.config, self.watchdog, self.signals = config, watchdog, signals
+        self.write_report = write_report
         self.folder = Path(config.run.dir)
         self.checkpoints = self.folder / "checkpoints"
         self.config_text = dump_config(config)
@@ -345,7 +353,7 @@ class Trainer:
         }
         others = [self._train_other(other) for other in baselines.other_seeds(config)]
         if self.is_main:
-            report = write_report(
+            report = self.write_report(
                 self.folder, config, result, self.predictions, self.embedding, self.streams.reader
             )
             if lines := baselines.summary([result, *others], self.folder.name):
@@ -377,7 +385,7 @@ class Trainer:
 
     def _train_other(self, other: Config) -> dict[str, Any]:
         with RunLock(Path(other.run.dir)) as run_lock:
-            return train(other, self.watchdog, self.signals, run_lock)
+            return train(other, self.watchdog, self.signals, run_lock, self.write_report)
 
     def _clear_folder(self) -> None:
         """Marks the run as begun: until it has ended, it has no result."""

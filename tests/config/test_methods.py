@@ -9,14 +9,14 @@ from torch import Tensor
 
 from heron.config.errors import ConfigError
 from heron.config.experiment import METHODS, load_config
-from heron.distributed.strategy import Strategy
 from heron.job import pretrain
 from heron.objectives.deepmtmv import Deepmtmv
 from heron.objectives.hard import Hard
 from heron.objectives.mulco import Mulco
 from heron.objectives.objective import Objective
 from heron.objectives.pico import Pico
-from heron.tables import TABLES
+from heron.studies.tables import TABLES
+from heron.training.strategy import Strategy
 from tests.experiments import frames, merge
 
 CONFIGS = METHODS.parent

@@ -18,12 +18,6 @@ from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
 from heron.distributed import collectives, sync_batchnorm
-from heron.distributed.exchange import ShardSizes, gather_batch
-from heron.distributed.strategy import (
-    Strategy,
-    micro_batches,
-    refuse_lonely_rows,
-)
 from heron.distributed.sync_batchnorm import (
     GlobalBatchNorm,
     has_norm,
@@ -31,8 +25,14 @@ from heron.distributed.sync_batchnorm import (
     synchronise,
 )
 from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.exchange import ShardSizes, gather_batch
 from heron.objectives.memory import RunSpec, StepEnd
 from heron.objectives.objective import Objective
+from heron.training.strategy import (
+    Strategy,
+    micro_batches,
+    refuse_lonely_rows,
+)
 from tests import ranks
 from tests.distributed.terms import (
     BOTTLENECKS,

@@ -5,7 +5,7 @@ import torch
 
 from heron.config.errors import TrainingError
 from heron.config.experiment import load_config
-from heron.distributed import launch
+from heron.training import launch
 from tests.distributed.test_agreement import FACES
 
 

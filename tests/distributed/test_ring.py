@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
 from heron.config.terms import named_terms
-from heron.distributed import collectives, exchange
-from heron.distributed.exchange import ShardSizes, uses_ring
+from heron.distributed import collectives
+from heron.objectives import exchange
 from heron.objectives.clip import siglip
+from heron.objectives.exchange import ShardSizes, uses_ring
 from heron.objectives.hard import hard
 from heron.objectives.objective import Objective
 from heron.objectives.present import Rows, as_slice

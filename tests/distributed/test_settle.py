@@ -7,7 +7,7 @@ import torch
 
 from heron.config.experiment import parse_config
 from heron.data.workers import worker_count
-from heron.distributed.launch import resolve_precision
+from heron.training.launch import resolve_precision
 from tests.experiments import FRAMES, merge
 
 PLACES = {"run": {"dir": "runs/x"}, "data": {"path": "data/x"}}

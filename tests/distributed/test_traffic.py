@@ -10,10 +10,10 @@ from torch import Tensor
 from benchmarks.scaling_bytes import arithmetic, received
 from heron.config.model import Cnn, ModelConfig
 from heron.config.terms import Needs, Term, Terms
-from heron.distributed.exchange import ShardSizes
 from heron.distributed.traffic import Exchange, exchanges, norms
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.batch import GlobalBatch
+from heron.objectives.exchange import ShardSizes
 from heron.objectives.objective import Objective
 
 SHAPES = [(16, 16, 3)] * 2

@@ -14,13 +14,13 @@ from scipy.stats import t as student
 from heron import job as job
 from heron.cli.compare import SPACE
 from heron.cli.main import main
-from heron.cli.repeats import corrected_interval
 from heron.config.experiment import dump_config, load_config
 from heron.config.shipped import find_config
 from heron.data.dataset import build_data
 from heron.job import pretrain
-from heron.tuning.comparison import Comparison, FoldResult, shared_rows
-from heron.tuning.search import OWN, SearchSettings, Space, load_space
+from heron.studies.comparison import Comparison, FoldResult, shared_rows
+from heron.studies.repeats import corrected_interval
+from heron.studies.search import OWN, SearchSettings, Space, load_space
 from tests.data.endless import WIDTH, vectors
 from tests.experiments import frames
 from tests.shards.others import write_wds
@@ -280,9 +280,9 @@ def test_a_method_that_is_named_twice_counts_once(
     def score(asked: Any, own: Any, name: str, *rest: Any) -> list[FoldResult]:
         return rows_of(name, False, 0.5, 0.5)
 
-    monkeypatch.setattr("heron.tuning.comparison.score_method", score)
+    monkeypatch.setattr("heron.studies.comparison.score_method", score)
     monkeypatch.setattr(
-        "heron.tuning.comparison.score_raw",
+        "heron.studies.comparison.score_raw",
         lambda asked, own, kind: rows_of(f"{kind} on raw features", False, 0.5, 0.5),
     )
     words = ["--methods", "dnn", "dnn", "--baselines", "logistic", "logistic", "--folds", 2]

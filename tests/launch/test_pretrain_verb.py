@@ -15,8 +15,8 @@ from heron.cli.main import main
 from heron.cli.pretrain import SIGNALS, environments, run_together
 from heron.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.config.shipped import ACCELERATE, STUDIES, find_shipped
+from heron.distributed.signals import REPEAT_S
 from heron.training import trainer
-from heron.training.signals import REPEAT_S
 from heron.training.tracking import read_metrics
 from tests import forked
 from tests.launch import runs

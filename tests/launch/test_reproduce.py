@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from heron.cli.main import main
-from heron.cli.repeats import mean_std_count, paired_test
 from heron.cli.reproduce import reproduce
 from heron.config.errors import STOPPED, ConfigError, Stopped
 from heron.config.experiment import Config, dump_config
@@ -18,8 +17,9 @@ from heron.objectives.comco import Comco
 from heron.objectives.pico import Pico
 from heron.objectives.plnl import Plnl
 from heron.shards.artefact import MANIFEST
-from heron.tables import GROUPS, TABLES
-from heron.tables.measured import compare
+from heron.studies.measured import compare
+from heron.studies.repeats import mean_std_count, paired_test
+from heron.studies.tables import GROUPS, TABLES
 from heron.training.earlier_run import begin_anew
 
 SCENE = replace(TABLES["scene"], runs=1)

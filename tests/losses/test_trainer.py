@@ -14,12 +14,13 @@ from heron import losses as h
 from heron.config.experiment import Config
 from heron.data.batches import Batch, batches, open_process_batches
 from heron.distributed import collectives
+from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog
 from heron.job import pretrain
 from heron.models.heterogeneous import Features
 from heron.objectives.momentum import VIEW, MomentumTerm
+from heron.report.run_report import write_report
 from heron.training.optim import learning_rate
-from heron.training.signals import StopSignals
 from heron.training.tracking import read_metrics
 from heron.training.trainer import Trainer
 from tests import ranks
@@ -141,7 +142,7 @@ class Loop(nn.Module):
 
 def own_loop(config: Config) -> dict[str, Tensor]:
     """Trains a method in a loop of one's own, from the trainer's weights, on its batches."""
-    run = Trainer(config, Watchdog(600.0), StopSignals(False))
+    run = Trainer(config, Watchdog(600.0), StopSignals(False), write_report)
     run.open_data()
     run.build_model()
     names = {id(p): name for name, p in run.model.named_parameters()}

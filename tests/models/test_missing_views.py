@@ -7,8 +7,8 @@ from heron.config.errors import TrainingError
 from heron.config.model import Mlp, ModelConfig
 from heron.config.terms import Terms
 from heron.data.batches import Batch
-from heron.distributed.strategy import MicroBatch, refuse_lonely_rows
 from heron.models.heterogeneous import Heterogeneous
+from heron.training.strategy import MicroBatch, refuse_lonely_rows
 
 PRESENT = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1], [1, 0], [1, 1], [0, 1]]).bool()
 SIZES = [4, 3]

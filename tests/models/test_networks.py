@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from heron.config.errors import ConfigError
 from heron.config.model import ModelConfig
 from heron.config.training import Optim
-from heron.distributed.strategy import set_rate
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import with_pretrained_configs, without_weights
 from heron.objectives.unsupervised import Cmc
 from heron.training.optim import build_optimizer
+from heron.training.strategy import set_rate
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 BERT = {"model_type": "bert", "hidden_size": 16, "max_position_embeddings": 12, **SMALL}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.evaluation.negatives import RELATIONS
 from heron.negatives import definition, repulsion
 from heron.negatives import measure as statistics
-from heron.negatives.definition import RELATIONS
 from heron.negatives.estimates import Estimate
 from heron.negatives.measure import SHARES, measure_labels
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours

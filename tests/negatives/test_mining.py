@@ -20,9 +20,9 @@ from heron.data.mined import MinedStream, table_name
 from heron.data.plan import Listed, Stream
 from heron.data.streams import open_streams
 from heron.job import pretrain
-from heron.negatives import mine as miner_of
-from heron.negatives.mine import SEARCHED_PER_HARD, mine
 from heron.shards.errors import ShardError
+from heron.training import mining as miner_of
+from heron.training.mining import SEARCHED_PER_HARD, mine
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
@@ -219,7 +219,7 @@ def test_a_table_that_cannot_be_made_ends_the_run(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("heron.negatives.mine.np.save", full)
+    monkeypatch.setattr("heron.training.mining.np.save", full)
     with pytest.raises(ShardError, match="the disk is full"):
         story.pretrain(again(tmp_path, straight, data={"workers": workers}))
     assert not multiprocessing.active_children()  # one that waits on would keep the process

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.evaluation.negatives import close_difference, hard_difference
 from heron.negatives import neighbours
-from heron.negatives.definition import close_difference, hard_difference
 from heron.negatives.measure import measure_labels
 from heron.negatives.neighbours import Question, find_neighbours
 from heron.negatives.repulsion import Temperatures, measure_repulsion

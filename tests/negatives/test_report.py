@@ -16,13 +16,13 @@ import pytest
 from heron.cli.arguments import Verb, parse
 from heron.cli.retrieval import negatives
 from heron.config.errors import RetrievalError
-from heron.negatives.definition import RELATIONS
-from heron.negatives.links import PageLinks
+from heron.evaluation.negatives import RELATIONS
 from heron.negatives.measure import MIN_EXPECTED
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.negatives.report import percent, report, to_json
 from heron.negatives.repulsion import Temperatures, near_weights
 from heron.report.charts import Chart
+from heron.report.links import PageLinks
 from heron.report.pages import figure, render
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings

@@ -16,11 +16,13 @@ from heron.distributed import collectives
 from heron.evaluation.evaluator import Predictions
 from heron.evaluation.metrics import label_f1
 from heron.job import pretrain
-from heron.negatives.links import PageLinks
-from heron.report import charts, run_report
+from heron.report import charts
 from heron.report.charts import MAX_POINTS, confusion, curves, label_map
 from heron.report.examples import nearest_rows
-from heron.report.run_report import LONG, confused_classes, wants_map
+from heron.report.links import PageLinks
+from heron.report.run_report import confused_classes
+from heron.training import outcome
+from heron.training.outcome import LONG_S, wants_map
 from tests import ranks
 from tests.evaluation.test_run_baselines import small
 from tests.experiments import frames
@@ -31,10 +33,10 @@ CHROMIUM = shutil.which("chromium")
 @pytest.mark.parametrize(
     ("asked", "seconds", "drawn"),
     [
-        ("auto", LONG, True),
-        ("auto", LONG - 1, False),
+        ("auto", LONG_S, True),
+        ("auto", LONG_S - 1, False),
         ("always", 0.0, True),
-        ("never", LONG, False),
+        ("never", LONG_S, False),
     ],
 )
 def test_a_map_is_drawn_where_it_is_asked_for_or_the_run_is_long(
@@ -49,7 +51,7 @@ def drawn(folder: Path) -> bool:
 
 def alternately_long(folder: str) -> None:
     """A run whose clocks differ: it is long on rank 0 alone."""
-    run_report.LONG = -math.inf if collectives.rank() == 0 else math.inf
+    outcome.LONG_S = -math.inf if collectives.rank() == 0 else math.inf
     pretrain(frames(Path(folder), train={"steps": 1}))
 
 

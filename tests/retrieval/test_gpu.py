@@ -11,12 +11,12 @@ import pytest
 from heron.cli.retrieval import index as index_verb
 from heron.cli.retrieval import query, serve
 from heron.config.errors import RetrievalError
-from heron.negatives.mine import mine
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
 from heron.retrieval.index_manifest import INDEX
 from heron.retrieval.kinds import KINDS, Kind
+from heron.training.mining import mine
 from tests.retrieval.made import clustered, unlabelled
 
 N = 400

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from heron.negatives.links import PageLinks
+from heron.report.links import PageLinks
 from heron.retrieval.map import SampleMap
 from heron.retrieval.query import Retriever
 from tests.serve.browsing import (

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from heron.config.errors import ConfigError
+from heron.config.shipped import CONFIGS
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 Figure = tuple[float, float | None]  # mean, and standard deviation if published
@@ -79,3 +80,11 @@ def read_tables(path: Path) -> dict[str, PublishedTable]:
             methods[label] = common | in_table | {"overrides": overrides}
         tables[name] = TypeAdapter(PublishedTable).validate_python(table | {"methods": methods})
     return tables
+
+
+TABLES: dict[str, PublishedTable] = {
+    name: table
+    for paper in ("herocon", "mulco", "hscl", "graphs")
+    for name, table in read_tables(CONFIGS / "tables" / f"{paper}.yaml").items()
+}
+GROUPS = {"graphs": ("mutag", "ptc", "enzymes", "imdb-b", "imdb-m")}

@@ -16,10 +16,10 @@ from heron.config.training import Precision
 from heron.data.workers import cores_per_process
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous, run_facts
-from heron.distributed.strategy import Strategy
 from heron.distributed.watchdog import leave
 from heron.models.allocator import keep_freed_memory
 from heron.models.heterogeneous import Heterogeneous
+from heron.training.strategy import Strategy
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")  # one process, DDP, or FSDP2: see `prepare`
 
@@ -110,11 +110,11 @@ def prepare(
     the most rows of a process in a step.
     """
     if accelerator.distributed_type == "DEEPSPEED":
-        from heron.distributed.zero import Zero
+        from heron.training.zero import Zero
 
         return Zero(accelerator, model, optimizer, rows)
     if _uses_fsdp(os.environ) and collectives.world_size() > 1:
-        from heron.distributed.fsdp import Fsdp
+        from heron.training.fsdp import Fsdp
 
         return Fsdp(model, optimizer, accelerator.device)
     wrapped = accelerator.prepare(model)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from heron.cli.reproduce import is_done, refuse_clashes
 from heron.config.errors import Held, StudyError, TrainingError
 from heron.config.experiment import CLASSIFIERS, Config, load_config, parse_config
 from heron.config.overrides import override
 from heron.config.sections import Section, check, read_tree
+from heron.studies.reproduction import is_done, refuse_clashes
 from heron.studies.study import DIGITS, Range, Values, draw
 from heron.training.tracking import read_result
 

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from pydantic_core import to_json
 
-from heron.cli.repeats import Interval, corrected_interval, mean_std, mean_std_count
 from heron.config.data import without_locations
 from heron.config.errors import StudyError
 from heron.config.experiment import CLASSIFIERS, Config
@@ -23,9 +22,10 @@ from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.scikit import Kind, Matrix, raw_inputs, tune
 from heron.shards.artefact import Artefact, Fingerprint, fingerprint, parse_json
+from heron.studies.repeats import Interval, corrected_interval, mean_std, mean_std_count
+from heron.studies.search import SearchSettings, search
 from heron.studies.text import markdown, write_files
 from heron.training.pretrained import from_pretrained
-from heron.tuning.search import SearchSettings, search
 
 RESULTS = "results"  # folder with the results of each method and fold
 RAW = "raw features"

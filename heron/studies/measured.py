@@ -10,10 +10,10 @@ import pandas as pd
 from pydantic_core import to_json
 from scipy.stats import ttest_ind_from_stats
 
-from heron.cli.repeats import PairedTest, mean_std, mean_std_count, paired_test
+from heron.studies.repeats import PairedTest, mean_std, mean_std_count, paired_test
+from heron.studies.tables import Figure, PublishedTable
 from heron.studies.text import markdown as markdown_table
 from heron.studies.text import write_files
-from heron.tables.table import Figure, PublishedTable
 
 
 @dataclass(frozen=True)

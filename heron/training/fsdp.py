@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from heron.config.errors import TrainingError
 from heron.distributed.collectives import rank, sum_over_processes, world_size
-from heron.distributed.strategy import State, Strategy, _cpu_copy, _entries_of, _step_count
 from heron.models.heterogeneous import Heterogeneous
 from heron.training.optim import Lars
+from heron.training.strategy import State, Strategy, _cpu_copy, _entries_of, _step_count
 
 
 class Fsdp(Strategy):

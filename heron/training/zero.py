@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 
 from heron.config.errors import TrainingError
 from heron.distributed.collectives import rank, world_size
-from heron.distributed.strategy import (
+from heron.models.heterogeneous import Heterogeneous
+from heron.training.optim import Lars
+from heron.training.strategy import (
     State,
     Strategy,
     _cpu_copy,
@@ -26,8 +28,6 @@ from heron.distributed.strategy import (
     _step_count,
     set_rate,
 )
-from heron.models.heterogeneous import Heterogeneous
-from heron.training.optim import Lars
 
 STATE_KEYS = "momentum_buffer", "exp_avg", "exp_avg_sq"  # of optimisers, for each parameter
 

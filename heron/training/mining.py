@@ -18,8 +18,8 @@ from heron.data.mined import MinedStream, table_name
 from heron.data.plan import Rows
 from heron.distributed.collectives import broadcast_object, gather_if_any, rank
 from heron.evaluation.evaluator import Evaluator
+from heron.evaluation.negatives import LabelPairs, hard_difference, label_difference
 from heron.models.heterogeneous import Heterogeneous
-from heron.negatives.definition import LabelPairs, hard_difference, label_difference
 from heron.shards.artefact import FileSum, describe_errors
 from heron.shards.atomic import atomic_write, save_json
 from heron.training import checkpoint
