@@ -10,8 +10,8 @@ median of the rounds' ratios. On drawn faces of 64 x 64, two augmented views.
   process and on two over gloo. Weak: each process has the batch of one; strong: they share it.
   `apart` are two runs of one process at the same time, which exchange nothing: what the cores
   give to two. Efficiency is samples a second by P times those of one.
-- `bytes`: what a process is sent in a step, counted at torch's dispatcher and predicted by
-  arithmetic (`heron/distributed/traffic.py`), and in how many collectives: they must be equal.
+- `bytes`: what a process is sent in a step, and in how many collectives, counted at torch's
+  dispatcher.
 - `overhead`: the same run on one process beside a bare loop of the same batches: model, the same
   loss functions, backward, optimiser, and no more. `input` reads and augments alone.
 - `simclr`: a ResNet with NT-Xent, by us, by the bare loop, and by the training steps of lightly and
@@ -33,7 +33,7 @@ import torch
 from benchmarks import peers_simclr as peers
 from benchmarks.data import cores
 from benchmarks.race import Rate, ratio
-from benchmarks.scaling_bytes import KINDS, Case, count, predict
+from benchmarks.scaling_bytes import KINDS, Case, count
 from benchmarks.scaling_steps import LABELLED, bare, experiment, input_only, pretrain_job
 from benchmarks.scaling_turns import Contestant, Results, race, together
 from benchmarks.table import Table, number
@@ -125,8 +125,7 @@ class Bench:
 
     def bytes(self) -> dict[str, Any]:
         arguments, numbers_by_objective = self.arguments, {}
-        heads = ["objective", "N (labelled)", "kind", "counted", "predicted", "arithmetic"]
-        head(*heads, "collectives", "predicted")
+        head("objective", "N (labelled)", "kind", "bytes", "collectives")
         for name, (terms, rows) in OBJECTIVES.items():
             labelled = arguments.batch // LABELLED + 1 if rows == "both" else arguments.batch + 1
             labelled = 0 if rows == "unlabelled" else labelled
@@ -138,15 +137,13 @@ class Bench:
             )
             meeting_folder = self.folder / "bytes" / name
             counted = together(count, (case,), PROCESSES, meeting_folder)
-            predicted, calls = predict(case, PROCESSES)
-            numbers_by_objective[name] = {"counted": counted, "predicted": [predicted, calls]}
+            numbers_by_objective[name] = counted
             for kind in dict.fromkeys([*KINDS, *counted[0][0]]):
                 byte_counts = sorted({counts.get(kind, 0) for counts, _ in counted})
                 call_counts = sorted({counts.get(kind, 0) for _, counts in counted})
-                expected, arithmetic = predicted.get(kind, (0, "none"))
                 cells = [name, f"{labelled + unlabelled:,} ({labelled:,})", kind]
-                cells += [" and ".join(f"{n:,}" for n in byte_counts), f"{expected:,}", arithmetic]
-                cells += [" and ".join(map(str, call_counts)), str(calls.get(kind, 0))]
+                cells += [" and ".join(f"{n:,}" for n in byte_counts)]
+                cells += [" and ".join(map(str, call_counts))]
                 print(Table.row(cells))
         print("\n" + "\n".join(f"{kind}: {meaning}" for kind, meaning in KINDS.items()))
         return numbers_by_objective

@@ -1,12 +1,11 @@
-"""Bytes that the processes of a group exchange in a step: counted, and by a formula.
+"""Bytes that the processes of a group exchange in a step, counted.
 
 Every collective goes through torch's dispatcher, whoever asks for it: `gather` of
-`collectives` and its backward, the sums of batch norm, DistributedDataParallel. There it
-is counted, so that one which the formula does not know would show.
+`collectives` and its backward, the sums of batch norm, DistributedDataParallel.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
 from heron.distributed import collectives
 from heron.distributed.sync_batchnorm import synchronise
-from heron.distributed.traffic import Exchange, Kind, exchanges
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.exchange import ShardSizes, gather_batch
 from heron.objectives.objective import Objective
@@ -35,7 +33,7 @@ from heron.training.optim import build_optimizer
 
 VIEWS, LABELS, LEVELS = 2, 40, 3
 # What each kind is, and over how many processes' parts its bytes are counted.
-KINDS: dict[Kind, str] = {
+KINDS: dict[str, str] = {
     "gathered": "vectors and labels of others, and their batch norm's moments, forward",
     "passed": "vectors of others that come round a ring, forward and backward",
     "scattered": "gradients of own vectors from others, backward",
@@ -163,50 +161,6 @@ def count(gate: Gate, case: Case) -> None:
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    kinds = {str(kind) for kind in KINDS} | set(tally.bytes)  # of some there may be none
+    kinds = set(KINDS) | set(tally.bytes)  # of some there may be none
     totals = [{kind: counted[kind] for kind in kinds} for counted in (tally.bytes, tally.calls)]
     gate.connection.send(tuple(totals))
-
-
-def predict(case: Case, world: int) -> tuple[dict[str, tuple[int, str]], dict[str, int]]:
-    """Predicts the bytes by kind, with their arithmetic, and the collectives by kind."""
-    objective, model = case.build()
-    sizes = ShardSizes(even_sizes(case.labelled, world), even_sizes(case.unlabelled, world))
-    levels = LEVELS if "paths" in objective.needs.labelled else 0
-    shapes = [(case.size, case.size, 3)] * VIEWS
-    step_exchanges = exchanges(
-        objective, model, shapes, sizes, LABELS, levels, by_ring=case.by_ring
-    )
-    bytes_by_kind = {}
-    for kind, number in received(step_exchanges, world).items():
-        products = " + ".join(
-            arithmetic(exchange) for exchange in step_exchanges if exchange.kind == kind
-        )
-        apart = kind in ("gathered", "passed", "scattered")
-        bytes_by_kind[str(kind)] = (
-            number,
-            f"{world - 1} x ({products})" if apart and products else products,
-        )
-    calls = {
-        str(kind): sum(exchange.calls for exchange in step_exchanges if exchange.kind == kind)
-        for kind in KINDS
-    }
-    return bytes_by_kind, calls
-
-
-def received(exchanges: Iterable[Exchange], world: int) -> dict[Kind, int]:
-    """Returns the bytes of a step by kind, as one process counts them.
-
-    Of a gather and of a scatter, what comes from the other processes; of a sum the vector itself,
-    of which a ring sends and receives 2 (P - 1) / P.
-    """
-    sizes = dict.fromkeys(KINDS, 0)
-    for exchange in exchanges:
-        sizes[exchange.kind] += (world - 1 if exchange.is_partitioned else 1) * exchange.bytes
-    return sizes
-
-
-def arithmetic(exchange: Exchange) -> str:
-    """How the bytes of an exchange came about, as a product."""
-    numbers = exchange.size, exchange.rows, exchange.width
-    return " x ".join(f"{n:,}" for n in numbers if n != 1)

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from heron.cli.arguments import Override, Overwrite
 from heron.config.errors import INTERRUPTED, ConfigError
-from heron.config.sections import Natural, NonNegative, Positive, Share
 from heron.config.shipped import STUDIES, find_shipped, names_in
-from heron.shards.terminal import print_markdown, print_table
+from heron.shards.terminal import print_table
 
 
 def folder_of(study: Path, small: bool) -> Path:
@@ -95,33 +94,18 @@ def report(
     out: Annotated[Path | None, "folder for the report (default: STUDY/report)"] = None,
     x: Annotated[str | None, "column that figures go over (default: what the study says)"] = None,
     y: Annotated[tuple[str, ...], "columns that they show (default: what the study says)"] = (),
-    points: Annotated[tuple[Path, ...], "studies that the scaling model takes in"] = (),
-    link_gbps: Annotated[Positive, "speed of a process's link, Gbit/s"] = 200,
-    latency_us: Annotated[NonNegative, "latency of a message, microseconds"] = 5,
-    overlap: Annotated[Share, "share of the gradients' exchange that backward hides"] = 0,
-    measure_contrast: Annotated[bool, "time the objective alone, on this machine"] = False,
-    global_batch: Annotated[Natural | None, "rows in all, on any number of processes"] = None,
 ) -> None:
     """Makes tables, figures and fits of a study.
 
     heron report studies/negatives
     """
-    from heron.studies.forecast import Assumptions, section
     from heron.studies.report import Report, readable_table
     from heron.studies.results import read_results
 
     results = read_results(study)
     page = Report.of(results, x, y)
     out = out or study / "report"
-    assumptions = Assumptions(link_gbps, latency_us, overlap, global_batch)
-    forecast = scaling = ""
-    if len(results.done) and (points or "workers" in results.varied):
-        studies = [results, *map(read_results, points)]
-        forecast, scaling = section(studies, assumptions, measure_contrast)
-    path = page.write(out, forecast)
+    path = page.write(out)
     print_table(*readable_table(results, page.ys), piped=(out / "table.md").read_text() + "\n")
-    if scaling:
-        (out / "scaling.md").write_text(scaling)
-        print_markdown(scaling + "\n")
     print(results.progress)
     print(f"report: {path}")

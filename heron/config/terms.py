@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -127,21 +127,6 @@ class Term(Section):
         """Returns what the term's loss reads under its options."""
         return self.needs
 
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """Returns the numbers per row that processes exchange about anchors in a step.
-
-        The list has one entry per collective. If the term reads `needs.vectors`, the rows are all
-        rows, else the labelled ones.
-
-        Args:
-            shapes: shape of a sample of each view.
-            labels: number of labels.
-            levels: number of levels of a label path.
-        """
-        return []
-
     def why_no_ring(self) -> str:
         """Returns why the loss does not support ring exchange; "": it does."""
         needs = self.requires()
@@ -150,17 +135,6 @@ class Term(Section):
         if (needs.vectors or needs.labelled_vectors) and not self.rings:
             return "its loss reads the vectors of all rows at once"
         return ""
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Returns the numbers per row that each round of ring exchange in a step passes on.
-
-        Args:
-            views: number of views.
-            widths: numbers per row of each feature, over all views.
-        """
-        needs = self.requires()
-        compared = sum(widths[name] for name in (*needs.vectors, *needs.labelled_vectors))
-        return [compared] * 2 if compared else []
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError if the term, `name` in the YAML, does not fit its setting."""

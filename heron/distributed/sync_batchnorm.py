@@ -1,7 +1,6 @@
 """Batch norm over the global batch: P processes normalise as one does."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -97,7 +96,7 @@ def side_by_side(calls: Sequence[Callable[[], Result]]) -> list[Result]:
     the statistics of all are exchanged in one message; backward does the same with gradients. Every
     process must make the same calls in the same order.
     """
-    if len(calls) == 1 or (world_size() == 1 and not _recordings):
+    if len(calls) == 1 or world_size() == 1:
         return [call() for call in calls]
     branches = [_Branch(call) for call in calls]
     # Of a branch that is not done, its norm call and the function that runs such calls jointly.
@@ -133,31 +132,6 @@ def _run_jointly(call: NormCall, run_batch: Callable[[list[NormCall]], Sequence[
         output: Tensor = current.parent.switch((call, run_batch))
         return output
     return run_batch([call])[0]
-
-
-_recordings: list[list[list[int]]] = []  # see `record_norms`
-
-
-@contextmanager
-def record_norms(norms: Sequence[_BatchNorm]) -> Iterator[list[list[int]]]:
-    """Records the channels of the norms whose statistics would share a message, by message."""
-    recorded: list[list[int]] = []
-
-    def record(calls: list[NormCall]) -> list[Tensor]:
-        recorded.append([norm.num_features for norm, _ in calls])
-        return [x for _, x in calls]
-
-    hooks = [
-        norm.register_forward_hook(lambda norm, _, x: _run_jointly((norm, x), record))
-        for norm in norms
-    ]
-    _recordings.append(recorded)
-    try:
-        yield recorded
-    finally:
-        _recordings.pop()
-        for hook in hooks:
-            hook.remove()
 
 
 def _normalise(calls: list[NormCall]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """CLIP's and SigLIP's losses: rows of two views are matched, at a learnt temperature."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from heron.objectives.engine import Rule, RuleResult, blockwise, unit, working_d
 from heron.objectives.own_positives import cross_view_loss
 from heron.objectives.present import OwnRows, Present, Rows, as_slice, join_views
 from heron.objectives.ring import Block, blocks, ring_of, row_count, sum_over_blocks
-from heron.objectives.unsupervised import pair_widths
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
 PAPER_BIAS = -10.0  # SigLIP's initial bias, used where the batch size is not known
@@ -65,16 +64,6 @@ class Clip(Term):
         """Returns the module that learns the temperature."""
         return {"clip_scale": lambda: LearntScale("clip", 1 / self.tau)}
 
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The scale, and the gradients as for `Cmc`, all in float64."""
-        return [2, *[4] * len(pair_widths(len(shapes), 0))]
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """As for `Cmc`, in float64."""
-        return [2 * n for n in pair_widths(views, widths["projections"]) * 2]
-
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `clip`."""
         z, scale = batch.vectors["projections"], batch.own["clip_scale"][0]
@@ -105,16 +94,6 @@ class Siglip(Term):
         if bias is None:
             bias = -math.log(max(spec.batch - 1, 1)) if spec.batch else PAPER_BIAS
         return {"siglip_scale": lambda: LearntScale("siglip", self.scale, bias)}
-
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The scale and the bias."""
-        return [2]
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """One round for both loss and gradient."""
-        return [widths["projections"]]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `siglip`."""

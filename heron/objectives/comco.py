@@ -41,15 +41,6 @@ class Comco(MomentumTerm):
 
     needs: ClassVar[Needs] = replace(MomentumTerm.needs, labelled_vectors=("projections",))
 
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The label of each anchor's N(i), its neighbours, and the gradients of its logits and sum.
-
-        An upper bound: there are no neighbours before `neighbour_epochs`.
-        """
-        return [2 + 2 * self.neighbours]
-
     def memory(self, run: RunSpec) -> MomentumQueue:
         """Returns a queue of keys, each with its class and its complementary labels."""
         return MomentumQueue(run.model, self.queue, 2 * run.labels, self.momentum)

@@ -1,7 +1,7 @@
 """Terms that correct the distribution of negatives: hard negatives, and debiased ones."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -77,17 +77,6 @@ class Hard(Term):
         features = ("projections",)
         return Needs(own=features, labelled_vectors=features, labels=CLASS_LABELS, views=2)
 
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The gradients with respect to each anchor's sums, and log M E_q for pairs of a class."""
-        gradients = len(shapes) if self.hardening == "none" else 2 * len(shapes)
-        return [gradients] if self.positives == "augmentation" else [gradients, len(shapes)]
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """One round for the sums, one for the pairs of a class if any, one for the gradient."""
-        return [widths["projections"]] * (2 if self.positives == "augmentation" else 3)
-
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `hard` at the epoch's threshold."""
         start, end = self.threshold_start, self.threshold_end
@@ -118,12 +107,6 @@ class Debiased(Term):
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     rings: ClassVar[bool] = True
-
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The gradient with respect to each anchor's sum."""
-        return [len(shapes)]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `debiased`."""

@@ -1,7 +1,7 @@
 """Hierarchical contrastive learning: positives at each depth to which two paths agree."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -41,16 +41,6 @@ class Hierarchical(Term):
                 "(constrain: false has a ring)"
             )
         return super().why_no_ring()
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Three rounds: the sums, the pairs of a class, the gradient."""
-        return [widths["projections"]] * 3
-
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """Each anchor's sum, the gradient with respect to it, and to the largest losses."""
-        return [len(shapes), len(shapes), *([levels] if levels > 1 else [])]
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hierarchical`."""

@@ -1,7 +1,7 @@
 """MIB: views agree on what they share, and the codes of a sample on everything else."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import RuleResult, blockwise
 from heron.objectives.present import OwnRows, Rows, as_slice
 from heron.objectives.ring import Block, blocks, ring_of, row_count, sum_over_blocks
-from heron.objectives.unsupervised import pair_widths
 
 SALT = 9000  # keeps clear of the salts of dropout, which count the views and layers of an encoder
 MIN_STD = 0.1  # D_SKL divides by its square, and overflowed with the authors' 1e-7
@@ -99,10 +98,6 @@ class Mib(Term):
         """Returns what builds a bottleneck per view."""
         widths = spec.config.matryoshka or [spec.config.projection_width]
         return {"bottlenecks": lambda: Bottlenecks(widths, len(spec.shapes))}
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """One round for each pair of views, for both loss and gradient."""
-        return pair_widths(views, widths["critics"])
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `mib`; beta grows as in the paper's experiments."""

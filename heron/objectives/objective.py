@@ -167,20 +167,6 @@ class Objective:
         ]
         return None if losses[0] is None else sum(losses) / len(losses)
 
-    def widths_per_pass(
-        self, term: Term, widths: Mapping[str, int], views: int
-    ) -> list[Mapping[str, int]]:
-        """Returns the feature widths in each of a term's passes over a batch.
-
-        A term makes one pass, or under matryoshka one per width, whose features are narrower.
-        `widths` are numbers per row of each feature, of all views together.
-        """
-        needs = term.requires()
-        vectors = {*needs.vectors, *needs.labelled_vectors}
-        names = vectors & {"projections", *(term.nested or ())}
-        passes = [{**widths, **dict.fromkeys(names, views * width)} for width in self.matryoshka]
-        return [*passes] if names and passes else [widths]
-
     def build_memories(self, run: RunSpec) -> None:
         """Builds the terms' memories on the model's device; TrainingError if one is no `Memory`."""
         memories = {name: term.memory(run) for name, term in self.terms.items()}

@@ -1,7 +1,7 @@
 """HeroCon's L_u of one view: an input attracts its own representation and repels the others."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -53,16 +53,6 @@ class SingleViewUnsupervised(Term):
             "weight": lambda: WeightNet(spec.config.projection_width),
             "input_projectors": lambda: InputProjectors(spec),
         }
-
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The gradients with respect to each anchor's sum and its mirrored heads' sum, per view."""
-        return [2] * len(shapes)
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Two rounds for each view, of six vectors per row."""
-        return [6 * widths["projections"] // views] * 2 * views
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `single_view_unsupervised`."""

@@ -1,6 +1,6 @@
 """Supervised contrastive learning: one class per sample, every view of every sample an anchor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -29,16 +29,6 @@ class Supcon(Term):
     rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
-
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The gradient with respect to each anchor's sum."""
-        return [len(shapes)]
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Three rounds: the classes' sums of vectors, the anchors' sums, the gradient."""
-        return [widths["projections"]] * 3
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `supcon`."""

@@ -1,6 +1,6 @@
 """Supervised contrastive terms: samples that share labels attract."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,16 +31,6 @@ class WeightedSupervised(Term):
     rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
-
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """D of each label, and the gradient with respect to it."""
-        return [2 * labels]
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """One round for D, one for the pairs, and one for the gradient."""
-        return [widths["hidden"]] * 3
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `weighted_supervised`."""

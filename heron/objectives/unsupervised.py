@@ -1,7 +1,7 @@
 """Unsupervised contrastive terms: views of a sample attract, other samples repel."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,12 +34,6 @@ class NtXent(Term):
     rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The gradient with respect to each anchor's sum."""
-        return [len(shapes)]
-
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `nt_xent`."""
         z = batch.vectors["projections"]
@@ -60,16 +54,6 @@ class Cmc(Term):
     rings: ClassVar[bool] = True
     negatives: ClassVar[Negatives] = "cross_view"
     missing_views: ClassVar[bool] = True
-
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The gradients with respect to the sums of both views, for each pair of views."""
-        return [2] * len(pair_widths(len(shapes), 0))
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """Two rounds for each pair of views: forward and backward."""
-        return pair_widths(views, widths["projections"]) * 2
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `cmc`."""
@@ -106,19 +90,6 @@ class WeightedUnsupervised(Term):
         """Returns what builds H."""
         return {"weight": lambda: WeightNet(spec.config.projection_width)}
 
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """As for `NtXent` with negatives of all views, else as for `Cmc`."""
-        if self.negatives == "all_views":
-            return [len(shapes)]
-        return [2] * len(pair_widths(len(shapes), 0))
-
-    def ring_widths(self, views: int, widths: Mapping[str, int]) -> list[int]:
-        """As for `NtXent` or `Cmc`, with two vectors a view."""
-        both = widths["projections"] + widths["weights"]
-        return ([both] if self.negatives == "all_views" else pair_widths(views, both)) * 2
-
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `weighted_unsupervised`."""
         return weighted_unsupervised(
@@ -142,24 +113,12 @@ class InputWeightedUnsupervised(Term):
     needs: ClassVar[Needs] = Needs(gathered=("inputs",), vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
 
-    def exchanged_sums(
-        self, shapes: Sequence[Sequence[int]], labels: int, levels: int
-    ) -> list[int]:
-        """The gradient with respect to each anchor's sum, once, or once a view if widths differ."""
-        same_width = len({math.prod(shape) for shape in shapes}) == 1
-        return [len(shapes)] * (1 if same_width or self.anchors == "first" else len(shapes))
-
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `input_weighted_unsupervised`."""
         inputs, z = batch.gathered["inputs"], batch.vectors["projections"]
         return input_weighted_unsupervised(
             z, inputs, tau=self.tau, anchors=self.anchors, rows=batch.own_rows
         )
-
-
-def pair_widths(views: int, width: int) -> list[int]:
-    """Returns, for each pair of views, the two views' share of a row's `width` numbers."""
-    return [2 * width // views] * (views * (views - 1) // 2)
 
 
 def nt_xent(

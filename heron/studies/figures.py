@@ -1,4 +1,4 @@
-"""The charts of a study: curves with error bars, a heat map, parts of a step."""
+"""The charts of a study: curves with error bars, a heat map."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -75,20 +75,6 @@ def heat_map(y: str, means: pd.DataFrame, lowest_is_best: bool) -> Chart:
     }
     title = f"{label(y)}, mean over repeats"
     return Chart(title, [heat], axes | {"shapes": [frame], "height": HEIGHT, "showlegend": False})
-
-
-def extrapolated(parts: pd.DataFrame) -> Chart:
-    """Returns a chart of the parts of a predicted step, by number of processes, and their sum."""
-    traces = [_line(parts.index, parts.sum(axis=1), name="step", color="#7f8793")]
-    traces[0]["line"]["width"] = 4
-    for color, (name, seconds) in zip(COLORS, parts.items(), strict=False):
-        if seconds.min() > 0:
-            traces.append(_line(parts.index, seconds, name=str(name), color=color))
-            traces[-1]["mode"] = "lines+markers"
-    ticks = {"type": "log", "tickvals": [*parts.index], "ticktext": [f"{n:,}" for n in parts.index]}
-    axes = {"xaxis": {"title": {"text": "processes"}, **ticks}}
-    axes["yaxis"] = {"title": {"text": "time, s"}, "type": "log", "dtick": "D2"}
-    return _chart("Parts of a step by processes: an extrapolation", traces, axes)
 
 
 def _line(x: Any, y: Any, *, name: str, color: str, dash: str = "solid") -> dict[str, Any]:

@@ -47,14 +47,14 @@ class Report:
         results.refuse_unknown([x, *ys])
         return cls(results, natural_x(results, x), ys)
 
-    def write(self, out: Path, section: str = "") -> Path:
-        """Writes the page, with a further section of HTML, and the tables; returns the page's path.
+    def write(self, out: Path) -> Path:
+        """Writes the page and the tables; returns the page's path.
 
         Raises a ShardError if the disk is full.
         """
         out.mkdir(parents=True, exist_ok=True)
         full_table = full_table_of(self.results)
-        body = render("base.html", name=self.results.study.title, body="".join(self._body(section)))
+        body = render("base.html", name=self.results.study.title, body="".join(self._body()))
         files = {
             "table.md": text.markdown(*readable_table(self.results, self.ys)).encode(),
             "table.csv": full_table.to_csv(index=False).encode(),
@@ -64,7 +64,7 @@ class Report:
         text.write_files(out, files)
         return out / "report.html"
 
-    def _body(self, section: str) -> Iterator[str]:
+    def _body(self) -> Iterator[str]:
         results, progress = self.results, self.results.progress
         note = f'<p class="note">{html.escape(progress)}</p>'
         yield note if "not finished" in progress else text.paragraph(progress)
@@ -81,7 +81,6 @@ class Report:
                 yield from self._paired(y)
             if "workers" in results.varied:
                 yield from _workers(worker_curves(results, "samples_per_s"))
-        yield section
         yield text.heading("Every trial")
         yield text.table(*readable_table(results, self.ys))
         yield text.paragraph("The same with every column: table.csv, table.parquet.")

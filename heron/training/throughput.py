@@ -82,10 +82,8 @@ def step_flops(forward: Callable[[], object]) -> int:
     return 3 * int(counter.get_total_flops())
 
 
-def meta_copy(
-    model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int
-) -> tuple[Heterogeneous, list[torch.Tensor], torch.Tensor]:
-    """Returns a copy of a model on the meta device, with inputs and keys of `rows` rows.
+def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int) -> int:
+    """Returns `step_flops` of a model for a process's rows of a step, on the meta device.
 
     `shapes` are of a sample of each view as stored: [..., channels] or (tokens, vocabulary).
     """
@@ -98,12 +96,7 @@ def meta_copy(
         )
         for shape in map(tuple, shapes)
     ]
-    return meta, inputs, torch.empty(rows, dtype=torch.int64, device="meta")
-
-
-def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int) -> int:
-    """Returns `step_flops` of a model for a process's rows of a step: see `meta_copy`."""
-    meta, inputs, rng_keys = meta_copy(model, shapes, rows)
+    rng_keys = torch.empty(rows, dtype=torch.int64, device="meta")
     return step_flops(lambda: meta.embed(inputs, rng_keys, [rows]))
 
 

@@ -199,7 +199,10 @@ def test_help_says_all(
         ("index folder --out x b.c=2", "unrecognized arguments: b.c=2 (see `heron index --help`)"),
         ("index folder --out x --k ten", "argument --k: found 'ten'; input should be a valid int"),
         ("index folder --out x --recall", "argument --recall: expected one argument (see"),
-        ("report x --link-gbps 0", "argument --link-gbps: found '0'; input should be greater than"),
+        (
+            "compare --config scene --folds 0",
+            "argument --folds: found '0'; input should be greater than",
+        ),
         ("query --file a.jpg", "the following arguments are required: INDEX (see `heron query"),
         (
             "query folder",

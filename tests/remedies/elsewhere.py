@@ -6,7 +6,6 @@ ENCODE = "tests/retrieval/test_encode.py"
 FAULTS = "tests/retrieval/test_index_faults.py"
 PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
 REPRODUCE = "tests/launch/test_reproduce.py"
-SCALING = "tests/studies/test_scaling.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
 VERB = "tests/launch/test_pretrain_verb.py"
@@ -14,8 +13,6 @@ VERB = "tests/launch/test_pretrain_verb.py"
 # By a fragment that the message and the test both have.
 PERFORMED = {
     "--compare found ": "tests/launch/test_runs.py::test_compared",
-    " leaves no row of the ": f"{SCALING}::test_a_global_batch_without_rows_of_a_stream_is_refused",
-    "batches or more; found ": f"{SCALING}::test_the_points_of_another_study_make_up_for_too_few",
     " starts one; ": f"{VERB}::test_more_processes_than_a_configuration_starts",
     "is no configuration that accelerate reads": f"{VERB}::test_what_cannot_be_started_is_named",
     "of which no fold can be made": f"{COMPARE}::test_a_stream_of_tars_is_indexed_first",
