@@ -21,7 +21,6 @@ from heron.distributed import collectives, sync_batchnorm
 from heron.distributed.sync_batchnorm import (
     GlobalBatchNorm,
     has_norm,
-    side_by_side,
     synchronise,
 )
 from heron.models.heterogeneous import Heterogeneous
@@ -267,39 +266,6 @@ def test_any_batch_norm_is_synchronised(kind: str) -> None:
     (alone,) = ranks.run(1, normalised, kind)
     for several in ranks.run(3, normalised, kind):
         torch.testing.assert_close(several, alone, rtol=1e-9, atol=1e-11)
-
-
-def beside(apart: bool) -> list[Tensor]:
-    """Networks with 2, 1 and 2 batch norms, the last without a graph; outputs and gradients."""
-    world, rank = collectives.world_size(), collectives.rank()
-    torch.manual_seed(3)
-    layers = [[nn.Linear(3, 3), nn.BatchNorm1d(3)] for _ in range(5)]
-    one, three = (nn.Sequential(*layers[i], *layers[i + 1]).double() for i in (0, 2))
-    two = nn.Sequential(*layers[4]).double()
-    for module in (one, two, three):
-        synchronise(module)
-    own = torch.randn(11, 3).double()[even_slice(11, rank, world)].requires_grad_()
-
-    def without_graph() -> Tensor:
-        with torch.no_grad():
-            return three(own)  # type: ignore[no-any-return]
-
-    calls = [lambda: one(own), lambda: two(own), without_graph]
-    found = [call() for call in calls] if apart else side_by_side(calls)
-    assert torch.is_grad_enabled() and not found[2].requires_grad
-    weights = torch.arange(11)[even_slice(11, rank, world), None]
-    torch.stack([(x * weights * (i + 1)).sum() for i, x in enumerate(found)]).sum().backward()  # type: ignore[no-untyped-call]
-    assert own.grad is not None
-    whole = [collectives.gather(x.detach(), even_sizes(11, world)) for x in (*found, own.grad)]
-    return whole + [buffer for module in (one, two, three) for buffer in module.buffers()]
-
-
-def test_calls_side_by_side_are_those_apart() -> None:
-    """Also where one is done earlier, or stands still with another state of the thread."""
-    (alone,) = ranks.run(1, beside, True)
-    for apart in (True, False):
-        for several in ranks.run(2, beside, apart):
-            torch.testing.assert_close(several, alone, rtol=1e-9, atol=1e-11)
 
 
 def test_a_synchronised_batch_norm_keeps_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
