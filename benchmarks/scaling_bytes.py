@@ -35,7 +35,6 @@ VIEWS, LABELS, LEVELS = 2, 40, 3
 # What each kind is, and over how many processes' parts its bytes are counted.
 KINDS: dict[str, str] = {
     "gathered": "vectors and labels of others, and their batch norm's moments, forward",
-    "passed": "vectors of others that come round a ring, forward and backward",
     "scattered": "gradients of own vectors from others, backward",
     "statistics": "sums of batch norm, backward",
     "gradients": "of the parameters",
@@ -53,7 +52,6 @@ class Case:
         size: of the pictures, a side.
         channels: of the encoder's stages.
         width: of a projection.
-        by_ring: vectors come round a ring.
         matryoshka: widths that terms compare.
     """
 
@@ -63,7 +61,6 @@ class Case:
     size: int
     channels: tuple[int, ...]
     width: int
-    by_ring: bool = False
     matryoshka: tuple[int, ...] = ()
 
     def build(self) -> tuple[Objective, Heterogeneous]:
@@ -107,10 +104,6 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     kind, number = "gathered", tensor_bytes[0] - tensor_bytes[1]
                 case "_reduce_scatter_base_":
                     kind, number = "scattered", tensor_bytes[1] - tensor_bytes[0]
-                case "recv_":
-                    kind, number = "passed", sum(tensor_bytes)
-                case "send":  # what another receives
-                    return func(*args, **(kwargs or {}))
                 case "allreduce_":
                     kind, number = self.sum, sum(tensor_bytes)
                 case other:
@@ -154,9 +147,7 @@ def count(gate: Gate, case: Case) -> None:
         tally.calls.clear()
         with tally:
             features = wrapped(inputs, row_keys, local_sizes, known_labels)
-            gathered = gather_batch(
-                features, batch, inputs, sizes, objective, 1.0, by_ring=case.by_ring
-            )
+            gathered = gather_batch(features, batch, inputs, sizes, objective, 1.0)
             loss, _ = objective(gathered)
             optimizer.zero_grad()
             (loss * world).backward()  # type: ignore[no-untyped-call]

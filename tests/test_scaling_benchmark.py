@@ -27,14 +27,11 @@ def test_counted_bytes_are_those_found_by_hand(world: int, tmp_path: Path) -> No
     labels, moments = rows * (40 * 4 + 3 * 8), 4 * 2 * (9 + 13 + 17)
     expected = {
         "gathered": (world - 1) * (vectors + told + labels + moments),
-        "passed": 0,
         "scattered": 0,
         "statistics": 4 * 2 * 2 * (4 + 6 + 8),
         "gradients": 4 * weights(case),
     }
-    calls = {
-        "gathered": 1 + 3 + 3, "passed": 0, "scattered": 0, "statistics": 3, "gradients": 1,
-    }  # fmt: skip
+    calls = {"gathered": 1 + 3 + 3, "scattered": 0, "statistics": 3, "gradients": 1}
     assert together(count, (case,), world, tmp_path / "meet") == [(expected, calls)] * world
 
 
@@ -67,8 +64,8 @@ def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     counted = [row for row in rows if row[0] in OBJECTIVES]
     assert [row[2] for row in counted] == [*KINDS] * len(OBJECTIVES)
-    # Terms that find their rows' whole gradient scatter nothing, and no ring is asked for.
-    assert {row[2] for row in counted if row[3] == "0" or row[4] == "0"} <= {"scattered", "passed"}
+    # Terms that find their rows' whole gradient scatter nothing.
+    assert {row[2] for row in counted if row[3] == "0" or row[4] == "0"} <= {"scattered"}
     for told in found["bytes"].values():
         assert told == [told[0]] * 2
 

@@ -21,7 +21,7 @@ from heron.config.sections import (
 )
 from heron.config.shipped import CONFIGS
 from heron.config.terms import Terms
-from heron.config.training import Distributed, Evaluate, Negatives, Optim, Precision, Train
+from heron.config.training import Evaluate, Negatives, Optim, Precision, Train
 from heron.shards.artefact import Count
 from heron.shards.dotted import suggest
 
@@ -59,7 +59,6 @@ class Config(Section):
     optim: Optim = Optim()
     negatives: Negatives = Negatives()
     train: Train = Train()
-    distributed: Distributed = Distributed()
     evaluate: Evaluate = Evaluate()
     tracking: list[TrackerName] = ["tensorboard"]
 
@@ -69,17 +68,6 @@ class Config(Section):
         for name in self.model.encoders:
             if name not in names:
                 raise ValueError(f"model.encoders.{name} is of no view; {suggest(name, names)}")
-        return self
-
-    @model_validator(mode="after")
-    def _ring_terms(self) -> "Config":
-        if self.distributed.exchange == "ring":
-            for name, term in self.objective.terms().items():
-                if why := term.why_no_ring():
-                    raise ValueError(
-                        f"distributed.exchange is ring, and objective.{name} has no ring: {why}; "
-                        "expected gather, or auto, which gathers for it"
-                    )
         return self
 
     @model_validator(mode="after")

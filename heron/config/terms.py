@@ -116,7 +116,6 @@ class Term(Section):
     # on a part of a projection.
     nested: ClassVar[tuple[str, ...] | None] = ("projections",)
     repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
-    rings: ClassVar[bool] = False  # whether its loss supports ring exchange: `objectives.ring`
     remembers_rows: ClassVar[bool] = False  # whether its memory is indexed by row numbers
     # Whether its loss is defined where rows lack views (`GlobalBatch.present`), and where single
     # labels of a row are unknown (NaN); otherwise the objective refuses such data.
@@ -126,15 +125,6 @@ class Term(Section):
     def requires(self) -> Needs:
         """Returns what the term's loss reads under its options."""
         return self.needs
-
-    def why_no_ring(self) -> str:
-        """Returns why the loss does not support ring exchange; "": it does."""
-        needs = self.requires()
-        if needs.gathered or {*needs.labelled} - {"paths"}:
-            return "it finds gradients of other processes' rows, which would have to go back"
-        if (needs.vectors or needs.labelled_vectors) and not self.rings:
-            return "its loss reads the vectors of all rows at once"
-        return ""
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError if the term, `name` in the YAML, does not fit its setting."""

@@ -72,21 +72,6 @@ class Negatives(Section):
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
 
-class Distributed(Section):
-    """How the processes of a run exchange vectors.
-
-    Attributes:
-        exchange: how a process receives the vectors of the others. `gather`: all at once; `ring`:
-            those of one process after another, each while the previous ones are compared, so that
-            it holds the vectors of two processes at a time and receives each two or three times a
-            step. Both give the same numbers up to rounding. `auto`: a ring if every term supports
-            it and the gathered vectors would take more than an eighth of a process's memory; the
-            run reports its choice.
-    """
-
-    exchange: Literal["auto", "gather", "ring"] = "auto"
-
-
 class Train(Section):
     """Length of a run, intervals of measuring, evaluating and saving, and how steps are computed.
 

@@ -9,8 +9,7 @@ processes are those of one process with the whole batch. DistributedDataParallel
 the loss is multiplied by the number of processes before backward.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -186,40 +185,6 @@ def gather_all(tensors: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> lis
         gathered.append(torch.cat(shares).view(x.dtype).view(sum(rows), *x.shape[1:]))
         starts = ends
     return gathered
-
-
-def ring(
-    tensors: Sequence[Tensor], sizes: Sequence[Sequence[int]]
-) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yields this process's rows, then those of every other, each received while the last is used.
-
-    Yields a rank and its rows of each tensor: this process's first, then those of the rank before
-    it. Each process passes on what it has received, so it holds the rows of at most two others.
-    Every process must exhaust the iterator; what it yields is overwritten when it moves on.
-    `tensors`, of one dtype and without gradient, and `sizes` are as of `gather_all`.
-    """
-    world, local_rank = len(sizes[0]), rank() if len(sizes[0]) > 1 else 0
-    widths = [x[:0].new_empty(1, *x.shape[1:]).numel() for x in tensors]
-    lengths = [  # elements by process, then by tensor
-        [n * width for n, width in zip(rows, widths, strict=True)]
-        for rows in zip(*sizes, strict=True)
-    ]
-    longest = max(sum(of_process) for of_process in lengths)
-    current, incoming = (tensors[0].new_empty(longest) for _ in range(2))
-    current[: sum(lengths[local_rank])] = torch.cat([x.detach().reshape(-1) for x in tensors])
-    current[sum(lengths[local_rank]) :] = 0  # the padding, which is sent, too
-    for source in [(local_rank - hop) % world for hop in range(world)]:
-        transfers: list[Any] = []
-        if longest and (source - 1) % world != local_rank:  # else all rows have come round
-            send = dist.P2POp(dist.isend, current, (local_rank + 1) % world)
-            receive = dist.P2POp(dist.irecv, incoming, (local_rank - 1) % world)
-            transfers = dist.batch_isend_irecv([send, receive])
-        ends = list(itertools.accumulate(lengths[source], initial=0))
-        spans = zip(tensors, itertools.pairwise(ends), strict=True)
-        yield source, [current[start:end].view(-1, *x.shape[1:]) for x, (start, end) in spans]
-        for transfer in transfers:
-            transfer.wait()
-        current, incoming = incoming, current
 
 
 class _SummedGradient(torch.autograd.Function):

@@ -55,8 +55,7 @@ class GlobalBatch:
         widths: `model.matryoshka`, where the term handles it itself; empty: whole projections.
         present: which views each of all rows has, [all rows, views]; None: all of them. Features of
             a view that a row lacks are zeros.
-        vectors: features of all rows, of which only `own_rows` have a gradient (see `Needs`); of
-            the own rows alone where `own_rows` has a ring.
+        vectors: features of all rows, of which only `own_rows` have a gradient (see `Needs`).
         labelled_vectors: the same of all labelled rows and `own_labelled_rows`.
         own_row_sets: the own rows, and the own labelled rows, where other processes have rows too.
     """

@@ -4,7 +4,7 @@ Rows are visited in the order of their classes, so an anchor's keys are a contig
 is proportional to the pairs that count, in matrix products and without a list of pairs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from torch.autograd.function import FunctionCtx
 from heron.distributed.derivatives import first_derivative
 from heron.objectives.engine import strip_elements
 from heron.objectives.present import OwnRows, Rows
-from heron.objectives.ring import Block
 
 # Rows of a strip of pairs at least: a GPU is kept busy by launches of many classes at once (a strip
 # of 82 rows took 123 ms for 16,384 rows on an H200), a CPU is better off with few other pairs.
@@ -73,13 +72,12 @@ class Classes:
 
 def class_losses(
     anchors: Float[Tensor, "anchors dim"],
-    keys: Float[Tensor, "held dim"],
+    keys: Float[Tensor, "keys dim"],
     log_total: Float[Tensor, " anchors"],
     floor: Float[Tensor, " levels"],
     classes: Classes,
     rows: Rows,
     key_totals: Float[Tensor, " every"] | None,
-    key_blocks: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None,
 ) -> Float[Tensor, ""]:
     """Sums the losses of the anchors' pairs, weight_il loss(max(u_ik, floor_l)).
 
@@ -90,13 +88,12 @@ def class_losses(
 
     `key_totals` is log_total of every key, if all keys are anchors of some process: then the
     anchors get the full gradient of their rows, as in `mirrored_sums`, and `floor` the sum over all
-    processes. `key_blocks` iterates over the keys of all processes, if only those of own rows are
-    held.
+    processes.
     """
     if key_totals is not None:
         keys = keys.detach()
     loss: Tensor = _ClassLosses.apply(  # type: ignore[no-untyped-call]
-        anchors, keys, log_total, floor, classes, rows, key_totals, key_blocks
+        anchors, keys, log_total, floor, classes, rows, key_totals
     )
     return loss
 
@@ -114,22 +111,13 @@ class _ClassLosses(torch.autograd.Function):
         classes: Classes,
         rows: Rows,
         key_totals: Tensor | None,
-        key_blocks: Callable[[Sequence[Tensor]], Iterator[Block]] | None,
     ) -> Tensor:
         grads = [torch.zeros_like(x) for x in (anchors, keys, log_total, floor)]
         d_anchors, d_keys, d_total, d_floor = grads
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
-        all_keys = torch.arange(len(classes.weight), device=keys.device), keys
-        key_sets: Iterable[tuple[Tensor, Tensor]] = [all_keys]
-        if key_blocks is not None:
-            key_sets = ((block.positions[0], block.keys[0]) for block in key_blocks([keys]))
-        visits = (
-            (strip, key_positions[strip_keys], vectors[strip_keys])
-            for key_positions, vectors in key_sets
-            for strip, strip_keys in classes.strips(classes.positions, key_positions)
-        )
-        for strip, columns, vectors in visits:
-            positions = classes.positions[strip]
+        all_keys = torch.arange(len(classes.weight), device=keys.device)
+        for strip, columns in classes.strips(classes.positions, all_keys):
+            positions, vectors = classes.positions[strip], keys[columns]
             logits = anchors[strip] @ vectors.T
             masks = classes.levels(positions, columns)
             weight = classes.weight[positions].T[:, :, None]
@@ -161,7 +149,7 @@ class _ClassLosses(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        return *(grad * x for x in saved), None, None, None, None
+        return *(grad * x for x in saved), None, None, None
 
 
 def _strip_loss(

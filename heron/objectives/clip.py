@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,6 @@ from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.objectives.own_positives import cross_view_loss
 from heron.objectives.present import OwnRows, Present, Rows, as_slice, join_views
-from heron.objectives.ring import Block, blocks, ring_of, row_count, sum_over_blocks
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
 PAPER_BIAS = -10.0  # SigLIP's initial bias, used where the batch size is not known
@@ -56,7 +54,6 @@ class Clip(Term):
     tau: Temperature = 0.07
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), own=("clip_scale",), views=2)
-    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     repels_all: ClassVar[bool] = True
 
@@ -85,7 +82,6 @@ class Siglip(Term):
     needs: ClassVar[Needs] = Needs(
         vectors=("projections",), own=("siglip_scale", "siglip_bias"), views=2
     )
-    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
@@ -103,7 +99,7 @@ class Siglip(Term):
 
 
 def clip(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     scale: Float[Tensor, " own"],
     *,
     rows: Rows = slice(None),
@@ -131,10 +127,7 @@ def clip(
     own, scale = as_slice(rows), scale.to(vectors[0].dtype)
     start, stop, _ = own.indices(len(vectors[0]))
     # With the root of the scale on either side, transposed logits have the same scale.
-    if ring_of(rows) is not None:
-        scaled = [v * scale.sqrt()[:, None] for v in vectors]
-        head = scaled, scaled
-    elif isinstance(rows, OwnRows):
+    if isinstance(rows, OwnRows):
         all_scales = rows.gather(scale.detach())
         scale = torch.cat([all_scales[:start], scale, all_scales[stop:]]).sqrt()[:, None]
         scaled = [v * scale for v in vectors]
@@ -147,7 +140,7 @@ def clip(
 
 
 def siglip(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     scale: Float[Tensor, " own"],
     bias: Float[Tensor, " own"],
     *,
@@ -172,7 +165,7 @@ def siglip(
         present: which views each row has.
     """
     vectors = _unit_views(z, "siglip", working_dtype(z[0].dtype, 1.0))
-    batch, count = row_count(rows, vectors[0]), len(vectors)
+    batch, count = len(vectors[0]), len(vectors)
     own, dtype = as_slice(rows), vectors[0].dtype
     mean = 2 / (max(batch, 1) * count * (count - 1))
     if present is not None:
@@ -200,26 +193,15 @@ def siglip(
         return torch.stack(losses).sum()
 
     scale, bias = scale.to(dtype), bias.to(dtype)
-    all_rows = slice(None)
+    all_rows, own_vectors = slice(None), [x[own] for x in vectors]
     if not isinstance(rows, OwnRows):
-        own_vectors = [x[own] for x in vectors]
         return share(own, all_rows, scale, bias, (own_vectors, vectors)).to(bias.dtype)
     all_scales, all_biases = rows.gather(torch.stack([scale, bias], 1).detach()).unbind(1)
-
-    def loss_of_block(own_tensors: Sequence[Tensor], block: Block) -> Tensor:
-        """The loss of own anchors; `as_keys` adds the own keys' gradient, but no value."""
-        *own_vectors, scale, bias = own_tensors
-        loss = share(own, block.rows, scale, bias, (own_vectors, block.keys))
-        block_scale, block_bias = all_scales[block.rows], all_biases[block.rows]
-        as_keys = share(block.rows, own, block_scale, block_bias, (block.keys, own_vectors))
-        return loss + as_keys - as_keys.detach()
-
-    if ring_of(rows) is not None:
-        key_blocks = partial(blocks, vectors, rows, [[0]] * count)
-        return sum_over_blocks(loss_of_block, [*vectors, scale, bias], key_blocks)
     constant = [view.detach() for view in vectors]
-    own_vectors = [x[own] for x in vectors]
-    return loss_of_block([*own_vectors, scale, bias], Block(all_rows, False, constant, []))
+    loss = share(own, all_rows, scale, bias, (own_vectors, constant))
+    # `as_keys` adds the own keys' gradient, but no value.
+    as_keys = share(all_rows, own, all_scales, all_biases, (constant, own_vectors))
+    return loss + as_keys - as_keys.detach()
 
 
 Sides = tuple[Sequence[Tensor], Sequence[Tensor]]  # the views of the anchors, and of the keys

@@ -16,20 +16,17 @@ from heron.distributed.collectives import (
     gather,
     gather_all,
     rank,
-    ring,
-    sum_over_processes,
     with_local_gradient,
     with_summed_gradient,
 )
 from heron.models.heterogeneous import Features
 from heron.objectives.batch import FeatureMap, GlobalBatch
 from heron.objectives.objective import Objective
-from heron.objectives.present import OwnRows, Ring
+from heron.objectives.present import OwnRows
 
 if TYPE_CHECKING:  # losses used outside the trainer do not load the data pipeline
     from heron.data.batches import Batch
 
-RING_FROM = 1 / 8  # of a process's memory: see `uses_ring`
 COMMON = "hidden", "inputs", "logits", "paths", "projections"  # features without a part
 
 
@@ -66,7 +63,6 @@ def gather_batch(
     objective: Objective,
     epoch: float = 0.0,
     half: bool = False,
-    by_ring: bool = False,
 ) -> GlobalBatch:
     """Gathers from all processes only what the terms need, in one collective.
 
@@ -75,8 +71,7 @@ def gather_batch(
     every process's features. Raises ConfigError if a term needs a feature that neither the model
     nor the batch has.
 
-    With `half`, vectors are sent as bfloat16, to which they are rounded on one process, too; what
-    terms send round a ring is float32. `by_ring` leaves out the vectors that are sent round a ring.
+    With `half`, vectors are sent as bfloat16, to which they are rounded on one process, too.
     """
     needs, features = objective.needs, dict(features)
     has_float64 = any(x.dtype == torch.float64 for xs in features.values() for x in xs)
@@ -100,20 +95,16 @@ def gather_batch(
         epoch=epoch,
         present=batch.present,
         wire_dtypes=dict.fromkeys(vectors, torch.bfloat16),
-        by_ring=by_ring,
     )
 
 
-def own_row_sets(sizes: ShardSizes, by_ring: bool = False) -> tuple[OwnRows, OwnRows] | None:
+def own_row_sets(sizes: ShardSizes) -> tuple[OwnRows, OwnRows] | None:
     """Returns this process's rows and labelled rows among all; None on a single process."""
     if len(sizes.rows) == 1:
         return None
 
     def own_rows(counts: list[int]) -> OwnRows:
-        ends = itertools.accumulate(counts, initial=0)
-        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-        rows_ring = Ring(shares, ring) if by_ring else None
-        return OwnRows(_local_slice(counts), lambda x: gather_all([x], [counts])[0], rows_ring)
+        return OwnRows(_local_slice(counts), lambda x: gather_all([x], [counts])[0])
 
     return own_rows(sizes.rows), own_rows(list(sizes.labelled))
 
@@ -130,7 +121,6 @@ def exchange(
     epoch: float,
     present: Tensor | None = None,
     wire_dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
-    by_ring: bool = False,
 ) -> GlobalBatch:
     """Gathers features of all rows, and of the labelled ones, in one collective.
 
@@ -138,16 +128,13 @@ def exchange(
     of this process's rows, labelled ones first: `targets` of the labelled rows alone, `inputs` one
     a view, `present` None if every row has all views. `wire_dtypes` are dtypes by feature in which
     they are sent, and to which they are rounded on one process, too; other features keep theirs.
-    With `by_ring`, `vectors` and `labelled_vectors` are left those of this process's rows.
     """
     rows, labelled = sizes.rows, list(sizes.labelled)
     local_labelled = labelled[_exchange_rank(rows)]
     labelled_indices = sizes.labelled_indices.to(targets.device)
-    by_ring = by_ring and len(rows) > 1
-    vectors, labelled_vectors = ((), ()) if by_ring else (needs.vectors, needs.labelled_vectors)
-    all_rows = dict.fromkeys((*needs.gathered, *vectors))
+    all_rows = dict.fromkeys((*needs.gathered, *needs.vectors))
     only_labelled = dict.fromkeys(
-        name for name in (*needs.labelled, *labelled_vectors) if name not in all_rows
+        name for name in (*needs.labelled, *needs.labelled_vectors) if name not in all_rows
     )
     to_gather = [(name, x, rows) for name in all_rows for x in features[name]]
     to_gather += [
@@ -168,18 +155,14 @@ def exchange(
 
     gathered_rows = select(needs.gathered, of_labelled=False, sum_grads=True)
     gathered_labelled = select(needs.labelled, of_labelled=True, sum_grads=True)
-    if by_ring:
-        compared = _rounded(features, needs.vectors, wire_dtypes)
-        labelled_compared = _rounded(features, needs.labelled_vectors, wire_dtypes, local_labelled)
-    else:
-        compared = select(vectors, of_labelled=False, sum_grads=False)
-        labelled_compared = select(labelled_vectors, of_labelled=True, sum_grads=False)
+    vectors = select(needs.vectors, of_labelled=False, sum_grads=False)
+    labelled_vectors = select(needs.labelled_vectors, of_labelled=True, sum_grads=False)
     return GlobalBatch(
         own=FeatureMap("own", features),
         gathered=FeatureMap("gathered", gathered_rows),
         gathered_labelled=FeatureMap("labelled", gathered_labelled),
-        vectors=FeatureMap("vectors", compared),
-        labelled_vectors=FeatureMap("labelled_vectors", labelled_compared),
+        vectors=FeatureMap("vectors", vectors),
+        labelled_vectors=FeatureMap("labelled_vectors", labelled_vectors),
         targets=targets,
         rows=_local_slice(rows),
         labelled=_local_slice(labelled),
@@ -190,7 +173,7 @@ def exchange(
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
         present=present_of_all[0] if present_of_all else None,
-        own_row_sets=own_row_sets(sizes, by_ring),
+        own_row_sets=own_row_sets(sizes),
     )
 
 
@@ -227,44 +210,6 @@ def _gather(
         for (name, x, sizes), y in zip(features, full, strict=False)
     ]
     return gathered, full[len(features) :]
-
-
-def _rounded(
-    features: Features,
-    names: Sequence[str],
-    wire_dtypes: Mapping[str, torch.dtype],
-    count: int | None = None,
-) -> dict[str, list[Tensor]]:
-    """Returns the first `count` local rows of features, rounded as if they had been sent."""
-    rounded: dict[str, list[Tensor]] = {}
-    for name in names:
-        exact = [x[:count] for x in features[name]]
-        values = [x.detach().to(wire_dtypes.get(name, x.dtype)).to(x.dtype) for x in exact]
-        rounded[name] = [
-            with_local_gradient(x, y, slice(0, len(x))) if x.requires_grad else y
-            for x, y in zip(exact, values, strict=True)
-        ]
-    return rounded
-
-
-def uses_ring(
-    mode: str, features: Features, objective: Objective, sizes: ShardSizes, memory: int
-) -> bool:
-    """Returns whether a run sends vectors round a ring; every process calls it.
-
-    `mode` is `distributed.exchange`. `auto` means a ring where every term has one, and where on
-    some process all rows' vectors would take more than `RING_FROM` of the `memory` of this process
-    in bytes, counted three times: as received, as unit vectors, and laid end to end.
-    """
-    if len(sizes.rows) == 1 or mode != "auto" or not objective.rings:
-        return mode == "ring" and len(sizes.rows) > 1
-    needs, gathered_bytes = objective.needs, 0
-    for names, rows in ((needs.vectors, sizes.rows), (needs.labelled_vectors, sizes.labelled)):
-        row_bytes = [x.shape[1:].numel() * x.itemsize for name in names for x in features[name]]
-        gathered_bytes += sum(rows) * sum(row_bytes)
-    device = next(iter(features.values()))[0].device
-    exceeds = torch.tensor([float(3 * gathered_bytes > RING_FROM * memory)], device=device)
-    return float(sum_over_processes(exceeds)) > 0
 
 
 def _refuse_missing_features(objective: Objective, features: Features) -> NoReturn:

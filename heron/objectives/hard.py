@@ -29,7 +29,6 @@ from heron.objectives.present import (
     own_row_positions,
     pair_count,
 )
-from heron.objectives.ring import held_rows, row_count
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]
@@ -57,7 +56,6 @@ class Hard(Term):
     detach: bool = False
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
-    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
@@ -106,7 +104,6 @@ class Debiased(Term):
     tau_plus: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
-    rings: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """Computes `debiased`."""
@@ -115,7 +112,7 @@ class Debiased(Term):
 
 
 def hard(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     label: Shaped[Tensor, "..."] | None = None,
     *,
     tau: float = 0.5,
@@ -157,12 +154,11 @@ def hard(
         raise ValueError("positives are by label, but there are no labels; expected augmentation")
     power, floor = _eta_power_and_floor(hardening, beta, threshold)
     vectors = unit_views(z, tau / (1 + power), "hard")
-    count, batch, (held, held_present) = len(z), row_count(rows, z[0]), held_rows(rows, present)
+    count, batch, own = len(z), len(z[0]), as_slice(rows)
     samples = torch.arange(batch, device=z[0].device)
     tags = samples if label is None else class_numbers(label, batch, "hard")[0]
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)], present)
-    own = as_slice(rows)
-    anchors, keys = join_views(vectors, held_present, held), join_views(vectors, held_present)
+    anchors, keys = join_views(vectors, present, own), join_views(vectors, present)
     anchor_tag = join_views([tags] * count, present, own)
     key_tag = join_views([tags] * count, present)
     exclude = None
@@ -192,7 +188,7 @@ def hard(
         return _over_class_pairs(pairs, log_total, mean, positions, mirroring, rows)
     all_pairs = count * (count - 1) * max(batch, 1)
     mean = 1 / (all_pairs if present is None else pair_count(present, range(count)))
-    view_pairs = view_positives(vectors, range(count), tau, held, held_present)
+    view_pairs = view_positives(vectors, range(count), tau, own, present)
     return _over_view_pairs(pairs, log_total, mean, constants, view_pairs, mirroring)
 
 
@@ -248,8 +244,7 @@ def _over_class_pairs(
     weight, floor = keys.new_full((len(key_tag), 1), mean), keys.new_full((1,), -math.inf)
     classes = Classes([key_tag], weight, positions, soft=True)
     all_totals = gather_anchor_values(mirroring, total)
-    key_blocks = None if mirroring is None else mirroring.key_blocks
-    return class_losses(anchors, keys, total, floor, classes, rows, all_totals, key_blocks)
+    return class_losses(anchors, keys, total, floor, classes, rows, all_totals)
 
 
 def _eta_power_and_floor(
@@ -264,7 +259,7 @@ def _eta_power_and_floor(
 
 
 def debiased(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 0.5,
     tau_plus: float = 0.1,
@@ -286,7 +281,7 @@ def debiased(
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
     vectors = unit_views(z, tau, "debiased")
-    count, batch, (held, _) = len(z), row_count(rows, z[0]), held_rows(rows)
+    count, batch, own = len(z), len(z[0]), as_slice(rows)
     samples = torch.arange(batch, device=z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
 
@@ -295,15 +290,14 @@ def debiased(
         negative_sum = debias(sums, positive, negatives, tau, tau_plus)
         return torch.log1p(negative_sum * torch.exp(-positive)).sum() * mean
 
-    own = as_slice(rows)
     pairs = Pairs(
-        [torch.cat([view[held] for view in vectors]) / tau],
+        [torch.cat([view[own] for view in vectors]) / tau],
         [torch.cat(vectors)],
         anchor_tag=samples[own].repeat(count),
         key_tag=samples.repeat(count),
         exclude=own_keys(samples[own], batch, count).repeat(count, 1),
     )
-    positive = view_positives(vectors, range(count), tau, held)
+    positive = view_positives(vectors, range(count), tau, own)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)])
     return contrast(pairs, finish, positive, mirroring=mirroring)
 

@@ -15,7 +15,6 @@ from heron.objectives.engine import unit, working_dtype
 from heron.objectives.mirroring import Mirroring, gather_anchor_values, mirrored_sums
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import Present, Rows, as_slice, join_views, own_row_positions
-from heron.objectives.ring import held_rows, row_count
 
 Penalty = Literal["exp_inverse"] | None
 
@@ -31,16 +30,6 @@ class Hierarchical(Term):
         labelled=("paths",), labelled_vectors=("projections",), labels=("hierarchical",)
     )
     missing_views: ClassVar[bool] = True
-    rings: ClassVar[bool] = True
-
-    def why_no_ring(self) -> str:
-        """Returns the reason that `constrain` has no ring."""
-        if self.constrain:
-            return (
-                "with constrain, the row of the batch's largest pair meets all keys at once "
-                "(constrain: false has a ring)"
-            )
-        return super().why_no_ring()
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
         """See `hierarchical`."""
@@ -56,7 +45,7 @@ class Hierarchical(Term):
 
 
 def hierarchical(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     levels: Shaped[Tensor, "..."],
     *,
     tau: float = 0.1,
@@ -94,7 +83,7 @@ def hierarchical(
     Raises:
         ValueError: tau <= 0, or levels that are not whole numbers [batch, depth].
     """
-    batch, (own_rows, held_present) = row_count(rows, z[0]), held_rows(rows, present)
+    batch, own_rows = len(z[0]), as_slice(rows)
     is_path = levels.dim() == 2 and len(levels) == batch and levels.shape[1] > 0
     if not is_path or levels.is_floating_point():
         raise ValueError(
@@ -103,16 +92,16 @@ def hierarchical(
         )
     dtype = working_dtype(z[0].dtype, tau)
     vectors = [unit(view).to(dtype) for view in z]
-    keys, paths = join_views(vectors, held_present), join_views([levels] * len(z), present)
+    keys, paths = join_views(vectors, present), join_views([levels] * len(z), present)
     positions = torch.arange(len(paths), device=keys.device)
-    own = own_row_positions(batch, len(z), present, as_slice(rows), keys.device)
+    own = own_row_positions(batch, len(z), present, own_rows, keys.device)
     groups = [
         torch.unique(paths[:, : level + 1], dim=0, return_inverse=True)[1]
         for level in range(levels.shape[1])
     ]
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
-    anchors = join_views(vectors, held_present, own_rows) / tau
+    anchors = join_views(vectors, present, own_rows) / tau
 
     def log_total(anchors: Tensor, own: Tensor, mirroring: Mirroring | None) -> Tensor:
         exclude = own[:, None]
@@ -130,8 +119,7 @@ def hierarchical(
             if of_keys is None:
                 of_keys = log_total(keys / tau, positions, None)
         floor = _largest_below(keys, largest_pairs(keys, of_keys, classes, tau), tau)
-    key_blocks = None if mirroring is None else mirroring.key_blocks
-    return class_losses(anchors, keys, log_sums, floor, classes, rows, all_log_sums, key_blocks)
+    return class_losses(anchors, keys, log_sums, floor, classes, rows, all_log_sums)
 
 
 def _weight(groups: Sequence[Tensor], penalty: Penalty) -> Tensor:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,6 @@ from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import RuleResult, blockwise
 from heron.objectives.present import OwnRows, Rows, as_slice
-from heron.objectives.ring import Block, blocks, ring_of, row_count, sum_over_blocks
 
 SALT = 9000  # keeps clear of the salts of dropout, which count the views and layers of an encoder
 MIN_STD = 0.1  # D_SKL divides by its square, and overflowed with the authors' 1e-7
@@ -92,7 +90,6 @@ class Mib(Term):
         vectors=("critics",), own=("projections", "means", "stds"), views=2
     )
     nested: ClassVar[tuple[str, ...] | None] = ()  # a width has bottlenecks of its own
-    rings: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Returns what builds a bottleneck per view."""
@@ -119,7 +116,7 @@ class Mib(Term):
 
 
 def mib(
-    critics: Sequence[Float[Tensor, "held dim"]],
+    critics: Sequence[Float[Tensor, "batch dim"]],
     means: Sequence[Float[Tensor, "rows code"]],
     stds: Sequence[Float[Tensor, "rows code"]],
     *,
@@ -152,14 +149,12 @@ def mib(
     if len(critics) < 2:
         raise ValueError(f"mib has {len(critics)} view; expected at least 2")
     couples = list(itertools.combinations(range(len(critics)), 2))
-    batch = row_count(rows, critics[0])
+    batch = len(critics[0])
     own, positions = as_slice(rows), torch.arange(batch, device=critics[0].device)
     losses = []
     for u, v in couples:
         divergence = _divergence(means[u], stds[u], means[v], stds[v])
-        if ring_of(rows) is not None:
-            losses.append(_minus_information_by_blocks(critics[u], critics[v], rows, batch))
-        elif not isinstance(rows, OwnRows):
+        if not isinstance(rows, OwnRows):
             losses.append(_minus_information(critics[u][own], critics[v], positions[own], batch))
         else:  # `as_keys` adds the own keys' gradient from all anchors, but no value
             anchors, keys = critics[u].detach(), critics[v].detach()
@@ -170,24 +165,6 @@ def mib(
             losses.append(as_keys - as_keys.detach())
         losses.append(beta * divergence / max(batch, 1))
     return torch.stack(losses).sum() / len(couples)
-
-
-def _minus_information_by_blocks(anchors: Tensor, keys: Tensor, rows: Rows, batch: int) -> Tensor:
-    """Computes -I where only own rows' vectors are held, one process's rows after the other."""
-    assert isinstance(rows, OwnRows)
-    row_numbers = torch.arange(len(anchors), device=anchors.device)
-
-    def loss_of_block(own: Sequence[Tensor], block: Block) -> Tensor:
-        (own_anchors, own_keys), (block_anchors, block_keys) = own, block.keys
-        positives = row_numbers
-        if not block.is_own:
-            positives = row_numbers.new_full((max(len(own_anchors), len(block_keys)),), -1)
-        as_keys = _minus_information(block_anchors, own_keys, positives, batch)
-        loss = _minus_information(own_anchors, block_keys, positives, batch)
-        return loss + as_keys - as_keys.detach()
-
-    key_blocks = partial(blocks, [anchors, keys], rows, [[0], [0]])
-    return sum_over_blocks(loss_of_block, [anchors, keys], key_blocks)
 
 
 def _minus_information(anchors: Tensor, keys: Tensor, positives: Tensor, batch: int) -> Tensor:

@@ -27,7 +27,6 @@ from heron.objectives import fused
 from heron.objectives.engine import strips, triangular_strips
 from heron.objectives.pairs import Pairs, is_fused, summands
 from heron.objectives.present import OwnRows, Present, Rows, gather_head_values
-from heron.objectives.ring import Block, blocks, restrict_to_block, ring_of
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,11 @@ class Mirroring:
         sum_index: for each head, the number of the sums that it adds to.
         gather: takes values of the own anchors, one tensor per sum, to those of all anchors; None:
             the own anchors are all.
-        key_blocks: iterates over the keys of all processes block by block, where only those of own
-            rows are held; None: all are held.
     """
 
     mirror: Sequence[int]
     sum_index: Sequence[int]
     gather: Callable[[Sequence[Tensor]], list[Tensor]] | None
-    key_blocks: Callable[[Sequence[Tensor]], Iterator[Block]] | None = None
 
     @classmethod
     def of(
@@ -69,11 +65,7 @@ class Mirroring:
         """
         if isinstance(rows, OwnRows):
             gather = partial(gather_head_values, rows=rows, present=present, views_of_heads=views)
-            key_blocks = None
-            if ring_of(rows) is not None:  # a head's keys are the anchors of its mirror
-                key_views = [views[sum_index[m]] for m in mirror]
-                key_blocks = partial(blocks, rows=rows, views_of_heads=key_views, present=present)
-            return cls(mirror, sum_index, gather, key_blocks)
+            return cls(mirror, sum_index, gather)
         return cls(mirror, sum_index, None) if rows.indices(batch) == (0, batch, 1) else None
 
 
@@ -112,19 +104,17 @@ class _Sums(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.pairs, ctx.mirroring = pairs, mirroring  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
+        if mirroring is not None and is_fused(anchors[0]):
+            by_head = zip(anchors, keys, strict=True)
+            return _add_heads([_fused_sums(pairs, a, k) for a, k in by_head], mirroring)
         sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
-        for block_pairs, block_keys, _ in _key_blocks(pairs, mirroring, keys):
-            if mirroring is not None and is_fused(anchors[0]):
-                for total, a, k in zip(sums, anchors, block_keys, strict=True):
-                    total += _fused_sums(block_pairs, a, k)
-                continue
-            for strip in _strips(mirroring, anchors, block_keys):
-                h, rows, first = strip.head, strip.rows, strip.first
-                for r, summand in enumerate(summands(block_pairs, rows, strip.logits, first)):
-                    sums[h][rows, r] += summand.sum(1)
-                    if strip.transposed is not None:
-                        mirror_rows, columns = strip.transposed
-                        sums[strip.mirror][mirror_rows, r] += summand[:, columns].sum(0)
+        for strip in _strips(mirroring, anchors, keys):
+            h, rows, first = strip.head, strip.rows, strip.first
+            for r, summand in enumerate(summands(pairs, rows, strip.logits, first)):
+                sums[h][rows, r] += summand.sum(1)
+                if strip.transposed is not None:
+                    mirror_rows, columns = strip.transposed
+                    sums[strip.mirror][mirror_rows, r] += summand[:, columns].sum(0)
         return _add_heads(sums, mirroring)
 
     @staticmethod
@@ -142,36 +132,19 @@ class _Sums(torch.autograd.Function):
         d_mirror: list[Tensor] = []
         if mirroring is not None:
             d_all = d_sums if mirroring.gather is None else mirroring.gather(d_sums)
-            d_mirror = [d_all[sum_index[m]] for m in mirroring.mirror]
-        d_anchors = [torch.zeros_like(a) for a in anchors]
+            of_keys = [d_all[sum_index[m]] for m in mirroring.mirror]
+            d_mirror = [_pad_rows(x, len(k)) for x, k in zip(of_keys, keys, strict=True)]
         d_keys = [torch.zeros_like(k) if mirroring is None else None for k in keys]
-        for block_pairs, block_keys, positions in _key_blocks(pairs, mirroring, keys):
-            d_block = d_mirror
-            if positions is not None:
-                d_block = [x[p] for x, p in zip(d_mirror, positions, strict=True)]
-            d_block = [_pad_rows(x, len(k)) for x, k in zip(d_block, block_keys, strict=False)]
-            if d_block and is_fused(anchors[0]):
-                by_head = zip(d_anchors, anchors, block_keys, d_own, d_block, strict=True)
-                for d_anchor, *head in by_head:
-                    d_anchor += _fused_gradient(block_pairs, *head)
-            else:
-                vectors, d_pair = (anchors, block_keys), (d_own, d_block)
-                _add_gradients(block_pairs, mirroring, vectors, d_pair, (d_anchors, d_keys))
+        if mirroring is not None and is_fused(anchors[0]):
+            by_head = zip(anchors, keys, d_own, d_mirror, strict=True)
+            return None, None, None, *(_fused_gradient(pairs, *head) for head in by_head), *d_keys
+        d_anchors = [torch.zeros_like(a) for a in anchors]
+        vectors, d_pair = (anchors, keys), (d_own, d_mirror)
+        _add_gradients(pairs, mirroring, vectors, d_pair, (d_anchors, d_keys))
         return None, None, None, *d_anchors, *d_keys
 
 
 Heads = Sequence[Tensor]
-
-
-def _key_blocks(
-    pairs: Pairs, mirroring: Mirroring | None, keys: Heads
-) -> Iterator[tuple[Pairs, Heads, Heads | None]]:
-    """Yields pairs with a block of keys, the keys, and their positions among all (None: all)."""
-    if mirroring is None or mirroring.key_blocks is None:
-        yield pairs, keys, None
-        return
-    for block in mirroring.key_blocks(keys):
-        yield restrict_to_block(pairs, block), block.keys, block.positions
 
 
 def _add_gradients(
@@ -182,19 +155,19 @@ def _add_gradients(
     gradients: tuple[Heads, Sequence[Tensor | None]],
 ) -> None:
     """Adds the gradients of anchors and keys strip by strip; pairs are (anchors', keys')."""
-    (anchors, keys), (d_own, d_block), (d_anchors, d_keys) = vectors, d_sums, gradients
+    (anchors, keys), (d_own, d_mirror), (d_anchors, d_keys) = vectors, d_sums, gradients
     buffer = anchors[0].new_empty(0)
     for strip in _strips(mirroring, anchors, keys):
         h, rows, first, logits = strip.head, strip.rows, strip.first, strip.logits
-        if d_block and len(buffer) < logits.numel():
+        if d_mirror and len(buffer) < logits.numel():
             buffer = logits.new_empty(logits.numel())
         terms = summands(pairs, rows, logits, first)
         for r, term in enumerate(terms):
-            if not d_block:
+            if not d_mirror:
                 term.mul_(d_own[h][rows, r, None])
                 continue
             d_pair = buffer[: logits.numel()].view_as(logits)
-            term.mul_(torch.add(d_own[h][rows, r, None], d_block[h][None, first:, r], out=d_pair))
+            term.mul_(torch.add(d_own[h][rows, r, None], d_mirror[h][None, first:, r], out=d_pair))
         for term in terms[1:]:
             terms[0].add_(term)
         d_anchors[h][rows].addmm_(terms[0], keys[h][first:])

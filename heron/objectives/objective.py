@@ -31,7 +31,6 @@ class Objective:
         matryoshka: the widths; empty: projections are compared whole.
         needs: the union of the terms' needs.
         memories: the memories of the terms that have one, by the term's name; see `build_memories`.
-        rings: whether the vectors of other processes' rows can come round a ring.
     """
 
     def __init__(self, terms: Mapping[str, Term], matryoshka: Sequence[int] = ()) -> None:
@@ -51,7 +50,6 @@ class Objective:
             labelled_vectors=union("labelled_vectors"),
         )
         self.memories: dict[str, Memory] = {}
-        self.rings = not any(term.why_no_ring() for term in terms.values())
 
     @property
     def supervised(self) -> bool:

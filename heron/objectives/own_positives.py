@@ -18,7 +18,6 @@ from heron.objectives.present import (
     join_views,
     pair_count,
 )
-from heron.objectives.ring import held_rows, row_count
 
 # A head's vectors of each view on the anchors' side, and on the keys' side. With the sides swapped,
 # the first of several heads is the last, the second the last but one; a single head is symmetric.
@@ -38,8 +37,7 @@ def all_views_loss(
 
     D is the sum over the heads and over all views of the other samples.
     """
-    count, batch, own = len(vectors), row_count(rows, vectors[0]), as_slice(rows)
-    held, held_present = held_rows(rows, present)
+    count, batch, own = len(vectors), len(vectors[0]), as_slice(rows)
     samples = torch.arange(batch, device=vectors[0].device)
     mean = 1 / ((count - 1) * max(batch, 1))
     if present is not None:
@@ -51,10 +49,10 @@ def all_views_loss(
     if list(anchor_views) == all_views:
         mirror = range(len(heads))[::-1]
         mirroring = Mirroring.of(rows, batch, mirror, [0] * len(heads), [all_views], present)
-    per_anchor = positives(vectors, anchor_views, tau, held, held_present)
+    per_anchor = positives(vectors, anchor_views, tau, own, present)
     if len(counted) < len(anchor_views):
         is_counted = [x.new_full((len(x),), float(u in counted)) for u, x in enumerate(vectors)]
-        weight = join_views(is_counted, held_present, held, anchor_views)[:, None]
+        weight = join_views(is_counted, present, own, anchor_views)[:, None]
         logit, *exists = per_anchor
         per_anchor = [logit, weight * (exists[0] if exists else torch.ones_like(logit))]
 
@@ -66,8 +64,8 @@ def all_views_loss(
     if present is None:
         exclude = own_keys(samples[own], batch, count).repeat(len(anchor_views), 1)
     pairs = Pairs(
-        [join_views(anchors, held_present, held, anchor_views) for anchors, _ in heads],
-        [join_views(keys, held_present) for _, keys in heads],
+        [join_views(anchors, present, own, anchor_views) for anchors, _ in heads],
+        [join_views(keys, present) for _, keys in heads],
         anchor_tag=join_views([samples] * count, present, own, anchor_views),
         key_tag=join_views([samples] * count, present),
         exclude=exclude,
@@ -91,11 +89,7 @@ def cross_view_loss(
     the heads acts as `Head` describes.
     """
     near, far = attraction
-    count, batch, (own, held_present) = (
-        len(near),
-        row_count(rows, near[0]),
-        held_rows(rows, present),
-    )
+    count, batch, own = len(near), len(near[0]), as_slice(rows)
     mean = 1 / ((count - 1) * max(batch, 1))
     if present is not None:
         mean = len(anchor_views) / pair_count(present, anchor_views)
@@ -109,20 +103,16 @@ def cross_view_loss(
 
     def pairs(directions: Sequence[tuple[int, int]]) -> Pairs:
         return Pairs(
-            [join_views(x, held_present, own, [u]) for u, _ in directions for x, _ in heads],
-            [
-                join_views(x, held_present, view_numbers=[v])
-                for _, v in directions
-                for _, x in heads
-            ],
+            [join_views(x, present, own, [u]) for u, _ in directions for x, _ in heads],
+            [join_views(x, present, view_numbers=[v]) for _, v in directions for _, x in heads],
         )
 
     def per_anchor(u: int, v: int) -> list[Tensor]:  # the positive's logit, and whether it exists
         positive = (near[u][own] * far[v][own]).sum(1)
-        if held_present is None:
+        if present is None:
             return [positive]
-        has_anchor = held_present[own, u]
-        return [positive[has_anchor], held_present[own, v][has_anchor].to(positive)]
+        has_anchor = present[own, u]
+        return [positive[has_anchor], present[own, v][has_anchor].to(positive)]
 
     shares = []
     for couple in itertools.combinations(range(count), 2):

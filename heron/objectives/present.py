@@ -1,6 +1,6 @@
 """Anchors and keys concatenated view by view, of rows that may lack views."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,22 +42,6 @@ def pair_count(present: Bool[Tensor, "batch views"], anchor_views: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Ring:
-    """How vectors go round the processes, each of which holds those of its own rows alone.
-
-    Attributes:
-        shares: the rows of each process among all rows.
-        rotate: takes the own tensors, and the number of rows of each tensor on every process;
-            yields each process's number and tensors, own ones first; see `objectives.ring`.
-    """
-
-    shares: Sequence[slice]
-    rotate: Callable[
-        [Sequence[Tensor], Sequence[Sequence[int]]], Iterator[tuple[int, list[Tensor]]]
-    ]
-
-
-@dataclass(frozen=True)
 class OwnRows:
     """One process's rows of a batch, of whose vectors these alone have a gradient.
 
@@ -69,12 +53,10 @@ class OwnRows:
         slice: the own rows among all rows.
         gather: maps numbers of the own rows, [own rows, ...], to those of all rows, without
             gradient. Every process must call it.
-        ring: how other processes' vectors come one process at a time; None: all are gathered.
     """
 
     slice: slice
     gather: Callable[[Tensor], Tensor]
-    ring: Ring | None = None
 
 
 Rows = slice | OwnRows

@@ -16,7 +16,6 @@ from heron.objectives.engine import unit, working_dtype
 from heron.objectives.mirroring import Mirroring, mirrored_sums
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import OwnRows, Rows, as_slice
-from heron.objectives.ring import held_rows, row_count
 from heron.objectives.unsupervised import WeightNet
 
 
@@ -43,7 +42,6 @@ class SingleViewUnsupervised(Term):
     tau: Temperature = 1.0
 
     needs: ClassVar[Needs] = Needs(vectors=("projections", "weights", "input_projections"))
-    rings: ClassVar[bool] = True
     nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights", "input_projections")
     repels_all: ClassVar[bool] = True
 
@@ -66,9 +64,9 @@ class SingleViewUnsupervised(Term):
 
 
 def single_view_unsupervised(
-    x: Sequence[Float[Tensor, "held dim"]],
-    z: Sequence[Float[Tensor, "held dim"]],
-    h: Sequence[Float[Tensor, "held dim"]],
+    x: Sequence[Float[Tensor, "batch dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
+    h: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 1.0,
     rows: Rows = slice(None),
@@ -93,9 +91,8 @@ def single_view_unsupervised(
     Raises:
         ValueError: tau <= 0.
     """
-    dtype, batch = working_dtype(z[0].dtype, tau), row_count(rows, z[0])
+    dtype, batch = working_dtype(z[0].dtype, tau), len(z[0])
     samples, own = torch.arange(batch, device=z[0].device), as_slice(rows)
-    own_rows, _ = held_rows(rows)
     mean = 1 / (len(z) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
@@ -110,13 +107,13 @@ def single_view_unsupervised(
             anchors, keys = anchors + keys, keys + anchors
             mirroring = Mirroring.of(rows, batch, [2, 3, 0, 1], [0, 0, 1, 1], [[0], [0]])
         pairs = Pairs(
-            [head[own_rows] for head in anchors],
+            [head[own] for head in anchors],
             keys,
             anchor_tag=samples[own],
             key_tag=samples,
             exclude=samples[own, None],
         )
-        positives = [(a * v)[own_rows].sum(1, keepdim=True) / tau]
+        positives = [(a * v)[own].sum(1, keepdim=True) / tau]
         if mirroring is None:
             shares.append(contrast(pairs, finish, positives))
         else:

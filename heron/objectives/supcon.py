@@ -15,7 +15,6 @@ from heron.objectives.engine import class_numbers, unit, working_dtype
 from heron.objectives.mirroring import Mirroring
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import Present, Rows, as_slice, join_views, own_row_positions
-from heron.objectives.ring import held_rows, row_count
 
 
 class Supcon(Term):
@@ -26,7 +25,6 @@ class Supcon(Term):
     needs: ClassVar[Needs] = Needs(
         own=("projections",), labelled_vectors=("projections",), labels=CLASS_LABELS
     )
-    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
@@ -37,7 +35,7 @@ class Supcon(Term):
 
 
 def supcon(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     label: Shaped[Tensor, "..."],
     *,
     tau: float = 0.1,
@@ -66,24 +64,18 @@ def supcon(
         ValueError: tau <= 0, or labels that are not one whole number per sample.
     """
     dtype = working_dtype(z[0].dtype, tau)
-    batch, (own_rows, held_present) = row_count(rows, z[0]), held_rows(rows, present)
+    batch, own_rows = len(z[0]), as_slice(rows)
     number, count = class_numbers(label, batch, "supcon")
     vectors = [unit(view).to(dtype) for view in z]
-    keys, classes = join_views(vectors, held_present), join_views([number] * len(z), present)
+    keys, classes = join_views(vectors, present), join_views([number] * len(z), present)
     positions = torch.arange(len(classes), device=keys.device)
-    anchors = join_views(vectors, held_present, own_rows)
-    own = own_row_positions(batch, len(z), present, as_slice(rows), keys.device)
+    anchors = join_views(vectors, present, own_rows)
+    own = own_row_positions(batch, len(z), present, own_rows, keys.device)
     own_classes = classes[own]
 
     members = torch.bincount(classes, minlength=count)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
-    summed = keys if mirroring is None else keys.detach()
-    if mirroring is not None and mirroring.key_blocks is not None:
-        class_sums = keys.new_zeros(count, keys.shape[1])
-        for block in mirroring.key_blocks([summed]):
-            class_sums += group_sums(block.keys[0], classes[block.positions[0]], count)
-    else:
-        class_sums = group_sums(summed, classes, count)
+    class_sums = group_sums(keys if mirroring is None else keys.detach(), classes, count)
     positive_count = (members[own_classes] - 1).to(dtype)
     positive_sum = class_sums[own_classes] - (anchors if mirroring is None else anchors.detach())
     attraction = (anchors * positive_sum).sum(1) / (tau * positive_count.clamp(min=1))

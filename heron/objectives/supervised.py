@@ -1,6 +1,6 @@
 """Supervised contrastive terms: samples that share labels attract."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +15,6 @@ from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
 from heron.objectives.pairs import is_fused
 from heron.objectives.present import OwnRows, Rows, as_slice
-from heron.objectives.ring import blocks, held_rows, ring_of
 
 Distance = Literal["hamming", "indicator"]
 
@@ -28,7 +27,6 @@ class WeightedSupervised(Term):
     self_pairs: bool = False
 
     needs: ClassVar[Needs] = Needs(labelled_vectors=("hidden",), labels=CLASS_LABELS)
-    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
     unknown_labels: ClassVar[bool] = True
 
@@ -45,7 +43,7 @@ class WeightedSupervised(Term):
 
 
 def weighted_supervised(
-    s: Float[Tensor, "held dim"],
+    s: Float[Tensor, "batch dim"],
     y: Num[Tensor, "batch labels"],
     *,
     tau: float = 1.0,
@@ -101,7 +99,7 @@ def weighted_supervised(
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
     use_kernels = is_fused(s) and is_known is None and y.shape[1] <= fused.WIDEST_SIDE
-    if use_kernels and ring_of(rows) is None:
+    if use_kernels:
         return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
     known = None if is_known is None else is_known.to(dtype)
     return _by_strips(s, y, weight, tau, distance, self_pairs, known, rows)
@@ -133,27 +131,12 @@ def _by_strips(
     rows: Rows,
 ) -> Tensor:
     """Computes L_s a strip of anchors at a time; `known` is 1 where a label is known."""
-    own, (held, _) = as_slice(rows), held_rows(rows)
-    row_numbers = torch.arange(len(y), device=y.device)[own]
-
-    def rule_for(keys: slice, include_own: bool = True) -> _PairRule:
-        excluded = None if self_pairs or not include_own else row_numbers - (keys.start or 0)
-        return _PairRule(y, weight, distance, known, own, keys, excluded)
-
-    all_rows = slice(0, len(y))
-    full_rule = rule_for(all_rows) if ring_of(rows) is None else None
+    own = as_slice(rows)
+    excluded = None if self_pairs else torch.arange(len(y), device=y.device)[own]
+    rule = _PairRule(y, weight, distance, known, own, excluded)
     if not isinstance(rows, OwnRows):
-        assert full_rule is not None
-        return blockwise(full_rule, [s[own] / tau], [s])
-
-    def key_blocks() -> Iterator[tuple[_PairRule, Tensor, slice]]:
-        if full_rule is not None:
-            yield full_rule, s.detach(), all_rows
-            return
-        for block in blocks([s], rows, [[0]]):
-            yield rule_for(block.rows, block.is_own), block.keys[0], block.rows
-
-    loss: Tensor = _SharedPairs.apply(s[held] / tau, key_blocks, y.shape[1], rows)  # type: ignore[no-untyped-call]
+        return blockwise(rule, [s[own] / tau], [s])
+    loss: Tensor = _SharedPairs.apply(s[own] / tau, s.detach(), rule, rows)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -193,36 +176,26 @@ class _SharedPairs(torch.autograd.Function):
     """L_s of own anchors with the full gradient of their rows, in two passes as in `mirroring`.
 
     The first pass computes D of the own anchors and the gradient with respect to it, which the
-    processes gather; the second the gradient of the rows as anchors and as keys. A pair's loss
-    needs the full D, so where keys come block by block, D takes a pass before.
+    processes gather; the second the gradient of the rows as anchors and as keys.
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, anchors: Tensor, key_blocks: "KeyBlocks", labels: int, rows: OwnRows
+        ctx: FunctionCtx, anchors: Tensor, keys: Tensor, rule: "_PairRule", rows: OwnRows
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
-        own_sums = anchors.new_zeros(2, len(anchors), labels)  # D, and d loss / d D
-
-        def all_strips() -> Iterator[tuple[_PairRule, slice, Tensor, Tensor, slice]]:
-            for rule, keys, key_rows in key_blocks():
-                for strip in strips(len(anchors), len(keys), anchors.device):
-                    yield rule, strip, anchors[strip] @ keys.T, keys, key_rows
-
-        if rows.ring is not None:
-            for rule, strip, logits, _, _ in all_strips():
-                own_sums[0, strip] += rule.totals(strip, logits)
-        for rule, strip, logits, _, _ in all_strips():
-            total = own_sums[0, strip] if rows.ring is not None else None
-            share, own_sums[0, strip], d_total = rule.loss_and_gradient(strip, logits, total)
-            own_sums[1, strip] += d_total
+        own_sums = anchors.new_empty(2, len(anchors), rule.labels)  # D, and d loss / d D
+        all_strips = list(strips(len(anchors), len(keys), anchors.device))
+        for strip in all_strips:
+            logits = anchors[strip] @ keys.T
+            share, own_sums[0, strip], own_sums[1, strip] = rule.loss_and_gradient(strip, logits)
             loss += share
         gradient = torch.zeros_like(anchors)
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             all_sums = rows.gather(own_sums.transpose(0, 1).contiguous()).unbind(1)
-            for rule, strip, logits, keys, key_rows in all_strips():
-                key_sums = [x[key_rows] for x in all_sums]
-                d_logits = rule.logit_gradient(strip, logits, own_sums[:, strip], key_sums)
+            for strip in all_strips:
+                logits = anchors[strip] @ keys.T
+                d_logits = rule.logit_gradient(strip, logits, own_sums[:, strip], all_sums)
                 gradient[strip].addmm_(d_logits, keys)
         ctx.save_for_backward(gradient)
         return loss.to(anchors.dtype)
@@ -249,15 +222,14 @@ class _PairRule:
         distance: Distance,
         known: Tensor | None,
         rows: slice,
-        keys: slice,
         excluded: Tensor | None,
     ) -> None:
-        """Takes the anchors `rows`, and each one's own column among `keys`, if it is excluded."""
+        """Takes the anchors `rows`, and each one's own column, if it is excluded."""
         self.labels = y.shape[1]
         self.distance = distance
         self.excluded = excluded
         self.weight = weight.tolist()
-        anchor_y, y = y[rows], y[keys]
+        anchor_y = y[rows]
         self.anchor_negative, self.negative = 1 - anchor_y, 1 - y
         self.members = _members(y)
         self.anchor_y = anchor_y
@@ -268,9 +240,9 @@ class _PairRule:
         )
         self.known = None
         if known is not None:  # the same over the labels known of both
-            self.known = known[rows], known[keys]
-            self.anchor_negative, self.negative = known[rows] - anchor_y, known[keys] - y
-            self.key_side = torch.cat([known[keys] - 2 * y, y], 1)
+            self.known = known[rows], known
+            self.anchor_negative, self.negative = known[rows] - anchor_y, known - y
+            self.key_side = torch.cat([known - 2 * y, y], 1)
             self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
 
     def distances(self, rows: slice) -> Tensor:
@@ -298,16 +270,10 @@ class _PairRule:
         d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
         return loss, [d_logits], []
 
-    def totals(self, rows: slice, logits: Tensor) -> Tensor:
-        """Returns what these keys add to D of a strip."""
-        return (self.distances(rows) * logits.exp_()) @ self.negative
-
-    def loss_and_gradient(
-        self, rows: slice, logits: Tensor, total: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns a strip's loss, D, and d loss / d D; `total` is D where other keys add to it."""
+    def loss_and_gradient(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns a strip's loss, D, and d loss / d D."""
         repulsion, inverse = self.weighted(rows, logits)
-        total = repulsion @ self.negative if total is None else total
+        total = repulsion @ self.negative
         loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
         for a, weight, anchors, _, flat_index in self.pairs(rows):
             pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
@@ -358,6 +324,3 @@ class _PairRule:
             if weight != 0 and anchors.numel():
                 flat_index = (anchors[:, None] * len(self.negative) + members).view(-1)
                 yield a, weight, anchors, members, flat_index
-
-
-KeyBlocks = Callable[[], Iterator[tuple[_PairRule, Tensor, slice]]]  # rules, keys, their rows

@@ -31,7 +31,6 @@ class NtXent(Term):
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
-    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
     def loss(self, batch: GlobalBatch, memory: Any) -> Tensor:
@@ -51,7 +50,6 @@ class Cmc(Term):
 
     needs: ClassVar[Needs] = Needs(vectors=("projections",), views=2)
     repels_all: ClassVar[bool] = True
-    rings: ClassVar[bool] = True
     negatives: ClassVar[Negatives] = "cross_view"
     missing_views: ClassVar[bool] = True
 
@@ -83,7 +81,6 @@ class WeightedUnsupervised(Term):
     needs: ClassVar[Needs] = Needs(vectors=("projections", "weights"), views=2)
     nested: ClassVar[tuple[str, ...] | None] = ("projections", "weights")
     repels_all: ClassVar[bool] = True
-    rings: ClassVar[bool] = True
     missing_views: ClassVar[bool] = True
 
     def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
@@ -122,7 +119,7 @@ class InputWeightedUnsupervised(Term):
 
 
 def nt_xent(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 0.5,
     rows: Rows = slice(None),
@@ -140,8 +137,7 @@ def nt_xent(
         tau: temperature, > 0.
         rows: the samples whose anchors are summed here; the loss is still divided by the count of
             the whole batch, so that the shares of all processes add up to the loss. With `OwnRows`
-            the gradient is that of the whole loss, with respect to these rows alone; if they have
-            a ring, `z` holds these rows alone, too.
+            the gradient is that of the whole loss, with respect to these rows alone.
         present: which views each sample has: i, u, v and k, j run over these, and the mean over
             the pairs that exist.
 
@@ -157,7 +153,7 @@ def nt_xent(
 
 
 def cmc(
-    z: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 0.5,
     rows: Rows = slice(None),
@@ -177,8 +173,8 @@ def cmc(
 
 
 def weighted_unsupervised(
-    z: Sequence[Float[Tensor, "held dim"]],
-    h: Sequence[Float[Tensor, "held dim"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
+    h: Sequence[Float[Tensor, "batch dim"]],
     *,
     tau: float = 1.0,
     anchors: Anchors = "all",
@@ -227,8 +223,8 @@ def weighted_unsupervised(
 
 
 def input_weighted_unsupervised(
-    z: Sequence[Float[Tensor, "held dim"]],
-    x: Sequence[Float[Tensor, "held _"]],
+    z: Sequence[Float[Tensor, "batch dim"]],
+    x: Sequence[Float[Tensor, "batch _"]],
     *,
     tau: float = 1.0,
     anchors: Anchors = "all",

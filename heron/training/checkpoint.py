@@ -297,7 +297,7 @@ def load(path: Path) -> Snapshot:
 
 def _resume_facts(config: Config) -> dict[str, Any]:
     """Returns the options that decide how a run goes on: not its folder, length or tracking."""
-    excluded = {"run", "evaluate", "train", "distributed", "tracking"}
+    excluded = {"run", "evaluate", "train", "tracking"}
     tree = config.model_dump(mode="json", exclude=excluded)
     tree["data"] = without_locations(tree["data"])
     storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"

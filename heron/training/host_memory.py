@@ -1,4 +1,4 @@
-"""Memory limits of the containers and jobs that this process is in, and what they leave free."""
+"""What the memory limits of the containers and jobs that this process is in leave free."""
 
 import sys
 from collections.abc import Iterator
@@ -13,26 +13,16 @@ FILES = (
 )
 
 
-def cgroup_limits(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
-    """Returns the memory limits of the containers and jobs that this process is in; bytes.
+def cgroup_free(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
+    """Returns what each memory limit leaves free; bytes, unused page cache included.
 
     `groups` has lines HIERARCHY:CONTROLLERS:PATH; version 2 names no controller. `mounted` is the
     folder of the hierarchies; version 1 has its memory limits in `memory`.
     """
-    limits = [sys.maxsize]
-    for folder in _folders(groups, mounted):
-        for limit, _, _ in FILES:
-            with suppress(OSError, ValueError):  # a root has no such file; "max" is no number
-                limits.append(int((folder / limit).read_text()))
-    return limits
-
-
-def cgroup_free(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
-    """Returns what each of `cgroup_limits` leaves free; bytes, unused page cache included."""
     free = [sys.maxsize]
     for folder in _folders(groups, mounted):
         for limit, usage, cache in FILES:
-            with suppress(OSError, ValueError):  # as in `cgroup_limits`
+            with suppress(OSError, ValueError):  # a root has no such file; "max" is no number
                 used, cached = int((folder / usage).read_text()), 0
                 with suppress(OSError, ValueError, KeyError):
                     lines = (folder / "memory.stat").read_text().splitlines()

@@ -1,7 +1,6 @@
 """How much of a device a step uses: model FLOPs utilisation, and memory."""
 
 import copy
-import os
 import re
 import resource
 from collections.abc import Callable, Sequence
@@ -10,7 +9,6 @@ from typing import Literal, get_args
 import torch
 
 from heron.models.heterogeneous import Heterogeneous
-from heron.training.host_memory import cgroup_limits
 
 MatmulPrecision = Literal["fp32", "tf32", "bf16", "fp64"]
 
@@ -105,11 +103,3 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def memory_capacity(device: torch.device) -> int:
-    """Returns the memory that a process may use: its GPU's, or its share of the host's; bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(host, *cgroup_limits()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -94,7 +94,6 @@ class Trainer:
         self.device = self.accelerator.device
         watchdog.start()
         self.trackers = Trackers(config, watchdog)
-        self.by_ring: bool | None = None  # decided at the first step
         self.stop = False  # whether any process has received a signal
         self.pending: PendingStep | None = None
         torch.manual_seed(config.seed)
@@ -237,15 +236,8 @@ class Trainer:
         features, backward = self.strategy.embed(inputs, batch, micro)
         self.record_pending()  # while the GPU computes the features
         epoch = t / self.steps_per_epoch
-        if self.by_ring is None:
-            mode, memory = config.distributed.exchange, throughput.memory_capacity(self.device)
-            self.by_ring = uses_ring(mode, features, objective, self.sizes, memory)
-            if self.by_ring:
-                self.log.say("vectors of other processes' rows come round a ring")
         half = config.train.precision == "bf16"
-        global_batch = gather_batch(
-            features, batch, inputs, self.sizes, objective, epoch, half, self.by_ring
-        )
+        global_batch = gather_batch(features, batch, inputs, self.sizes, objective, epoch, half)
         loss, terms = objective(global_batch)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.received()}
         scalars |= {f"loss/{name}": x for name, x in terms.items()}

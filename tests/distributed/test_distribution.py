@@ -80,7 +80,6 @@ def step(
     pieces: int = 1,
     matryoshka: Sequence[int] = (),
     missing: bool = False,
-    by_ring: bool = False,
 ) -> dict[str, Tensor]:
     """Forward and backward over this process's share of batches of `count` labelled rows.
 
@@ -130,7 +129,7 @@ def step(
         refuse_lonely_rows(batch, micro, ["one", "two"])
         features, backward = strategy.embed(own, batch, micro)
         epoch = 1.0 + turn if "plnl" in chosen else 1.0
-        whole = gather_batch(features, batch, own, sizes, objective, epoch, by_ring=by_ring)
+        whole = gather_batch(features, batch, own, sizes, objective, epoch)
         loss, terms = objective(whole)
         backward(loss)
         objective.update_memories(

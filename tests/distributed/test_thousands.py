@@ -48,9 +48,7 @@ def test_collectives_of_a_step_do_not_grow_with_the_processes(world: int) -> Non
         gate: Any = told
         count(gate, case)
     ((sent, calls),) = told.found
-    assert calls == {
-        "gathered": 1 + 2 + 3, "passed": 0, "scattered": 0, "statistics": 3, "gradients": 1,
-    }  # fmt: skip
+    assert calls == {"gathered": 1 + 2 + 3, "scattered": 0, "statistics": 3, "gradients": 1}
     vectors, told_of_anchors = 5 * 2 * 16 + 3 * (12 + 40), 5 * 2 + 3 * 80
     moments = 4 * (9 + 13 + 17)
     assert sent["gathered"] == 4 * (world - 1) * (vectors + told_of_anchors + moments)

@@ -1,8 +1,7 @@
 """Own rows' gradients are whole without that of others being sent: threads stand for processes."""
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from heron.objectives.hard import debiased, hard
 from heron.objectives.hierarchical import hierarchical
 from heron.objectives.mib import mib
 from heron.objectives.pico import pico
-from heron.objectives.present import OwnRows, Ring, Rows, as_slice
-from heron.objectives.ring import held_rows
+from heron.objectives.present import OwnRows, Rows, as_slice
 from heron.objectives.single_view import single_view_unsupervised
 from heron.objectives.supcon import supcon
 from heron.objectives.supervised import weighted_supervised
@@ -48,9 +46,6 @@ Y = (torch.rand(BATCH, 4) < 0.4).double()
 SOME = torch.where(torch.rand(BATCH, 4) < 0.7, Y, torch.nan)
 INPUTS = [drawn(BATCH, width) for width in (5, 3, 5)]
 V = slice(0, VIEWS)
-# Without a ring: what they read of all rows cannot come block by block.
-GATHERED = ["pico", "hierarchical", "c2ae", "HCL", "HCL, first", "HCL, other widths"]
-GATHERED += ["comco", "comco, others"]
 
 # A term of vectors that are gathered, and of numbers of the own rows, which are the last ones.
 TERMS: dict[str, tuple[Term, list[Tensor]]] = {
@@ -81,11 +76,11 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
     ),
     "cmc": (lambda x, r: cmc(x, rows=r, present=PRESENT), FEW),
     "clip": (
-        lambda x, r: clip(x[V], x[-1][held_rows(r)[0]], rows=r, present=PRESENT),
+        lambda x, r: clip(x[V], x[-1][as_slice(r)], rows=r, present=PRESENT),
         [*FEW, SCALE],
     ),
     "siglip": (
-        lambda x, r: siglip(x[V], *(n[held_rows(r)[0]] for n in x[-2:]), rows=r, present=PRESENT),
+        lambda x, r: siglip(x[V], *(n[as_slice(r)] for n in x[-2:]), rows=r, present=PRESENT),
         [*FEW, SCALE, BIAS],
     ),
     "supcon": (lambda x, r: supcon(x, LABEL, rows=r, present=PRESENT), FEW),
@@ -127,13 +122,8 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
 }
 
 
-def shared(
-    term: Term, known: Sequence[Tensor], sizes: Sequence[int], by_ring: bool = False
-) -> list[list[Tensor]]:
+def shared(term: Term, known: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
     """The share of the loss, and the gradients of own rows, of each process."""
-    edges = [sum(sizes[:rank]) for rank in range(len(sizes) + 1)]
-    shares = [slice(*edge) for edge in itertools.pairwise(edges)]
-    sent: list[list[Tensor]] = [[] for _ in sizes]
     told: list[Tensor] = [torch.empty(0)] * len(sizes)
     meet = threading.Barrier(len(sizes), timeout=60)
     found: list[list[Tensor]] = [[] for _ in sizes]
@@ -146,27 +136,13 @@ def shared(
             meet.wait()
             return whole
 
-        def turn(
-            own: Sequence[Tensor], counts: Sequence[Sequence[int]]
-        ) -> Iterator[tuple[int, list[Tensor]]]:
-            sent[rank] = [x.clone() for x in own]
-            meet.wait()
-            came = [(at - 1) % len(sizes) for at in range(rank + 1, rank + 1 - len(sizes), -1)]
-            for process in came:
-                assert [len(x) for x in sent[process]] == [n[process] for n in counts]
-                yield process, sent[process]
-            meet.wait()
-
         try:
             start = sum(sizes[:rank])
             own = slice(start, start + sizes[rank])
             mine = [x[own].clone().requires_grad_() for x in known]
             parts = zip(known, mine, strict=True)
             whole = [torch.cat([x[:start], part, x[own.stop :]]) for x, part in parts]
-            loss = term(
-                mine if by_ring else whole,
-                OwnRows(own, gather, Ring(shares, turn) if by_ring else None),
-            )
+            loss = term(whole, OwnRows(own, gather))
             slopes = torch.autograd.grad(0.7 * loss, mine, materialize_grads=True)
             found[rank] = [loss.detach(), *slopes]
         finally:
@@ -191,9 +167,8 @@ def test_processes_are_one(name: str, strip: int, monkeypatch: pytest.MonkeyPatc
     leaves = [x.clone().requires_grad_() for x in known]
     value = term(leaves, slice(None))
     slopes = torch.autograd.grad(0.7 * value, leaves, materialize_grads=True)
-    rings = [False] if name in GATHERED else [False, True]
-    for sizes, by_ring in itertools.product(SHARES, rings):
-        found = shared(term, known, sizes, by_ring)
+    for sizes in SHARES:
+        found = shared(term, known, sizes)
         total = torch.stack([share for share, *_ in found]).sum()
         torch.testing.assert_close(total, value.detach(), rtol=1e-10, atol=1e-12)
         for at, slope in enumerate(slopes, start=1):

@@ -30,6 +30,16 @@ from heron.training.host_memory import cgroup_free
             0,
         ),
         ("0::/job\n", {"job/memory.max": "100", "job/memory.current": "60"}, 40),
+        (
+            "0::/job/step\n",
+            {
+                "job/step/memory.max": "max",
+                "job/step/memory.current": "1",
+                "job/memory.max": "3000",
+                "job/memory.current": "1000",
+            },
+            2000,
+        ),
         ("0::/\n", {"memory.max": "max", "memory.current": "1", "memory.stat": ""}, sys.maxsize),
     ],
 )

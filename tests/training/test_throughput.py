@@ -14,9 +14,7 @@ from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.classification import Bce
 from heron.objectives.deepmtmv import Deepmtmv
 from heron.training import throughput
-from heron.training.host_memory import cgroup_limits
 from heron.training.throughput import (
-    memory_capacity,
     model_flops,
     peak_flops,
     step_flops,
@@ -143,25 +141,3 @@ def test_published_encoders_cost_what_is_published(encoder: Any, published: floa
     keys = torch.empty(1, dtype=torch.int64, device="meta")
     module = built.to("meta").eval()
     assert step_flops(lambda: module(picture, keys)) / 3 / 2e9 == pytest.approx(published, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "least"),
-    [
-        ("0::/job/step\n", {"job/step/memory.max": "max", "job/memory.max": "3000"}, 3000),
-        ("0::/\n", {"memory.max": "5000"}, 5000),  # in a container, which sees itself as the root
-        ("4:memory:/of/host\n1:cpu:/\n", {"memory/memory.limit_in_bytes": "7000"}, 7000),
-    ],
-)
-def test_a_job_s_limit_is_found(
-    groups: str, files: dict[str, str], least: int, tmp_path: Path
-) -> None:
-    for name, text in {"cgroup": groups, **{f"mounted/{k}": v for k, v in files.items()}}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert min(cgroup_limits(tmp_path / "cgroup", tmp_path / "mounted")) == least
-
-
-def test_without_a_limit_there_is_the_machine_s_memory(tmp_path: Path) -> None:
-    assert min(cgroup_limits(tmp_path / "none", tmp_path)) > 1 << 60
-    assert 1 << 28 < memory_capacity(torch.device("cpu")) < 1 << 50
