@@ -65,7 +65,7 @@ from heron.retrieval.kinds import (
     format_bytes,
     parse_bytes,
 )
-from heron.shards.atomic import save_json
+from heron.training.signature import Signature
 
 PARTS = ["build", "search", "embed", "million"]
 BUILDING = "train", "assign", "add", "write", "read"  # steps that bare FAISS has too
@@ -303,7 +303,8 @@ def write_model(folder: Path, config: Config, views: Views) -> Heterogeneous:
     folder.mkdir()
     weights = {name: values.contiguous() for name, values in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
-    save_json(folder / "model.json", {"shapes": views.shapes, "labels": 40})
+    signature = Signature.of(open_reader(config.data), config.data.views)
+    (folder / "model.json").write_text(signature.text())
     (folder / "config.yaml").write_text(dump_config(config))
     return model
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 
 from heron.cli.arguments import Override, Overwrite
 from heron.config.errors import ConfigError
-from heron.config.experiment import Config, load_config, load_run_config
+from heron.config.experiment import Config, load_config
 from heron.config.overrides import as_typed
 from heron.config.sections import Natural
 from heron.config.shipped import CONFIGS
@@ -123,7 +123,7 @@ def is_done(config: Config) -> bool:
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():
         return False
-    saved = load_run_config(folder / "config.yaml")
+    saved = load_config(folder / "config.yaml")
     expected = config.in_precision(saved.train.precision)
     if saved.model_copy(update={"run": config.run}) != expected:
         raise ConfigError(
