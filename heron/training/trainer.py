@@ -11,12 +11,13 @@ from torch import Tensor
 
 from heron.config.errors import CheckpointError, Stopped
 from heron.config.experiment import Config, dump_config
-from heron.data.batches import Batch, batches, open_process_batches
+from heron.data.batches import Batch, batches
 from heron.data.dataset import build_data
+from heron.data.endless import open_data
 from heron.data.mined import MinedStream
 from heron.data.plan import even_sizes
-from heron.data.streams import open_data
 from heron.data.views import Views
+from heron.data.webdataset import open_process_batches
 from heron.data.workers import worker_count
 from heron.distributed import collectives, strategy
 from heron.distributed.agreement import agree, run_fingerprint
@@ -42,10 +43,11 @@ from heron.training.earlier_run import make_way, refuse_finished
 from heron.training.optim import build_optimizer, learning_rate
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
+from heron.training.run_log import RunLog
 from heron.training.signals import StopSignals
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
-from heron.training.tracking import RunLog, write_result, write_start
+from heron.training.tracking import write_result, write_start
 from heron.training.values import PendingStep, StepValues, refuse_nonfinite
 from heron.version import __version__
 
