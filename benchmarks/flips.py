@@ -91,9 +91,7 @@ def subjects(folder: Path) -> Iterator[Subject]:
     yield Subject("embeddings: samples", samples, lambda: Embeddings.open(vectors))
     for kind in KINDS:
         index_folder = folder / kind
-        files = build_index(
-            embeddings, index_folder, kind=kind, queries=50, progress=False
-        ).manifest.files
+        files = build_index(embeddings, index_folder, kind=kind, queries=50, progress=False).files
 
         def consume(index_folder: Path = index_folder) -> Index:
             return Index.open(index_folder)

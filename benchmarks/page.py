@@ -30,6 +30,7 @@ from benchmarks.table import Table
 from benchmarks.vectors import write_embeddings
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index
 
 LABELS = 40
 WHERE = "'label 3' and not 'label 20'"
@@ -113,7 +114,8 @@ def main(words: Sequence[str] | None = None) -> int:
             folder = Path(scratch) / str(rows)
             write_embeddings(folder / "vectors", rows, dim, labels=LABELS)
             embeddings = Embeddings.open(folder / "vectors")
-            index = build_index(embeddings, folder / "index", kind="flat", progress=False)
+            build_index(embeddings, folder / "index", kind="flat", progress=False)
+            index = Index.open(folder / "index")
             with serving(folder / "index") as netloc:
                 results = {"map built": index.manifest.seconds["map"]}
                 numbers[f"{rows:,} x {dim}"] = (

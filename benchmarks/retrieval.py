@@ -55,7 +55,8 @@ from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.embedder import Embedder
 from heron.retrieval.embeddings import Embeddings
-from heron.retrieval.index import Index, prepare_vectors
+from heron.retrieval.in_memory import prepare_vectors
+from heron.retrieval.index import Index
 from heron.retrieval.kinds import (
     CODED,
     KINDS,
@@ -65,7 +66,7 @@ from heron.retrieval.kinds import (
     format_bytes,
     parse_bytes,
 )
-from heron.shards.atomic import save_json
+from heron.training.signature import Signature
 
 PARTS = ["build", "search", "embed", "million"]
 BUILDING = "train", "assign", "add", "write", "read"  # steps that bare FAISS has too
@@ -144,7 +145,8 @@ class Bench:
 
         def build_ours() -> None:
             out = self.folder / f"{kind}-{number}"
-            self.indices[kind] = build_index(embeddings, out, kind=kind, progress=False)
+            build_index(embeddings, out, kind=kind, progress=False)
+            self.indices[kind] = Index.open(out, verify=False)
 
         def build_bare() -> float:
             plan = self.indices[kind].manifest.plan  # of the round before
@@ -303,7 +305,8 @@ def write_model(folder: Path, config: Config, views: Views) -> Heterogeneous:
     folder.mkdir()
     weights = {name: values.contiguous() for name, values in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
-    save_json(folder / "model.json", {"shapes": views.shapes, "labels": 40})
+    signature = Signature.of(open_reader(config.data), config.data.views)
+    (folder / "model.json").write_text(signature.text())
     (folder / "config.yaml").write_text(dump_config(config))
     return model
 

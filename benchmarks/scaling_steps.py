@@ -25,7 +25,7 @@ from heron.objectives.unsupervised import (
     weighted_unsupervised,
 )
 from heron.training.optim import build_optimizer
-from heron.training.tracking import RunLog
+from heron.training.run_log import RunLog
 
 CPU = torch.device("cpu")
 LABELLED = 4  # HeroCon: one row in so many of a batch has labels

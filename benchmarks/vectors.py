@@ -20,6 +20,7 @@ from heron.retrieval.embeddings import (
     Part,
     part_name,
 )
+from heron.retrieval.index import Index
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 
@@ -98,7 +99,8 @@ def index_million(folder: Path, out: Path, budget: int) -> dict[str, Any]:
     faiss.knn(queries, queries, 2)  # what FAISS and BLAS allocate once
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    index = build_index(embeddings, out, memory_bytes=budget, progress=False)
+    build_index(embeddings, out, memory_bytes=budget, progress=False)
+    index = Index.open(out, verify=False)
     peak = resident("VmHWM") - before
     manifest, seconds = index.manifest, []
     assert manifest.recall is not None

@@ -12,23 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heron.config.errors import (
-    CheckpointError,
-    ConfigError,
     InputError,
-    RetrievalError,
 )
-from heron.config.experiment import Config, load_run_config
+from heron.config.experiment import Config, load_config
 from heron.data.batches import Batch
-from heron.data.dataset import open_reader
 from heron.data.given_rows import InputRows, InputView, refuse_names
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embeddings import Layer
-from heron.retrieval.layers import ExportLayer, LayerModel, no_layer, refuse_options
-from heron.shards.errors import ShardError
-from heron.shards.store import is_remote
+from heron.retrieval.layers import ExportLayer, LayerModel, no_layer
 from heron.training import hub, pretrained, saved
-from heron.training.checkpoint import STATE, CheckpointManifest
 from heron.training.signature import Signature
 
 
@@ -256,9 +249,7 @@ class Model:
         return views
 
 
-def from_pretrained(
-    path: str | Path, data: str | Path | None = None, device: str | torch.device = "cpu"
-) -> Model:
+def from_pretrained(path: str | Path, device: str | torch.device = "cpu") -> Model:
     """Loads a trained model, ready to encode raw rows; its data set is not needed.
 
     Args:
@@ -266,41 +257,13 @@ def from_pretrained(
             a model that `save_pretrained` wrote; or `hf://org/name`, optionally with `@revision`,
             for such a model on the Hugging Face hub. Classes that its configuration names by dotted
             path are imported from your own Python path, never from the folder.
-        data: the shards that the model was trained on; by default those that the run names. Only
-            checkpoints from before Heron kept input statistics beside the weights need them.
         device: the device to compute on, such as "cuda".
 
     Raises:
-        CheckpointError: there is no checkpoint, it was altered or cannot be read, or neither it nor
-            a data set describes its inputs.
+        CheckpointError: there is no checkpoint, or it was altered or cannot be read.
         MissingPackage: `hf://` needs `huggingface_hub`, which is not installed.
     """
     folder = pretrained.locate(hub.fetch(str(path)) if str(path).startswith(hub.SCHEME) else path)
     network = pretrained.from_pretrained(folder)
-    config, signature = load_run_config(folder / "config.yaml"), Signature.read(folder)
-    if not signature.inputs:
-        signature = _signature_from_data(folder, config, None if data is None else str(data))
+    config, signature = load_config(folder / "config.yaml"), Signature.read(folder)
     return Model(network, config, signature, torch.device(device), folder)
-
-
-def _signature_from_data(folder: Path, config: Config, data: str | None) -> Signature:
-    """Reads from its data set the signature that a checkpoint of an earlier version lacks."""
-    path, expected = data or config.data.path, config.data.fingerprint or ""
-    if (folder / STATE).exists():
-        expected = CheckpointManifest.read(folder / STATE).data
-    fault = "it is fetched only when you give it"
-    if data is not None or not is_remote(path):
-        try:
-            options = config.data.for_data_set(path)
-            refuse_options(options, trusted=False)
-            reader = open_reader(options)
-            if expected in ("", fingerprint := reader.manifest.fingerprint):
-                return Signature.of(reader, config.data.views)
-            fault = f"its fingerprint is {fingerprint[:19]}, not {expected[:19]}"
-        except (ShardError, ConfigError, RetrievalError) as error:
-            fault = str(error)
-    raise CheckpointError(
-        f"{folder} is of an earlier version, which left shapes and statistics of its inputs with "
-        f"the data set, and {path} cannot be taken for it: {fault}; expected the shards that it "
-        "was trained on; give them: from_pretrained(path, data=...)"
-    )

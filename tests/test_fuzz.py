@@ -20,7 +20,6 @@ from heron.config.experiment import (
     METHODS,
     dump_config,
     load_config,
-    load_run_config,
     parse_config,
 )
 from heron.shards.artefact import fingerprint
@@ -160,7 +159,7 @@ def test_texts_of_configurations(
     path = write(tmp_path_factory, "some.yaml", text)
     whole = random.Random(len(text)).choice(CONFIGS)  # overrides of a file that is read
     only_heron_errors(lambda: load_config(path, overrides, method))
-    only_heron_errors(lambda: load_run_config(path))
+    only_heron_errors(lambda: load_config(path))
     only_heron_errors(lambda: dump_config(load_config(whole, overrides, method)))
 
 
@@ -223,18 +222,18 @@ def test_arff(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
 SHARD = {"file": "all-000000.tar", "samples": 3, "bytes": 9, "sha256": "a" * 64}
 MANIFEST = {
     "dataset": "x",
-    "schema_version": 2,
+    "schema_version": 3,
     "views": [{"name": "v", "kind": "vector", "shape": [2], "dtype": "float32", "mean": [0, 1]}],
     "labels": {"kind": "multi_class", "names": ["a", "b"]},
     "block_rows": 4,
-    "splits": {"all": [SHARD | {"index_sha256": "b" * 64}]},
+    "splits": {"all": [SHARD | {"index_bytes": 9, "index_sha256": "b" * 64}]},
     "built_from": {"source": "x", "version": 1, "options": {}, "files": [], "shard_rows": 4},
 }
 
 
 @EACH
 @given(
-    tree=mutated_trees([MANIFEST, MANIFEST | {"schema_version": 3}]),
+    tree=mutated_trees([MANIFEST]),
     text=mutated_texts([json.dumps(MANIFEST)]),
 )
 def test_manifests(tree: Any, text: bytes) -> None:

@@ -1,7 +1,6 @@
 """`heron completion`: shell completion of verbs, options and shipped names."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
 
 from heron.cli.arguments import Group, parser_of
 from heron.cli.reproduce import TABLE_NAMES
@@ -68,15 +67,3 @@ def script(shell: str, verbs: Group) -> str:
     if shell == "fish":
         return FISH % cases
     return (ZSH if shell == "zsh" else "") + BASH % cases
-
-
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], "bash, zsh or fish"]) -> None:
-    """Prints the shell's completion: source it, or put the line into the shell's start-up file.
-
-    heron completion bash > ~/.local/share/bash-completion/completions/heron
-    heron completion zsh >> ~/.zshrc
-    heron completion fish > ~/.config/fish/completions/heron.fish
-    """
-    from heron.cli.main import VERBS
-
-    print(script(shell, VERBS))

@@ -7,49 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from heron.cli.arguments import Group, UsageError, Verb, choose, parse
-from heron.cli.compare import compare, tune
-from heron.cli.completion import completion
-from heron.cli.config import config
-from heron.cli.init import init
-from heron.cli.models import export, predict, save
 from heron.cli.next_step import next_commands
-from heron.cli.pretrain import launchers, pretrain
-from heron.cli.reproduce import run_table
-from heron.cli.retrieval import embed, index, negatives, query, serve
-from heron.cli.runs import runs
-from heron.cli.shards import SHARDS
-from heron.cli.study import report, study
+from heron.cli.verbs import VERBS
 from heron.config.errors import INTERRUPTED, STOPPED, Stopped
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
 from heron.version import __version__
 
-VERBS = Group(
-    "Contrastive pretraining for data with several views and several labels.\n\n"
-    "--version says which Heron this is.",
-    {
-        "pretrain": Verb(pretrain),
-        "init": Verb(init),
-        "config": Verb(config),
-        "shards": SHARDS,
-        "embed": Verb(embed),
-        "predict": Verb(predict),
-        "index": Verb(index),
-        "query": Verb(query),
-        "negatives": Verb(negatives),
-        "serve": Verb(serve),
-        "save": Verb(save),
-        "export": Verb(export),
-        "reproduce": Verb(run_table),
-        "tune": Verb(tune),
-        "compare": Verb(compare),
-        "study": Verb(study),
-        "report": Verb(report),
-        "launchers": Verb(launchers),
-        "completion": Verb(completion),
-        "runs": Verb(runs),
-    },
-)
 STDOUT = 1  # its file descriptor
 SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8
 

@@ -112,7 +112,7 @@ def index(
         map=map,
         progress=not quiet,
         overwrite=overwrite,
-    ).manifest
+    )
     plan, measured = manifest.plan, manifest.recall
     print(
         f"{out}: {manifest.kind} of {manifest.count:,} vectors of {manifest.dim} dimensions, "

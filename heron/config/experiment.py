@@ -10,7 +10,6 @@ from heron.config.data import Data
 from heron.config.errors import ConfigError
 from heron.config.model import ModelConfig
 from heron.config.overrides import override
-from heron.config.renamed import move_renamed, refuse_renamed
 from heron.config.sections import (
     PathText,
     Section,
@@ -130,20 +129,12 @@ def load_config(
 
 
 def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Returns the experiment that a run has written, by this edition of Heron or the first.
-
-    Args and Raises: see `load_config`.
-    """
-    tree = read_tree(path)
-    move_renamed(tree)
-    for text in overrides:
-        override(tree, text, Config)
-    return parse_config(tree)
+    """Returns the experiment that a run has written: see `load_config`."""
+    return load_config(path, overrides)
 
 
 def parse_config(tree: dict[str, Any]) -> Config:
     """Validates a tree of plain values as an experiment; see `load_config` for the errors."""
-    refuse_renamed(tree)
     return check(Config, tree, "the configuration")
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from heron.config.experiment import Config
 from heron.data.buffers import ArraySpec, Buffer, BufferPool
 from heron.data.mined import AnyStream
 from heron.data.plan import Rows, even_slice
@@ -184,19 +183,6 @@ class ShardBatches:
         raise ShardError(
             f"no row of the {stream.name} stream can be read; the last fault: {lost[row]}"
         )
-
-
-def open_process_batches(
-    streams: Streams, config: Config, rank: int, world: int, start: int
-) -> BatchSource:
-    """Returns the batches of a process; `start` is the step from which the run continues."""
-    if config.data.webdataset is None:
-        return ShardBatches(streams, config.seed, rank, world)
-    from heron.data.endless import EndlessStreams
-    from heron.data.webdataset import EndlessBatches
-
-    assert isinstance(streams, EndlessStreams)
-    return EndlessBatches(streams, config, rank, world, start)
 
 
 class _BatchDataset(Dataset[Any]):

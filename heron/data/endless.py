@@ -16,7 +16,7 @@ from heron.data.plan import Rows
 from heron.data.protocol import Roles, assign
 from heron.data.reader import Reader
 from heron.data.skipped import SkippedRows
-from heron.data.streams import Streams, refuse_unscored
+from heron.data.streams import Streams, open_streams, refuse_unscored
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import ShardError, short_repr
 from heron.shards.foreign import draft_manifest
@@ -142,6 +142,13 @@ class EndlessStreams(Streams):
 
 def _members(sample: Sample) -> list[str]:
     return [name for name in sample if not name.startswith("__")][:8]
+
+
+def open_data(config: Config) -> Streams:
+    """Opens the data of a run: indexed shards, or tars without an index."""
+    if config.data.webdataset is None:
+        return open_streams(config)
+    return open_endless(config)
 
 
 def open_endless(config: Config) -> EndlessStreams:

@@ -101,15 +101,6 @@ class Streams:
         return lines
 
 
-def open_data(config: Config) -> Streams:
-    """Opens the data of a run: indexed shards, or tars without an index."""
-    if config.data.webdataset is None:
-        return open_streams(config)
-    from heron.data.endless import open_endless  # endless imports this module
-
-    return open_endless(config)
-
-
 def open_streams(config: Config) -> Streams:
     """Opens the shards and plans the batches.
 

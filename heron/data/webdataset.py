@@ -13,11 +13,12 @@ from torch.utils.data import get_worker_info
 
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config
-from heron.data.batches import VIEW_PREFIX, array_specs
+from heron.data.batches import VIEW_PREFIX, BatchSource, ShardBatches, array_specs
 from heron.data.buffers import ArraySpec, Buffer
 from heron.data.endless import EndlessStreams, Sample
 from heron.data.plan import even_slice
 from heron.data.random_keys import rng_keys
+from heron.data.streams import Streams
 from heron.data.workers import worker_count
 from heron.shards.errors import ShardError
 
@@ -177,3 +178,13 @@ class EndlessBatches:
                 f"{self.max_bad_fraction:g} allows, or {MAX_CONSECUTIVE:,} one after the other; "
                 f"the last fault: {text}"
             )
+
+
+def open_process_batches(
+    streams: Streams, config: Config, rank: int, world: int, start: int
+) -> BatchSource:
+    """Returns the batches of a process; `start` is the step from which the run continues."""
+    if config.data.webdataset is None:
+        return ShardBatches(streams, config.seed, rank, world)
+    assert isinstance(streams, EndlessStreams)
+    return EndlessBatches(streams, config, rank, world, start)

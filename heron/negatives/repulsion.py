@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.config.errors import ConfigError
-from heron.config.experiment import load_run_config
+from heron.config.experiment import load_config
 from heron.evaluation import collapse
 from heron.evaluation.knn import Vectors
 from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
@@ -54,7 +54,7 @@ class Temperatures:
         """Reads a run's config.yaml; if it cannot be read, returns defaults and says why."""
         path = Path(run) / "config.yaml"
         try:
-            objective = load_run_config(path).objective
+            objective = load_config(path).objective
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, since {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)

@@ -16,9 +16,8 @@ from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.retrieval.embeddings import FORMAT, Embeddings, Layer
-from heron.retrieval.faiss_files import FAISS_METRICS, read_faiss
-from heron.retrieval.in_memory import VectorsInMemory
-from heron.retrieval.index import Index, prepare_vectors, set_default
+from heron.retrieval.faiss_files import FAISS_METRICS, read_faiss, set_default
+from heron.retrieval.in_memory import VectorsInMemory, prepare_vectors
 from heron.retrieval.index_manifest import INDEX, IndexManifest, Prefix, rotation
 from heron.retrieval.kinds import (
     BLOCK,
@@ -37,7 +36,6 @@ from heron.retrieval.kinds import (
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.new_folder import new_folder
 from heron.retrieval.recall import ExactSearch, Recall
-from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
 
@@ -121,8 +119,8 @@ def build_index(
     map: MapKind = "pca",  # of all samples, for the page
     progress: bool = True,
     overwrite: bool = False,  # move what `out` holds aside
-) -> Index:
-    """Builds an index of a layer of embeddings, and measures its recall.
+) -> IndexManifest:
+    """Builds an index of a layer of embeddings, measures its recall, and returns its manifest.
 
     Queries and training sample are drawn without overlap. Queries are in the index, as every sample
     is; each is left out of its own neighbours.
@@ -162,7 +160,7 @@ def build_index(
         with _timed(seconds, "checksums"):
             written = [INDEX] if map_record is None else [INDEX, MAP]
             files = embeddings.copy_samples(work) | {n: FileSum.of(work / n) for n in written}
-        manifest = IndexManifest(
+        return IndexManifest(
             format=FORMAT,
             kind=plan.kind,
             metric=metric,
@@ -182,7 +180,6 @@ def build_index(
             seconds=seconds,
             files=files,
         ).write(work / MANIFEST)
-    return Index(out, manifest, Samples.load(out), index)
 
 
 def _refuse_options(

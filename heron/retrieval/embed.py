@@ -14,7 +14,7 @@ import torch
 
 from heron.config.data import Data
 from heron.config.errors import RetrievalError
-from heron.config.experiment import Config, load_run_config
+from heron.config.experiment import Config, load_config
 from heron.data.dataset import open_reader
 from heron.data.plan import Rows
 from heron.data.protocol import Roles, assign, drop_partial, hide_labels
@@ -147,14 +147,14 @@ def load_for_data(path: Path, overrides: Sequence[str]) -> Config:
     """
     keys = {override.partition("=")[0] for override in overrides}
     if "data.path" not in keys:
-        return load_run_config(path, overrides)
+        return load_config(path, overrides)
 
     def load(dropped: Mapping[str, str]) -> Config:
         settings = [f"{key}={value}" for key, value in dropped.items() if key not in keys]
-        return load_run_config(path, [*settings, *overrides])
+        return load_config(path, [*settings, *overrides])
 
     config = load(DROP_RUN_DATA)
-    if config.data.path == load_run_config(path).data.path:
+    if config.data.path == load_config(path).data.path:
         return config
     return load(DROP_RUN_DATA | {"data.roles": "null", "data.fingerprint": "null"})
 

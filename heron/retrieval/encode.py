@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from heron.config.errors import RetrievalError
-from heron.config.experiment import load_run_config
+from heron.config.experiment import load_config
 from heron.data.batches import Batch
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
@@ -62,7 +62,7 @@ class FileEncoder:
         """
         folder = _checkpoint_with(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
-        config = load_run_config(folder / "config.yaml", overrides)
+        config = load_config(folder / "config.yaml", overrides)
         data_config = config.data.for_data_set(data)
         refuse_options(data_config, trusted)
         config = config.model_copy(update={"data": data_config})

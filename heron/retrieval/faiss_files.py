@@ -65,6 +65,12 @@ def read_faiss(path: Path, plan: Plan) -> Any:
     return index
 
 
+def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
+    """Sets the default nprobe or efSearch of a FAISS index, if its kind has one."""
+    if plan.setting:
+        faiss.ParameterSpace().set_index_parameter(faiss_index, plan.setting, setting)
+
+
 def _mismatch(index: Any, plan: Plan) -> str:
     """Returns how a FAISS index differs from its plan, or ""."""
     if type(index) not in CLASSES[plan.kind]:

@@ -1,6 +1,6 @@
-"""Vectors in memory, which are indexed like a folder of embeddings."""
+"""Vectors in memory: indexed like a folder of embeddings, and made ready for FAISS."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heron.config.errors import RetrievalError
+from heron.evaluation.knn import Vectors
 from heron.retrieval.embeddings import BLOCK, Layer, LayerRecord
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import FileSum
 from heron.shards.manifest import Labels
 
+TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision
 MAX_CLASSES = 1 << 20  # each has a name, and a column with a byte per vector
 ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
 
@@ -120,3 +122,31 @@ def _samples(
 def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # overflow gives infinity, which is refused later
         return vectors.astype(np.float32)
+
+
+def prepare_vectors(
+    vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]
+) -> Vectors:
+    """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
+
+    Raises:
+        RetrievalError: rows are not finite, or zero where they must have a direction; the message
+            calls each row by its `name`.
+    """
+    with np.errstate(all="ignore"):
+        squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
+    least = TINY if unit else 0.0
+    if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
+        bad, fault, condition = ~np.isfinite(squares), "not finite, or too large to square", ""
+        if not bad.any():
+            bad, fault = squares < least, "zero, which has no cosine"
+            condition = ", none of them zero"
+        rows = np.flatnonzero(bad).tolist()
+        names = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        raise RetrievalError(
+            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; expected finite vectors"
+            f"{condition}; leave these samples out, or look at the model that made them"
+        )
+    if not unit:
+        return np.ascontiguousarray(vectors)
+    return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32, order="C")

@@ -4,7 +4,7 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Self
@@ -15,18 +15,18 @@ from numpy.typing import ArrayLike, NDArray
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
+from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings, Layer
-from heron.retrieval.faiss_files import FAISS_METRICS, read_faiss
+from heron.retrieval.faiss_files import FAISS_METRICS, read_faiss, set_default
 from heron.retrieval.filters import filter_mask
-from heron.retrieval.in_memory import vectors_in_memory
+from heron.retrieval.in_memory import prepare_vectors, vectors_in_memory
 from heron.retrieval.index_manifest import INDEX, REBUILD_INDEX, IndexManifest, rotation
-from heron.retrieval.kinds import KINDS, Kind, Metric, Plan, RequestedKind
+from heron.retrieval.kinds import KINDS, Kind, Metric, RequestedKind
 from heron.retrieval.new_folder import new_folder
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 
 faiss = require("faiss", "an index")
-TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision
 CPU_ONLY: tuple[Kind, ...] = "hnsw", "rabitq"
 
 
@@ -77,7 +77,7 @@ class Index:
         memory_bytes: int | None = None,
         recall: float = 0.95,
         seed: int = 0,
-    ) -> "Index":
+    ) -> Self:
         """Indexes vectors in memory; use `save` to keep the index.
 
         Until it is garbage-collected its files take up a temporary folder (TMPDIR): N dim 4 bytes
@@ -101,12 +101,10 @@ class Index:
             RetrievalError: vectors, labels and names do not fit each other, a vector is not
                 finite, or zero under cosine, or the budget is too small.
         """
-        from heron.retrieval.build import build_index
-
         source = vectors_in_memory(vectors, labels, label_names, keys)
         folder = Path(tempfile.mkdtemp(prefix="heron-index-"))
         try:
-            index = build_index(
+            build_index(
                 source,
                 folder,
                 layer=layer,
@@ -117,6 +115,7 @@ class Index:
                 seed=seed,
                 progress=False,
             )
+            index = cls.open(folder, verify=False)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -346,37 +345,3 @@ class Index:
             text = " ".join(str(error).split())
             raise RetrievalError(f"{self.folder / INDEX}: {text}; {REBUILD_INDEX}") from None
         return vectors if self._rotation is None else vectors @ self._rotation.T
-
-
-def prepare_vectors(
-    vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]
-) -> Vectors:
-    """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
-
-    Raises:
-        RetrievalError: rows are not finite, or zero where they must have a direction; the message
-            calls each row by its `name`.
-    """
-    with np.errstate(all="ignore"):
-        squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
-    least = TINY if unit else 0.0
-    if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
-        bad, fault, condition = ~np.isfinite(squares), "not finite, or too large to square", ""
-        if not bad.any():
-            bad, fault = squares < least, "zero, which has no cosine"
-            condition = ", none of them zero"
-        rows = np.flatnonzero(bad).tolist()
-        names = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
-        raise RetrievalError(
-            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; expected finite vectors"
-            f"{condition}; leave these samples out, or look at the model that made them"
-        )
-    if not unit:
-        return np.ascontiguousarray(vectors)
-    return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32, order="C")
-
-
-def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
-    """Sets the default nprobe or efSearch of a FAISS index, if its kind has one."""
-    if plan.setting:
-        faiss.ParameterSpace().set_index_parameter(faiss_index, plan.setting, setting)

@@ -89,7 +89,7 @@ class IndexManifest(Artefact):
     faiss: str
     search: dict[str, Setting]  # reaches the target of recall
     recall: Recall | None
-    map: MapRecord | None = None  # coordinates in the plane; older indexes have none
+    map: MapRecord | None = None  # coordinates in the plane, unless there is no map
     seconds: dict[str, float]  # per step of the build
     files: dict[str, FileSum]
 

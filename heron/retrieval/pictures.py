@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from heron.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.config.experiment import load_run_config
+from heron.config.experiment import load_config
 from heron.data.reader import Reader
 from heron.retrieval.layers import refuse_options
 from heron.retrieval.samples import Samples
@@ -42,7 +42,7 @@ class SamplePictures:
         """
         if is_remote(data):
             try:
-                config = load_run_config(locate(run) / "config.yaml").data
+                config = load_config(locate(run) / "config.yaml").data
                 refuse_options(config.model_copy(update={"path": data}), trusted)
                 cache = ShardCache(config.cache.dir, config.cache.bytes)
                 return cls(Reader(open_store(data, cache, config.storage_options)))

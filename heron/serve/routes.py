@@ -19,8 +19,8 @@ from PIL import Image
 from heron.config.errors import RetrievalError
 from heron.retrieval.answer import Answer, Flags, Relation
 from heron.retrieval.filters import filter_mask
-from heron.retrieval.map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.query import Retriever
+from heron.retrieval.sample_map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.samples import Samples
 from heron.serve.admission import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import HeronError

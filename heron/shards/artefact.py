@@ -79,7 +79,6 @@ class Artefact(Record):
     """A manifest with a fingerprint: the sha256 of its canonical JSON without that field.
 
     A subclass states what it is, its error type, how to make it again, and the versions it reads.
-    The `unsealed` versions predate fingerprints; they are given one when they are read.
     """
 
     description: ClassVar[str]
@@ -87,7 +86,6 @@ class Artefact(Record):
     remedy: ClassVar[str]
     version_key: ClassVar[str] = "format"
     versions: ClassVar[tuple[int, ...]]
-    unsealed: ClassVar[tuple[int, ...]] = ()
 
     fingerprint: Fingerprint | Literal[""] = ""  # "" until it is written
 
@@ -110,7 +108,7 @@ class Artefact(Record):
                 f"{supported}; {cls.remedy}"
             )
         stated, computed = tree.get("fingerprint"), fingerprint(tree)
-        if stated != computed and not (version in cls.unsealed and stated is None):
+        if stated != computed:
             raise invalid(f"its fingerprint is {short_repr(stated)}, its content has {computed}")
         try:
             record = cls.model_validate_json(data, strict=True)

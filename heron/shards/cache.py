@@ -82,7 +82,7 @@ class ShardCache:
     def get(
         self,
         sha256: str,
-        size: int | None,
+        size: int,
         fetch: Callable[[BinaryIO], None],
         *,
         of_content: bool = True,
@@ -110,7 +110,7 @@ class ShardCache:
             for path, _ in list(self._files()):
                 _evict(path)
 
-    def _open_cached(self, path: Path, size: int | None, of_content: bool) -> LocalFile | None:
+    def _open_cached(self, path: Path, size: int, of_content: bool) -> LocalFile | None:
         """Opens and locks the cached file; None where it is missing or damaged."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -122,8 +122,7 @@ class ShardCache:
             cached.close()
             return None
         state = os.fstat(descriptor)
-        expected = FileSum(bytes=state.st_size if size is None else size, sha256=path.name)
-        if expected.fault(path, of_content):
+        if FileSum(bytes=size, sha256=path.name).fault(path, of_content):
             with self._locked():
                 if _is_still_at(descriptor, path):
                     log.warning("%s is not as it was fetched; it is fetched again", path)
@@ -153,15 +152,14 @@ class ShardCache:
         return None
 
     def _fetch(
-        self, path: Path, stream: FileIO, size: int | None, fetch: Callable[[BinaryIO], None]
+        self, path: Path, stream: FileIO, size: int, fetch: Callable[[BinaryIO], None]
     ) -> LocalFile:
         """Fills a .part and renames it, without ever releasing its lock."""
         part = path.with_suffix(".part")
         with stream:
             try:
-                if size is not None:
-                    self._reserve(stream, part, size)
-                fetch(cast(BinaryIO, _Growing(self, stream, part) if size is None else stream))
+                self._reserve(stream, part, size)
+                fetch(cast(BinaryIO, stream))
                 os.fsync(stream.fileno())
                 with self._locked():
                     part.rename(path)
@@ -231,35 +229,17 @@ class ShardCache:
         finally:
             os.close(descriptor)
 
-    def _disk_error(self, fault: OSError, size: int | None) -> ShardError:
+    def _disk_error(self, fault: OSError, size: int) -> ShardError:
         if fault.errno not in DISK_FULL:
             return ShardError(
                 f"cache {self.folder}: {fault}; expected a folder that can be written; "
                 "set data.cache.dir or HERON_CACHE to one"
             )
-        needed = "" if size is None else f" for a file of {size:,} bytes"
         return ShardError(
-            f"cache {self.folder}: the disk is full ({self._free_bytes():,} bytes are free)"
-            f"{needed}; free some space, lower data.cache.bytes, or set HERON_CACHE to a folder on "
-            "a larger disk"
+            f"cache {self.folder}: the disk is full ({self._free_bytes():,} bytes are free) "
+            f"for a file of {size:,} bytes; free some space, lower data.cache.bytes, or set "
+            "HERON_CACHE to a folder on a larger disk"
         )
-
-
-class _Growing:
-    """A file of unknown size, for which room is reserved at every write."""
-
-    def __init__(self, cache: ShardCache, stream: FileIO, part: Path) -> None:
-        self.cache, self.stream, self.part = cache, stream, part
-
-    def write(self, chunk: bytes) -> int:
-        self.cache._reserve(self.stream, self.part, self.stream.tell() + len(chunk))
-        return self.stream.write(chunk)
-
-    def seek(self, offset: int) -> int:
-        return self.stream.seek(offset)
-
-    def truncate(self) -> int:
-        return self.stream.truncate()
 
 
 def _evict(path: Path) -> bool:

@@ -201,7 +201,7 @@ class Shard(Record):
     samples: Rows  # counts rows: a tar sample of vectors holds a block of them
     bytes: Count
     sha256: Sha256
-    index_bytes: Count | None = None  # None: the manifest is of schema 2
+    index_bytes: Count
     index_sha256: Sha256
 
     @property
@@ -247,19 +247,15 @@ class BuiltFrom(Record):
 
 
 class Manifest(Artefact):
-    """Everything that is known about a data set before its first shard is opened.
-
-    A manifest of schema 2 has no fingerprint; it is given one when it is read.
-    """
+    """Everything that is known about a data set before its first shard is opened."""
 
     description: ClassVar[str] = f"a manifest of schema {SCHEMA_VERSION}"
     remedy: ClassVar[str] = REBUILD
     version_key: ClassVar[str] = "schema_version"
-    versions: ClassVar[tuple[int, ...]] = (2, SCHEMA_VERSION)
-    unsealed: ClassVar[tuple[int, ...]] = (2,)
+    versions: ClassVar[tuple[int, ...]] = (SCHEMA_VERSION,)
 
     dataset: str
-    schema_version: Literal[2, 3]
+    schema_version: Literal[3]
     views: list[View] = Field(min_length=1)
     labels: Labels
     block_rows: Rows | None = None  # None: a row is a tar sample

@@ -60,12 +60,12 @@ class MixedStore(Store):
             all_names |= {f"{number}.{name}" for name in names}
         return all_names
 
-    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of a tar or an index: see `Store`."""
         store, own_name = self.locate(name)
         return store.local(own_name, size, sha256)
 
-    def local_copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
+    def local_copies(self, sizes: Mapping[str, int]) -> AbstractContextManager[Path]:
         """Raises ShardError, as the data sets must be verified one by one."""
         raise ShardError(f"{self.where()}: a mixture; expected one data set; give each alone")
 

@@ -42,16 +42,16 @@ class Store(ABC):
         """Returns the names of all files, or None where they cannot be listed."""
 
     @abstractmethod
-    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int, sha256: str) -> LocalFile:
         """Returns a local file with the bytes of a tar or an index, until it is closed.
 
-        A remote file is compared with its checksum and its size (None for indexes of schema 2) when
-        it is fetched; a local one is used in place, unread and perhaps missing. Raises Missing, or
-        ShardError where it cannot be fetched, has wrong bytes, or the cache has no room.
+        A remote file is compared with its checksum and its size when it is fetched; a local one is
+        used in place, unread and perhaps missing. Raises Missing, or ShardError where it cannot be
+        fetched, has wrong bytes, or the cache has no room.
         """
 
     @abstractmethod
-    def local_copies(self, sizes: Mapping[str, int | None]) -> AbstractContextManager[Path]:
+    def local_copies(self, sizes: Mapping[str, int]) -> AbstractContextManager[Path]:
         """Provides a local folder with the present state of these files, less the missing ones.
 
         Raises TooLong where a file is longer than its size.
@@ -92,12 +92,12 @@ class LocalStore(Store):
         """Returns the names of all files."""
         return {path.name for path in self.folder.iterdir()}
 
-    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int, sha256: str) -> LocalFile:
         """Returns the file in place."""
         return LocalFile(self.folder / _check_plain_name(name))
 
     @contextmanager
-    def local_copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
+    def local_copies(self, sizes: Mapping[str, int]) -> Iterator[Path]:
         """Provides the folder itself; nothing is copied."""
         yield self.folder
 
@@ -123,13 +123,13 @@ class RemoteStore(Store):
         """Returns the names of all files; None over HTTP."""
         return self.remote.names()
 
-    def local(self, name: str, size: int | None, sha256: str) -> LocalFile:
+    def local(self, name: str, size: int, sha256: str) -> LocalFile:
         """Returns the file in the cache; fetches it first where it is not there."""
         fetch = partial(self.remote.fetch, _check_plain_name(name), size=size, sha256=sha256)
         return (self.cache or ShardCache()).get(sha256, size, fetch)
 
     @contextmanager
-    def local_copies(self, sizes: Mapping[str, int | None]) -> Iterator[Path]:
+    def local_copies(self, sizes: Mapping[str, int]) -> Iterator[Path]:
         """Provides a temporary folder, as the cache would hide later damage to the files."""
         with TemporaryDirectory(prefix="heron-") as temporary:
             folder = Path(temporary)

@@ -85,10 +85,10 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     )
 
 
-def _file_faults(path: Path, checksum: str, size: int | None) -> Iterator[str]:
+def _file_faults(path: Path, checksum: str, size: int) -> Iterator[str]:
     if not path.exists():
         yield f"{path.name}: missing: the manifest lists it"
-    elif size is not None and (actual_size := path.stat().st_size) != size:
+    elif (actual_size := path.stat().st_size) != size:
         yield f"{path.name}: {actual_size:,} bytes; expected {size:,}"
     elif (digest := sha256(path)) != checksum:
         yield f"{path.name}: altered: sha256 is {digest[:12]}…; expected {checksum[:12]}…"

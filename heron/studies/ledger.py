@@ -49,7 +49,7 @@ class Row(BaseModel):
     result_sha256: Sha256 | None = None
     measured: Plain | None = None
     lineage: list[Plain] | None = None
-    fingerprint: Fingerprint | None = None  # None: written before rows had one
+    fingerprint: Fingerprint
 
 
 def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
@@ -71,7 +71,7 @@ def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
             if resumed and number == len(lines):
                 break
             raise StudyError(f"{where} is damaged: {describe_errors(error)}; {REMEDY}") from None
-        if row.fingerprint not in (None, expected := fingerprint(tree)):
+        if row.fingerprint != (expected := fingerprint(tree)):
             raise StudyError(
                 f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "
                 f"the line says has {expected}; {REMEDY}"
@@ -132,9 +132,7 @@ class Ledger:
         self.out.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.out / STUDY) as stream:
             stream.write(dump_study(self.study).encode())
-        for row in self.rows.values():  # a truncated one was dropped; the others were checked
-            row["fingerprint"] = fingerprint(row)
-        write_rows(self.out / ROWS, self.rows.values())
+        write_rows(self.out / ROWS, self.rows.values())  # a truncated one was dropped
 
     def append(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from heron.config.errors import CheckpointError
-from heron.config.experiment import Config, dump_config, load_run_config
+from heron.config.experiment import Config, dump_config, load_config
 from heron.config.sections import Plain
 from heron.data.mined import MINED
 from heron.distributed.watchdog import Watchdog
@@ -134,7 +134,7 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
             f"{source} is damaged ({fault}), and {config.run.dir} was to go on from it; bring it "
             "back, or begin the study anew in another folder"
         )
-    donor, run = load_run_config(source / "config.yaml"), Path(config.run.dir)
+    donor, run = load_config(source / "config.yaml"), Path(config.run.dir)
     snapshot, mined = checkpoint.load(source), Path(donor.run.dir) / MINED
     own = dump_config(config.in_precision(donor.train.precision))
     texts = {"config.yaml": own, "model.json": (source / "model.json").read_text()}

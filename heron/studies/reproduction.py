@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heron.config.errors import ConfigError
-from heron.config.experiment import Config, load_config, load_run_config
+from heron.config.experiment import Config, load_config
 from heron.config.overrides import as_typed
 from heron.config.shipped import CONFIGS
 from heron.studies.tables import PublishedTable
@@ -113,7 +113,7 @@ def is_done(config: Config) -> bool:
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():
         return False
-    saved = load_run_config(folder / "config.yaml")
+    saved = load_config(folder / "config.yaml")
     expected = config.in_precision(saved.train.precision)
     if saved.model_copy(update={"run": config.run}) != expected:
         raise ConfigError(

@@ -120,8 +120,6 @@ def read_results(folder: Path) -> Results:
     notes = []
     for number, row in read_rows(path):
         refuse_other_run(row, folder, f"{path}, line {number}")
-        if row.fingerprint is None:
-            notes.append(f"Trial {row.trial} has no fingerprint: an earlier edition wrote its row.")
         if row.trial in by_trial:
             notes.append(f"Trial {row.trial} is there twice; its last row counts (line {number}).")
         by_trial[row.trial] = row

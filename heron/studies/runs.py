@@ -10,7 +10,6 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from heron.config.errors import ConfigError, StudyError, TrainingError
-from heron.config.renamed import move_renamed
 from heron.config.sections import leaves, read_tree
 from heron.shards.artefact import describe_errors, parse_json
 from heron.training.run_lock import LOCK, holder
@@ -87,7 +86,7 @@ def read_run(folder: Path) -> Run:
             if path.exists() and not path.is_file():  # a pipe would hang
                 raise ValueError(f"{path} is no file; expected one, as a run wrote it")
         owner = holder(folder)
-        if (folder / START).exists():  # runs of earlier versions have none
+        if (folder / START).exists():  # it may have ended before it wrote one
             start = read_result(folder / START, ["steps"], Start)
             run |= {key: start.get(key) for key in Start.__annotations__}
         run |= _last_rows(metrics)
@@ -118,7 +117,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         tree = read_tree(folder / "config.yaml")
-        move_renamed(tree)
     except ConfigError:
         return {}
     return dict(leaves(tree))

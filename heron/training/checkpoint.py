@@ -11,17 +11,16 @@ from safetensors.torch import load_file, save_file
 
 from heron.config.data import without_locations
 from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import Config, load_run_config
+from heron.config.experiment import Config, load_config
 from heron.distributed.agreement import differences, versions
 from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
 from heron.distributed.watchdog import Watchdog
-from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint, Sha256
+from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
 from heron.training.strategy import State
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
 FORMAT: Literal[4] = 4
-FIRST_EDITION = 2  # its only memory is momentum.safetensors, without a name
 TENSORS = "model", "optimizer", "memories"
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
 ANEW = "run with run.resume=never to begin anew"
@@ -58,42 +57,28 @@ class Snapshot:
 
 
 class CheckpointManifest(Artefact):
-    """A checkpoint's files, the run's position, and the data and versions that it was trained on.
-
-    `sha256` is of the first edition, whose manifest has neither sizes nor a fingerprint.
-    """
+    """A checkpoint's files, the run's position, and the data and versions it was trained on."""
 
     description: ClassVar[str] = "the manifest of a checkpoint"
     error: ClassVar[type[CheckpointError]] = CheckpointError
     remedy: ClassVar[str] = f"bring it back, or {ANEW}"
-    versions: ClassVar[tuple[int, ...]] = (FIRST_EDITION, FORMAT)
-    unsealed: ClassVar[tuple[int, ...]] = (FIRST_EDITION,)
+    versions: ClassVar[tuple[int, ...]] = (FORMAT,)
 
-    format: Literal[2, 4]
+    format: Literal[4]
     position: Position
-    files: dict[FileName, FileSum] = {}
-    sha256: dict[FileName, Sha256] = {}
-    data: Fingerprint | Literal[""] = ""
-    made_with: dict[str, str] = {}
-
-    def sums(self, folder: Path) -> dict[str, FileSum]:
-        """Returns the size and sha256 of each file of the checkpoint as it was written, by name."""
-        if self.format == FORMAT:
-            return self.files
-        sizes = {name: (folder / name).stat().st_size for name in self.sha256}
-        return {n: FileSum(bytes=size, sha256=self.sha256[n]) for n, size in sizes.items()}
+    files: dict[FileName, FileSum]
+    data: Fingerprint | Literal[""]
+    made_with: dict[str, str]
 
     def fault(self, folder: Path) -> str:
         """Returns how a checkpoint's folder differs from what was written, or ""."""
         step = f"step-{self.position.step:08d}"
         if folder.name.startswith("step-") and folder.name != step:
             return f"it lies in {folder.name}, and its position is that of {step}"
-        # Only some methods of the first edition had memories.
-        files, tensors = self.sums(folder), TENSORS if self.format == FORMAT else TENSORS[:2]
-        required = [f"{name}.safetensors" for name in tensors]
-        if missing := [n for n in (*required, "config.yaml", "model.json") if n not in files]:
+        required = [*(f"{name}.safetensors" for name in TENSORS), "config.yaml", "model.json"]
+        if missing := [name for name in required if name not in self.files]:
             return f"{STATE} lists no {', '.join(missing)}"
-        faults = [text for name, file in files.items() if (text := file.fault(folder / name))]
+        faults = [text for name, file in self.files.items() if (text := file.fault(folder / name))]
         return "; ".join(faults).replace(f"{folder}/", "")
 
 
@@ -241,7 +226,7 @@ def _load_checked(
     with watchdog.busy():
         snapshot = load(path)
     lines += [f"going on all the same: it was made with {line}" for line in changes]
-    changed = differences(versions(), manifest.made_with) if manifest.made_with else []
+    changed = differences(versions(), manifest.made_with)
     if changed:
         lines.append(f"{path.name} was made with other versions: {'; '.join(changed)}")
     return snapshot
@@ -253,7 +238,7 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
     Raises CheckpointError for weights of another model, which nothing can force.
     """
     try:
-        made_with = load_run_config(path / "config.yaml")
+        made_with = load_config(path / "config.yaml")
     except ConfigError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
     differing = differences(_resume_facts(config), _resume_facts(made_with))
@@ -279,8 +264,6 @@ def find_damage(path: Path) -> str:
 def load(path: Path) -> Snapshot:
     """Reads a checkpoint, without unpickling; CheckpointError if unreadable or altered."""
     manifest = CheckpointManifest.read(path / STATE)
-    old = manifest.format == FIRST_EDITION
-    memories = path / ("momentum.safetensors" if old else "memories.safetensors")
     try:
         if fault := manifest.fault(path):
             raise ValueError(fault)
@@ -288,7 +271,7 @@ def load(path: Path) -> Snapshot:
             manifest.position,
             load_file(path / "model.safetensors"),
             load_file(path / "optimizer.safetensors"),
-            {} if old and not memories.exists() else load_file(memories),
+            load_file(path / "memories.safetensors"),
             manifest.data,
         )
     except UNREADABLE as error:

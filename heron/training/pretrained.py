@@ -5,7 +5,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import load_run_config
+from heron.config.experiment import load_config
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import without_weights
 from heron.shards.artefact import MANIFEST, sha256
@@ -46,7 +46,7 @@ def weights_sha256(checkpoint: Path) -> str:
     if not (checkpoint / STATE).exists():
         return sha256(checkpoint / "model.safetensors")
     manifest = CheckpointManifest.read(checkpoint / STATE)
-    return manifest.sums(checkpoint)["model.safetensors"].sha256
+    return manifest.files["model.safetensors"].sha256
 
 
 def from_pretrained(path: str | Path) -> Heterogeneous:
@@ -60,7 +60,7 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
     path = locate(path)
     signature = Signature.read(path)
     try:
-        config = load_run_config(path / "config.yaml")
+        config = load_config(path / "config.yaml")
         model = Heterogeneous(
             without_weights(config.model),
             signature.shapes,

@@ -54,16 +54,16 @@ class Signature(BaseModel):
     """Inputs and outputs of a model, so that it can be used without its data set.
 
     `shapes` are of a sample of each view as the model sees it, `labels` is the width of the
-    classifier. Checkpoints of earlier versions have only these two: then `inputs` is empty.
+    classifier.
     """
 
     model_config = ConfigDict(frozen=True)
 
     shapes: list[list[int]]
     labels: int
-    inputs: list[StoredInput] = []
-    label_kind: LabelKind = "none"
-    label_names: list[str] = []
+    inputs: list[StoredInput]
+    label_kind: LabelKind
+    label_names: list[str]
 
     @classmethod
     def of(cls, reader: Reader, views: Sequence[ModelView]) -> Self:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from heron.config.errors import CheckpointError, Stopped
 from heron.config.experiment import Config, dump_config
-from heron.data.batches import Batch, batches, open_process_batches
+from heron.data.batches import Batch, batches
 from heron.data.dataset import build_data
+from heron.data.endless import open_data
 from heron.data.mined import MinedStream
 from heron.data.plan import even_sizes
-from heron.data.streams import open_data
 from heron.data.views import Views
+from heron.data.webdataset import open_process_batches
 from heron.data.workers import worker_count
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, run_fingerprint
@@ -30,7 +31,7 @@ from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import with_pretrained_configs
 from heron.models.recompute import recompute_blocks
 from heron.objectives import fused
-from heron.objectives.exchange import ShardSizes, gather_batch, uses_ring
+from heron.objectives.exchange import ShardSizes, gather_batch
 from heron.objectives.memory import RunSpec, StepEnd
 from heron.objectives.objective import Objective
 from heron.shards.terminal import print_lines, print_table
@@ -43,9 +44,10 @@ from heron.training.optim import build_optimizer, learning_rate
 from heron.training.outcome import WriteReport, wants_map
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
+from heron.training.run_log import RunLog
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
-from heron.training.tracking import RunLog, write_result, write_start
+from heron.training.tracking import write_result, write_start
 from heron.training.values import PendingStep, StepValues, refuse_nonfinite
 from heron.version import __version__
 

@@ -1,7 +1,6 @@
 """Raw rows through a model: the numbers of `heron embed`, without the data set; each refusal."""
 
 import json
-import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 import heron
-from heron.config.errors import CheckpointError, InputError
+from heron.config.errors import InputError
 from heron.data.dataset import open_reader
 from heron.retrieval.embed import embed
 from heron.retrieval.embeddings import Layer
-from heron.shards.artefact import FileSum
 from heron.shards.build import build
 from heron.shards.sources import make_source
-from heron.training.checkpoint import STATE, CheckpointManifest
-from tests.retrieval import made
 
 SCENE = Path(__file__).resolve().parents[3] / "shared" / "data" / "scene"
 FRAMES = ["data.build.train=120", "data.build.test=40", "data.protocol.labelled=60"]
@@ -228,46 +224,6 @@ def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             model.encode({"left": given, "right": fine[: len(given)]})
         assert told in str(caught.value)
-
-
-def test_a_checkpoint_without_inputs_asks_its_data_set(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    build(make_source("frames", {"train": 40, "test": 10, "classes": 4}), data, progress=False)
-    old = made.run(tmp_path / "run", data, {})
-    model = heron.from_pretrained(old)
-    assert model.views == ["view1", "view2"] and len(model.labels) == 4
-    other = tmp_path / "elsewhere"
-    shutil.move(data, other)
-    with pytest.raises(CheckpointError) as caught:
-        heron.from_pretrained(old)
-    assert (
-        f"{old} is of an earlier version, which left shapes and statistics of its inputs with the "
-        f"data set, and {data} cannot be taken for it: {data / 'manifest.json'}: "
-    ) in str(caught.value)
-    assert "give them: from_pretrained(path, data=...)" in str(caught.value)
-    assert heron.from_pretrained(old, other).labels == model.labels
-
-
-def test_other_data_does_not_lend_its_statistics(
-    frames: tuple[heron.Run, Given], tmp_path: Path
-) -> None:
-    """A checkpoint as it was written before model.json had more than two keys."""
-    run, rows = frames
-    newest = max((run.folder / "checkpoints").glob("step-*"))
-    old = tmp_path / newest.name
-    shutil.copytree(newest, old)
-    known = json.loads((old / "model.json").read_text())
-    (old / "model.json").write_text(json.dumps({k: known[k] for k in ("shapes", "labels")}))
-    with pytest.raises(CheckpointError, match="is damaged"):  # its checksum is listed
-        heron.from_pretrained(old)
-    state = CheckpointManifest.read(old / STATE)
-    files = state.files | {"model.json": FileSum.of(old / "model.json")}
-    state.model_copy(update={"files": files}).write(old / STATE)
-    assert (heron.from_pretrained(old).encode(rows) == run.model().encode(rows)).all()
-    other = tmp_path / "other"
-    build(make_source("frames", {"train": 40, "test": 10, "classes": 4}), other, progress=False)
-    with pytest.raises(CheckpointError, match="cannot be taken for it: its fingerprint is sha256:"):
-        heron.from_pretrained(old, other)
 
 
 def test_no_classifier_no_prediction(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from heron.cli.main import main
 from heron.config.errors import ConfigError
-from heron.config.experiment import load_config, load_run_config, parse_config
+from heron.config.experiment import load_config, parse_config
 from heron.config.overrides import override as set_key
 from heron.config.sections import parse_yaml, read_tree
 from tests.config.test_experiment import SMALL
@@ -165,33 +165,6 @@ def test_what_a_message_quotes_stays_on_its_line(small: Path) -> None:
 def test_many_faults_are_counted(small: Path) -> None:
     with pytest.raises(ConfigError, match=r"\(8\) .*; and 92 more$"):
         load_config(small, [f"model.encoder={{kind: mlp, widths: {[0] * 100}}}"])
-
-
-def test_a_run_of_the_first_edition_with_another_shape(small: Path) -> None:
-    """Keys that were renamed, of a type that they never had, are not taken and not lost."""
-    for override, said in (
-        (
-            "model.label_autoencoder={width: 3}",
-            "objective.c2ae.hidden: found None; input should be",
-        ),
-        (
-            "model.label_autoencoder=3",
-            "model.label_autoencoder is 3; this key is now objective.c2ae",
-        ),
-        ("objective.custom=3", "objective.custom: unknown key; "),
-    ):
-        text = (SMALL + "model: {}\n").replace("bce: {", "c2ae: {weight: 1}, bce: {")
-        key, _, value = override.partition("=")
-        section, name = key.split(".")
-        tree = f"{section}: {{{name}: {value}"
-        small.write_text(
-            text.replace("model: {}", f"{tree}}}")
-            if section == "model"
-            else text.replace("objective: {", f"{tree}, ")
-        )
-        with pytest.raises(ConfigError) as fault:
-            load_run_config(small)
-        assert said in str(fault.value)
 
 
 @pytest.mark.parametrize("option", ["--out", "study"])

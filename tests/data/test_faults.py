@@ -238,7 +238,7 @@ def test_a_shard_that_cannot_be_opened_is_tried_once(
     asked: list[str] = []
     local = reader.store.local
 
-    def broken(name: str, size: int | None, checksum: str) -> Any:
+    def broken(name: str, size: int, checksum: str) -> Any:
         asked.append(name)
         if name == "train-000002.tar":
             raise ShardError("it is gone")

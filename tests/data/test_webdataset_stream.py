@@ -13,9 +13,9 @@ import yaml
 
 from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
-from heron.data.batches import batches, open_process_batches
-from heron.data.streams import open_data
-from heron.data.webdataset import EndlessBatches
+from heron.data.batches import batches
+from heron.data.endless import open_data
+from heron.data.webdataset import EndlessBatches, open_process_batches
 from heron.distributed import collectives
 from heron.job import pretrain
 from heron.retrieval.embed import embed

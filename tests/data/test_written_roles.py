@@ -59,7 +59,7 @@ def test_a_batch_opens_the_shards_that_it_reads(
     config, opened = built(tmp_path), list[str]()
     other, real = written(config, tmp_path / "roles"), LocalStore.local
 
-    def local(store: LocalStore, name: str, size: int | None, sha256: str) -> LocalFile:
+    def local(store: LocalStore, name: str, size: int, sha256: str) -> LocalFile:
         opened.append(name)
         return real(store, name, size, sha256)
 

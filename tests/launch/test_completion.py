@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from heron.cli.completion import script
-from heron.cli.main import VERBS, main
+from heron.cli.main import main
+from heron.cli.verbs import VERBS
 
 TYPED = {
     "heron pret": ["pretrain"],

@@ -12,7 +12,8 @@ from torch.optim import SGD
 
 from heron import losses as h
 from heron.config.experiment import Config
-from heron.data.batches import Batch, batches, open_process_batches
+from heron.data.batches import Batch, batches
+from heron.data.webdataset import open_process_batches
 from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog

@@ -31,7 +31,8 @@ def test_neighbours_are_the_nearest_others_with_labels(
 
 
 def test_an_index_gives_the_neighbours(embeddings: Embeddings, tmp_path: Path) -> None:
-    index = build_index(embeddings, tmp_path / "flat", kind="flat", progress=False)
+    build_index(embeddings, tmp_path / "flat", kind="flat", progress=False)
+    index = Index.open(tmp_path / "flat")
     question = Question(k=3, anchors=15)
     exact, found = (find_neighbours(embeddings, question, i) for i in (None, index))
     assert (found.numbers == exact.numbers).all()
@@ -59,7 +60,8 @@ def test_an_index_that_gives_too_few(
     embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever k is, since rates are of up to 20 neighbours; without the index they are found."""
-    index = build_index(embeddings, tmp_path / "flat", kind="flat", progress=False)
+    build_index(embeddings, tmp_path / "flat", kind="flat", progress=False)
+    index = Index.open(tmp_path / "flat")
     search = Index.search
 
     def few(*given: Any, **named: Any) -> Neighbours:

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from heron.config.experiment import parse_config
 from heron.data.dataset import open_reader
-from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embeddings import (
     FORMAT,
@@ -25,7 +24,7 @@ from heron.retrieval.embeddings import (
 )
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum
-from heron.shards.atomic import save_json
+from heron.training.signature import Signature
 from tests.experiments import FRAMES, merge
 
 PARTS = 2  # files a layer, so that reading crosses from one to the next
@@ -129,8 +128,8 @@ def run(folder: Path, data: Path, changes: dict[str, Any], seed: int = 0) -> Pat
     places = {"run": {"dir": str(folder)}, "data": {"path": str(data), "build": None}}
     tree = merge(merge(FRAMES, places), changes)
     config = parse_config(tree)
-    shapes = Views(open_reader(config.data), config.data, torch.device("cpu")).shapes
-    labels = len(open_reader(config.data).manifest.labels.names)
+    signature = Signature.of(open_reader(config.data), config.data.views)
+    shapes, labels = signature.shapes, signature.labels
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Heterogeneous(config.model, shapes, labels, config.objective.terms())
@@ -142,6 +141,6 @@ def run(folder: Path, data: Path, changes: dict[str, Any], seed: int = 0) -> Pat
     folder.mkdir(parents=True)
     weights = {name: values.contiguous() for name, values in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
-    save_json(folder / "model.json", {"shapes": shapes, "labels": labels})
+    (folder / "model.json").write_text(signature.text())
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
     return folder

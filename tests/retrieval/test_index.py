@@ -60,7 +60,8 @@ def by_hand(
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_flat_is_exact(embeddings: Embeddings, metric: Metric, tmp_path: Path) -> None:
-    index = build_index(embeddings, tmp_path / "index", metric=metric, progress=False)
+    build_index(embeddings, tmp_path / "index", metric=metric, progress=False)
+    index = Index.open(tmp_path / "index")
     assert index.manifest.kind == "flat" and index.manifest.normalised == (metric == "cosine")
     queries, everything = clustered(3, seed=5), np.ones(N, bool)
     found = index.search(queries, 7)
@@ -76,7 +77,8 @@ def test_flat_is_exact(embeddings: Embeddings, metric: Metric, tmp_path: Path) -
 def test_scores_are_those_of_the_metric(
     kind: Kind, metric: Metric, embeddings: Embeddings, tmp_path: Path
 ) -> None:
-    index = build_index(embeddings, tmp_path / "i", kind=kind, metric=metric, progress=False)
+    build_index(embeddings, tmp_path / "i", kind=kind, metric=metric, progress=False)
+    index = Index.open(tmp_path / "i")
     found = index.search(clustered(2), 4)
     near = {"ivfpq": 0.1, "rabitq": 0.05, "sq8": 0.02}.get(kind, 1e-4)
     for row, query in enumerate(clustered(2).astype(np.float64)):
@@ -187,10 +189,10 @@ def test_queries_do_not_train(
 
 def test_among_equal_vectors_any_is_right(tmp_path: Path) -> None:
     vectors = np.repeat(clustered(4), 25, axis=0)
-    index = build_index(
+    manifest = build_index(
         unlabelled(tmp_path / "e", vectors), tmp_path / "i", kind="ivf", progress=False
     )
-    assert index.manifest.recall is not None and index.manifest.recall.value == 1
+    assert manifest.recall is not None and manifest.recall.value == 1
 
 
 def test_recall_by_hand() -> None:

@@ -30,7 +30,8 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Embeddings:
 @pytest.fixture(scope="module")
 def index(embeddings: Embeddings, tmp_path_factory: pytest.TempPathFactory) -> Index:
     out = tmp_path_factory.mktemp("indices") / "flat"
-    return build_index(embeddings, out, kind="flat", queries=100, k=5, progress=False)
+    build_index(embeddings, out, kind="flat", queries=100, k=5, progress=False)
+    return Index.open(out)
 
 
 def test_vectors_that_faiss_must_not_see(tmp_path: Path) -> None:
@@ -64,7 +65,8 @@ def test_options_that_make_no_sense(embeddings: Embeddings, tmp_path: Path) -> N
 
 
 def test_a_lone_vector(tmp_path: Path) -> None:
-    index = build_index(unlabelled(tmp_path / "e", clustered(1)), tmp_path / "i", progress=False)
+    build_index(unlabelled(tmp_path / "e", clustered(1)), tmp_path / "i", progress=False)
+    index = Index.open(tmp_path / "i")
     assert index.manifest.recall is None
     assert index.search(clustered(1), 1).numbers.tolist() == [[0]]
 

@@ -9,7 +9,8 @@ from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
 from heron.retrieval.in_memory import vectors_in_memory
 from heron.retrieval.index import Index
-from heron.retrieval.map import GRID, MAP, SampleMap
+from heron.retrieval.map import MAP
+from heron.retrieval.sample_map import GRID, SampleMap
 
 N, CLASSES = 900, 3
 

@@ -63,7 +63,8 @@ def test_the_nearest_are_those_of_the_prefix(
     assert [hit.number for hit in means[0]] == [hit.number for hit in means[1]]
     for one, other in zip(*means, strict=True):
         assert abs(one.score - other.score) < 1e-6
-    everything = build_index(stored, tmp_path / "all", layer=layer, progress=False)
+    build_index(stored, tmp_path / "all", layer=layer, progress=False)
+    everything = Index.open(tmp_path / "all")
     assert everything.manifest.prefix is None
     near = everything.search(whole[:1], 6).numbers[0, 1:].tolist()
     assert near != by_hand(whole, 0, unit)[:5]
@@ -74,7 +75,8 @@ def test_a_width_that_there_is_not(stored: Embeddings, tmp_path: Path) -> None:
         message = rf"width is {width}; expected 1 to 6, as many numbers as layer 'hidden' has of a"
         with pytest.raises(RetrievalError, match=message):
             build_index(stored, tmp_path / "i", width=width, progress=False)
-    index = build_index(stored, tmp_path / "j", width=3, progress=False)
+    build_index(stored, tmp_path / "j", width=3, progress=False)
+    index = Index.open(tmp_path / "j")
     with pytest.raises(RetrievalError, match=r"queries are \[1, 5\]; expected \[queries, 6\]"):
         index.search(np.ones((1, 5), np.float32), 1)
 

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from heron.report.links import PageLinks
-from heron.retrieval.map import SampleMap
 from heron.retrieval.query import Retriever
+from heron.retrieval.sample_map import SampleMap
 from tests.serve.browsing import (
     Browser,
     BrowserContext,

@@ -96,20 +96,6 @@ def test_a_reader_refuses_blocks_and_labels_that_do_not_fit_the_manifest(vectors
             Reader(vectors).sample_key(0)
 
 
-def test_a_manifest_of_before_is_read_and_given_a_fingerprint(vectors: Path) -> None:
-    path = vectors / "manifest.json"
-    tree = json.loads(path.read_text()) | {"schema_version": 2}
-    del tree["fingerprint"]
-    for shard in tree["splits"]["train"] + tree["splits"]["test"]:
-        del shard["index_bytes"]
-    path.write_text(json.dumps(tree))
-    assert load_manifest(vectors).fingerprint.startswith("sha256:")
-    assert len(Reader(vectors).starts) > 1
-    path.write_text(json.dumps(tree | {"schema_version": 3}))
-    with pytest.raises(ShardError, match="its fingerprint is None, its content has sha256:"):
-        load_manifest(vectors)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [

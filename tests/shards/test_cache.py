@@ -184,31 +184,10 @@ def test_a_cached_file_that_was_cut_or_altered_is_fetched_again(
     (tmp_path / SUMS[0]).write_bytes(FILES[0][:-1])
     take(cache, 0, calls).close()
     assert calls == [SUMS[0]] * 2 and "is not as it was fetched; it is fetched again" in caplog.text
-    for _ in range(2):  # an index: its size is not known
-        cache.get(SUMS[1], None, writer(FILES[1], calls)).close()
-    assert calls[2:] == [SUMS[1]]
-    (tmp_path / SUMS[1]).write_bytes(FILES[2])
-    with cache.get(SUMS[1], None, writer(FILES[1], calls)) as held:
-        assert held.path.read_bytes() == FILES[1]
-    assert calls[2:] == [SUMS[1]] * 2
-
-
-def test_files_of_unknown_size_take_room_as_they_come(tmp_path: Path) -> None:
-    cache = ShardCache(tmp_path, 2 * SIZE + 10, patience_s=0)
-    take(cache, 0).close()
-    take(cache, 1).close()
-
-    def fetch(stream: BinaryIO) -> None:
-        stream.write(b"first attempt, which broke and was longer than the whole" * 4)
-        stream.seek(0)
-        stream.write(FILES[2][:100])
-        assert kept(cache) == {1, SUMS[2] + ".part"}
-        stream.write(FILES[2][100:])
-
-    with cache.get(SUMS[2], None, fetch) as held:
-        assert held.path.read_bytes() == FILES[2]
-        with pytest.raises(ShardError, match="a file of 2,011 bytes; the limit is 2,010"):
-            cache.get(SUMS[3], None, writer(bytes(2011)))
+    (tmp_path / SUMS[0]).write_bytes(FILES[1])
+    with take(cache, 0, calls) as held:
+        assert held.path.read_bytes() == FILES[0]
+    assert calls == [SUMS[0]] * 3
 
 
 def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_local_folder_is_used_in_place(folder: Path, own_cache: Path) -> None:
         shard = load_manifest(store).splits["train"][0]
         with store.local(shard.file, shard.bytes, shard.sha256) as held:
             assert held.path == folder / shard.file == Path(store.where(shard.file))
-        with store.local_copies({shard.file: None}) as there:
+        with store.local_copies({shard.file: shard.bytes}) as there:
             assert there == folder
         assert store.exists("manifest.json") and not store.exists("build.json")
         assert store.names() == {path.name for path in folder.iterdir()}
@@ -92,7 +92,7 @@ def test_a_remote_folder_is_fetched_into_the_cache(
         with again.local(shard.file, shard.bytes, shard.sha256) as held:
             assert held.path == own_cache / shard.sha256
             assert held.path.read_bytes() == (folder / shard.file).read_bytes()
-        with again.local(shard.index_file, None, shard.index_sha256) as held:
+        with again.local(shard.index_file, shard.index_bytes, shard.index_sha256) as held:
             ours, theirs = ShardIndex.read(held.path), ShardIndex.read(folder / shard.index_file)
             assert ours.keys.tolist() == theirs.keys.tolist()
     assert len(pickle.dumps(again)) < 1000

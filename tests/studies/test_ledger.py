@@ -108,6 +108,7 @@ def test_the_best_is_not_one_that_failed(tmp_path: Path) -> None:
     low = replace(results, study=study(measure=TREE["measure"] | {"mode": "min"}))
     assert trials_of(low, "accuracy") == ["000"]
     ledger.rows["002"]["measured"]["step_s"] = 4
+    ledger.rows["002"]["fingerprint"] = fingerprint(ledger.rows["002"])
     ledger.begin()
     # By what is measured, of which less.
     assert trials_of(read_results(tmp_path), "step_s") == ["002"]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import Config, load_run_config
+from heron.config.experiment import Config, load_config
 from heron.distributed.watchdog import Watchdog
 from heron.job import pretrain
 from heron.shards.errors import ShardError
@@ -107,7 +107,7 @@ def resumed(tmp_path: Path, **data: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 1}, "format is 1; this version of heron reads 2 or 4"),
+        ({"format": 1}, "format is 1; this version of heron reads 4"),
         ({"position": {"step": 8, "epoch": 1, "step_in_epoch": 3}}, "lies in step-00000009, and"),
         ({"position": {"step": -9, "epoch": 1, "step_in_epoch": 3}}, "position.step: .* greater"),
         ({"position": {"step": 2**64, "epoch": 0, "step_in_epoch": 0}}, "position.step: .* less"),
@@ -313,6 +313,6 @@ def test_the_watchdog_waits_while_bytes_are_read_and_not_while_others_are(
     for name in ("find_damage", "load", "broadcast_object"):
         seen(name)
     data = json.loads((run / "checkpoints/latest/state.json").read_text())["data"]
-    config = load_run_config(run / "checkpoints/latest/config.yaml")
+    config = load_config(run / "checkpoints/latest/config.yaml")
     assert checkpoint.resume(run / "checkpoints", config, data, watchdog)[0] is not None
     assert busy == {"find_damage": [True], "load": [True], "broadcast_object": [False]}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import dump_config, load_run_config, parse_config
+from heron.config.experiment import dump_config, load_config, parse_config
 from heron.distributed.agreement import run_fingerprint
 from heron.distributed.watchdog import Watchdog
 from heron.job import main, pretrain
@@ -197,7 +197,7 @@ def test_trackers_decide_no_number(tmp_path: Path, own: Path) -> None:
     assert run_fingerprint(tracked, "") == before == run_fingerprint(plain, "")
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(parse_config({**plain.model_dump(), "tracking": ["gone.Now"]})))
-    assert load_run_config(path).tracking == ["gone.Now"]
+    assert load_config(path).tracking == ["gone.Now"]
 
 
 @pytest.mark.parametrize("content", ["{", '{"ids": 3}', '{"step": -2}'])

@@ -11,9 +11,9 @@ import pytest
 from heron.config.errors import CheckpointError, TrainingError
 from heron.shards.errors import ShardError
 from heron.training import tracking
+from heron.training.run_log import RunLog
 from heron.training.signature import Signature
 from heron.training.tracking import (
-    RunLog,
     read_lines,
     read_metrics,
     read_result,
