@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.scaling_steps import build, fed_batches, open_run_data
 from benchmarks.scaling_turns import Gate
 from heron.config.experiment import Config
+from heron.objectives.term import terms_of
 from heron.objectives.unsupervised import NtXent
 from heron.training.optim import build_optimizer
 
@@ -125,7 +126,7 @@ def sizes(projector: nn.Sequential) -> tuple[int, int]:
 
 
 def temperature(config: Config) -> float:
-    term = config.objective.terms()["nt_xent"]
+    term = terms_of(config.objective)["nt_xent"]
     assert isinstance(term, NtXent)
     return term.tau
 

@@ -51,6 +51,7 @@ from heron.data.plan import Rows
 from heron.data.reader import Reader
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
+from heron.objectives.term import terms_of
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.embedder import Embedder
@@ -301,7 +302,7 @@ def faces(folder: Path, arguments: argparse.Namespace) -> Config:
 
 def write_model(folder: Path, config: Config, views: Views) -> Heterogeneous:
     """A checkpoint of the model as it is initialised."""
-    model = Heterogeneous(config.model, views.shapes, 40, config.objective.terms())
+    model = Heterogeneous(config.model, views.shapes, 40, terms_of(config.objective))
     folder.mkdir()
     weights = {name: values.contiguous() for name, values in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")

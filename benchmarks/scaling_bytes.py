@@ -29,6 +29,7 @@ from heron.distributed.sync_batchnorm import synchronise
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.exchange import ShardSizes, gather_batch
 from heron.objectives.objective import Objective
+from heron.objectives.term import terms_of
 from heron.training.optim import build_optimizer
 
 VIEWS, LABELS, LEVELS = 2, 40, 3
@@ -64,7 +65,7 @@ class Case:
     matryoshka: tuple[int, ...] = ()
 
     def build(self) -> tuple[Objective, Heterogeneous]:
-        objective = Objective(self.terms.terms(), self.matryoshka)
+        objective = Objective(terms_of(self.terms), self.matryoshka)
         config = ModelConfig(
             encoder=Cnn(channels=list(self.channels)),
             projection_width=self.width,

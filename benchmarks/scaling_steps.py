@@ -18,6 +18,7 @@ from heron.job import pretrain
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.objectives import classification
 from heron.objectives.supervised import WeightedSupervised, weighted_supervised
+from heron.objectives.term import terms_of
 from heron.objectives.unsupervised import (
     NtXent,
     WeightedUnsupervised,
@@ -89,7 +90,7 @@ def build(config: Config, streams: Streams, views: Views) -> Heterogeneous:
     """The model with the initial weights that the main job draws."""
     torch.manual_seed(config.seed)
     labels = len(streams.reader.manifest.labels.names)
-    return Heterogeneous(config.model, views.shapes, labels, config.objective.terms())
+    return Heterogeneous(config.model, views.shapes, labels, terms_of(config.objective))
 
 
 def fed_batches(
@@ -128,7 +129,7 @@ def bare(gate: Gate, config: Config) -> None:
 
 def local_loss(config: Config, features: Features, batch: Batch) -> Tensor:
     """Returns the objective by the loss functions alone, on this process's rows."""
-    terms, z = config.objective.terms(), features["projections"]
+    terms, z = terms_of(config.objective), features["projections"]
     if isinstance(term := terms.get("nt_xent"), NtXent):
         return nt_xent(z, tau=term.tau)
     u, s = terms["weighted_unsupervised"], terms["weighted_supervised"]

@@ -22,6 +22,7 @@ from heron.data.views import Views
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.objectives.exchange import ShardSizes, gather_batch
 from heron.objectives.objective import Objective
+from heron.objectives.term import terms_of
 from heron.training.optim import build_optimizer
 
 
@@ -65,7 +66,7 @@ def main() -> None:
     source = ShardBatches(streams, config.seed, 0, 1)
     assert streams.labelled is not None and streams.unlabelled is not None
     sizes = ShardSizes([streams.labelled.batch], [streams.unlabelled.batch])
-    objective = Objective(config.objective.terms())
+    objective = Objective(terms_of(config.objective))
     weights = objective.weights(0)
 
     def step(

@@ -14,7 +14,7 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import Config
 from heron.config.overrides import as_typed
 from heron.config.sections import models_in
-from heron.config.terms import Term, Terms, named_terms
+from heron.config.terms import Terms, TermSection, named_terms
 from heron.shards.dotted import suggest
 
 BLOCK = re.compile(r"^(?:Attributes|Args):\n((?:(?: +.*)?\n?)*)", re.MULTILINE)
@@ -123,7 +123,7 @@ def documented(section: type[BaseModel]) -> dict[str, str]:
 
 def _loss_docs(section: type[BaseModel]) -> list[str]:
     """Returns the docstring of a term's loss, the function of its name, in a list; or []."""
-    if not issubclass(section, Term):
+    if not issubclass(section, TermSection):
         return []
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", section.__name__).lower()
     loss = vars(sys.modules[section.__module__]).get(name)

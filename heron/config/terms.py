@@ -1,4 +1,4 @@
-"""A term of the objective: a section with its options, required inputs, modules, memory and loss.
+"""The terms of the objective in an experiment: their names, their options, and what they read.
 
 The YAML key is the class's name in snake case (`nt_xent` is `NtXent`, in one of the files of
 `heron/objectives/`), or the dotted path of a class of your own.
@@ -10,25 +10,15 @@ import importlib
 import inspect
 import pkgutil
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, RootModel, SerializeAsAny, model_validator
 
-from heron.config.model import ModelConfig
 from heron.config.sections import Section
 from heron.shards.artefact import Count
 from heron.shards.dotted import load_class, suggest
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from heron.models.heterogeneous import ModelSpec
-    from heron.objectives.batch import GlobalBatch
-    from heron.objectives.memory import Memory, RunSpec
 
 Temperature = Annotated[float, Field(ge=0.003)]  # below, exp(2 / tau) overflows float64
 CLASS_LABELS = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
@@ -81,26 +71,8 @@ class Needs:
         return {*names, *self.vectors, *self.labelled_vectors}
 
 
-@dataclass(frozen=True)
-class TermSetting:
-    """The context of a term in a configuration, which the term may refuse.
-
-    Attributes:
-        model: the model's configuration.
-        terms: all terms of the objective by name.
-        labelled: number of labelled rows in a global batch.
-    """
-
-    model: ModelConfig
-    terms: Mapping[str, Term]
-    labelled: int
-
-
-class Term(Section):
-    """A term of the objective: `weight * min(epoch / ramp_epochs, 1)` times its loss.
-
-    Derive from it in a file of your own, and name the class by its dotted path:
-    `objective: {my_lab.losses.Mine: {weight: 1}}`. The fields are the options in the YAML.
+class TermSection(Section):
+    """The options that every term has; `heron.objectives.term.Term` is what a term derives from.
 
     Attributes:
         weight: factor of the term in the objective; 0 removes the term.
@@ -111,58 +83,15 @@ class Term(Section):
     ramp_epochs: Count = 0
 
     needs: ClassVar[Needs] = Needs()
-    # Features as wide as a projection that are truncated under `model.matryoshka`. (): the loss
-    # itself uses `batch.widths`, as it must if it updates its memory. None: the term has no meaning
-    # on a part of a projection.
-    nested: ClassVar[tuple[str, ...] | None] = ("projections",)
-    repels_all: ClassVar[bool] = False  # whether all other samples are negatives, at exp(cos / tau)
     remembers_rows: ClassVar[bool] = False  # whether its memory is indexed by row numbers
     # Whether its loss is defined where rows lack views (`GlobalBatch.present`), and where single
     # labels of a row are unknown (NaN); otherwise the objective refuses such data.
     missing_views: ClassVar[bool] = False
     unknown_labels: ClassVar[bool] = False
 
-    def requires(self) -> Needs:
-        """Returns what the term's loss reads under its options."""
-        return self.needs
-
-    def refuse(self, name: str, setting: TermSetting) -> None:
-        """Raises ConfigError if the term, `name` in the YAML, does not fit its setting."""
-
-    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
-        """Returns functions, by name, that build the modules that this term adds to the model.
-
-        A module with a method `add_features(encoded) -> {name: [tensor of each view]}` adds these
-        features to the model's outputs (see `models.heterogeneous.Encoded`). A module that two
-        terms request by the same name is built once, by the first term.
-        """
-        return {}
-
-    def classifier(self, spec: ModelSpec) -> nn.Module | None:
-        """Returns a module that replaces the linear classifier, or None."""
-        return None
-
-    def memory(self, run: RunSpec) -> Memory | None:
-        """Returns the term's state between steps, or None."""
-        return None
-
-    @abstractmethod
-    def loss(self, batch: GlobalBatch, memory: Any) -> Tensor | None:
-        """Returns this process's share of the loss, a scalar; the loss is the sum of the shares.
-
-        A term that only adds modules or a memory returns None.
-
-        Args:
-            batch: the features of the global batch, and which rows are this process's own.
-            memory: the result of `memory`.
-
-        Raises:
-            ValueError: the loss is not defined for the batch; the message says why.
-        """
-
 
 @cache
-def named_terms() -> dict[str, type[Term]]:
+def named_terms() -> dict[str, type[TermSection]]:
     """Returns Heron's own terms by name: the classes of `heron/objectives/`."""
     package = importlib.import_module("heron.objectives")
     modules = [
@@ -174,13 +103,13 @@ def named_terms() -> dict[str, type[Term]]:
         for module in modules
         for name, value in vars(module).items()
         if inspect.isclass(value)
-        and issubclass(value, Term)
+        and issubclass(value, TermSection)
         and value.__module__ == module.__name__
         and not inspect.isabstract(value)
     }
 
 
-def find_term(name: str) -> type[Term]:
+def find_term(name: str) -> type[TermSection]:
     """Returns the class of a term by its name or dotted path.
 
     Raises:
@@ -192,7 +121,7 @@ def find_term(name: str) -> type[Term]:
             hint = suggest(name, sorted(terms))
             raise ValueError(f"unknown key; {hint}, or the dotted path of a class of your own")
         return terms[name]
-    term = load_class(name, Term)  # type: ignore[type-abstract]
+    term = load_class(name, TermSection)
     if inspect.isabstract(term):
         raise ValueError(f"{name} has no loss; expected a method loss(batch, memory)")
     if not isinstance(term.needs, Needs):
@@ -202,12 +131,14 @@ def find_term(name: str) -> type[Term]:
 
 def _build_term(value: Any) -> Any:
     """Returns the term for {"term": name, "options": options}: see `Terms`."""
-    if isinstance(value, Term):
+    if isinstance(value, TermSection):
         return value
     return find_term(value["term"]).model_validate(value["options"])
 
 
-class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(_build_term)]]]):
+class Terms(
+    RootModel[dict[str, Annotated[SerializeAsAny[TermSection], BeforeValidator(_build_term)]]]
+):
     """The weighted sum of terms that training minimises; terms of weight 0 are not built."""
 
     model_config = ConfigDict(frozen=True)
@@ -219,7 +150,9 @@ class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(
         if not isinstance(value, dict):
             return value
         return {
-            name: options if isinstance(options, Term) else {"term": str(name), "options": options}
+            name: options
+            if isinstance(options, TermSection)
+            else {"term": str(name), "options": options}
             for name, options in value.items()
             if options is not None
         }
@@ -235,6 +168,6 @@ class Terms(RootModel[dict[str, Annotated[SerializeAsAny[Term], BeforeValidator(
         """Returns the class of a term, whose keys an error message lists."""
         return find_term(name)
 
-    def terms(self) -> dict[str, Term]:
+    def terms(self) -> dict[str, TermSection]:
         """Returns the terms of weight above 0, by name."""
         return {name: term for name, term in self.root.items() if term.weight > 0}

@@ -112,7 +112,7 @@ class _Normalise(torch.autograd.Function):
         if x.numel():
             mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
         own = torch.cat([x.new_tensor([x.numel() / max(channels, 1)]), mean, variance])
-        counts, means, variances = gather_stacked(own).split([1, channels, channels], 1)
+        counts, means, variances = torch.split(gather_stacked(own), [1, channels, channels], 1)
         count = counts.sum().clamp(min=1)
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean).square())).sum(0) / count
@@ -132,7 +132,7 @@ class _Normalise(torch.autograd.Function):
                 grad, x, slope, None, None, mean, scale, True, 0.0, [False, True, True]
             )
         summed = sum_over_processes(torch.cat([grad_weight, grad_bias]))
-        sum_weight, sum_bias = summed.split(len(slope))
+        sum_weight, sum_bias = torch.split(summed, len(slope))
         # dx = slope (dy - mean(dy) - xhat mean(dy xhat)), xhat = (x - mean) scale
         shape = [1, -1] + [1] * (x.dim() - 2)
         factor = slope * scale * sum_weight / count

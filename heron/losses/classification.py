@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from heron.config.terms import Term
 from heron.losses.inputs import RowCounts, as_columns, as_probabilities, as_rows
 from heron.losses.loss import Loss
 from heron.objectives import classification, complementary
+from heron.objectives.term import Term
 
 
 class _OfLogits(Loss):

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from heron.config.sections import check
-from heron.config.terms import Term
 from heron.distributed import collectives
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
 from heron.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.exchange import ShardSizes, exchange
-from heron.objectives.memory import Memory
+from heron.objectives.term import Memory, Term
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from heron.config.errors import ConfigError
 from heron.config.model import ModelConfig
-from heron.config.terms import Term
+from heron.config.terms import Needs
 from heron.config.training import Precision
 from heron.distributed.sync_batchnorm import call_by_stream
 from heron.models.encoders import build_encoder, mlp
@@ -44,6 +44,19 @@ class ModelSpec:
     def classified_width(self) -> int:
         """The width of the features that the classifier sees."""
         return sum(self.widths[: self.classified])
+
+
+class BringsParts(Protocol):
+    """A term of the objective, as the model sees it: see `heron.objectives.term.Term`."""
+
+    def requires(self) -> Needs:
+        """Returns which features the term reads."""
+
+    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns functions, by name, that build the modules that the term adds."""
+
+    def classifier(self, spec: ModelSpec) -> nn.Module | None:
+        """Returns a module that replaces the linear classifier, or None."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ class Heterogeneous(nn.Module):
         config: ModelConfig,
         shapes: Sequence[Sequence[int]],
         labels: int,
-        terms: Mapping[str, Term],
+        terms: Mapping[str, BringsParts],
         names: Sequence[str] = (),
         batch: int = 0,
     ) -> None:
@@ -157,7 +170,7 @@ class Heterogeneous(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _refuse_misfits(
-        self, config: ModelConfig, shapes: Sequence[Sequence[int]], terms: Mapping[str, Term]
+        self, config: ModelConfig, shapes: Sequence[Sequence[int]], terms: Mapping[str, BringsParts]
     ) -> None:
         raw_features = {"inputs", "input_projections"}
         for name, term in terms.items():
@@ -182,7 +195,9 @@ class Heterogeneous(nn.Module):
                 f"{[tuple(s) for s in shapes]}; set it to false"
             )
 
-    def _classifier_of_term(self, spec: ModelSpec, terms: Mapping[str, Term]) -> nn.Module | None:
+    def _classifier_of_term(
+        self, spec: ModelSpec, terms: Mapping[str, BringsParts]
+    ) -> nn.Module | None:
         classifiers = {name: term.classifier(spec) for name, term in terms.items()}
         owners = [name for name, classifier in classifiers.items() if classifier is not None]
         if len(owners) > 1:
@@ -192,7 +207,7 @@ class Heterogeneous(nn.Module):
             )
         return classifiers[owners[0]] if owners else None
 
-    def _build_parts(self, spec: ModelSpec, terms: Mapping[str, Term]) -> None:
+    def _build_parts(self, spec: ModelSpec, terms: Mapping[str, BringsParts]) -> None:
         """Builds the parts of terms in an order that is independent of the configuration's."""
         builders: dict[str, Callable[[], nn.Module]] = {}
         for term_name, term in terms.items():

@@ -23,6 +23,7 @@ from heron.negatives.estimates import (
     rank_correlation,
 )
 from heron.negatives.neighbours import NearPairs, unit_vectors
+from heron.objectives.term import terms_of
 from heron.retrieval.embeddings import Layer
 
 PARTNERS = 100  # random others per anchor that enter the rank correlations of g
@@ -58,7 +59,7 @@ class Temperatures:
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, since {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)
-        repelling = {name: term for name, term in objective.terms().items() if term.repels_all}
+        repelling = {name: term for name, term in terms_of(objective).items() if term.repels_all}
         if not repelling:
             return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
         name, term = max(repelling.items(), key=lambda item: item[1].weight)

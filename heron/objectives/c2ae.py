@@ -8,10 +8,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from heron.config.sections import Natural, Positive
-from heron.config.terms import CLASS_LABELS, Needs, Term
+from heron.config.terms import CLASS_LABELS, Needs
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.present import OwnRows, Rows, as_slice
+from heron.objectives.term import Term
 
 
 class LabelAutoencoder(nn.Module):

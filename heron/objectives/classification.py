@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from heron.config.terms import CLASS_LABELS, SINGLE_CLASS_LABELS, Needs, Term
+from heron.config.terms import CLASS_LABELS, SINGLE_CLASS_LABELS, Needs
 from heron.objectives.batch import GlobalBatch
+from heron.objectives.term import Term
 
 
 class LogitsTerm(Term):

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from heron.config.sections import Positive
-from heron.config.terms import Needs, Temperature, Term
+from heron.config.terms import Needs, Temperature
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.objectives.own_positives import cross_view_loss
 from heron.objectives.present import OwnRows, Present, Rows, as_slice, join_views
+from heron.objectives.term import Term
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
 PAPER_BIAS = -10.0  # SigLIP's initial bias, used where the batch size is not known

@@ -16,10 +16,10 @@ from heron.objectives.batch import GlobalBatch
 from heron.objectives.complementary import checked_logits, log1m_exp
 from heron.objectives.contrast import contrast
 from heron.objectives.engine import strips, unit, working_dtype
-from heron.objectives.memory import RunSpec
 from heron.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, one_hot_like
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import OwnRows, Rows, as_slice
+from heron.objectives.term import RunSpec
 from heron.shards.artefact import Count
 
 

@@ -15,12 +15,12 @@ from torch.autograd.function import FunctionCtx
 from heron.config.errors import ConfigError
 from heron.config.model import Sizes
 from heron.config.sections import Natural, Positive
-from heron.config.terms import CLASS_LABELS, Needs, Term, TermSetting
+from heron.config.terms import CLASS_LABELS, Needs
 from heron.distributed.derivatives import first_derivative
 from heron.models.heterogeneous import ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.classification import Bce, CrossEntropy
-from heron.objectives.memory import Memory, RunSpec, StepEnd
+from heron.objectives.term import Memory, RunSpec, StepEnd, Term, TermSetting
 
 ROUNDS = 45  # of alternating over the views, as in DeepMTMV's code
 SEEDS = 10  # of k-means; the cheapest clusters are taken

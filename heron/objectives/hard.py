@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heron.config.sections import Natural
-from heron.config.terms import CLASS_LABELS, Needs, Temperature, Term
+from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.objectives import fused
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.classes import Classes, class_losses
@@ -29,6 +29,7 @@ from heron.objectives.present import (
     own_row_positions,
     pair_count,
 )
+from heron.objectives.term import Term
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]

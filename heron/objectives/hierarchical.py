@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from heron.config.terms import Needs, Temperature, Term
+from heron.config.terms import Needs, Temperature
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.classes import Classes, class_losses, largest_pairs
 from heron.objectives.engine import unit, working_dtype
 from heron.objectives.mirroring import Mirroring, gather_anchor_values, mirrored_sums
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import Present, Rows, as_slice, join_views, own_row_positions
+from heron.objectives.term import Term
 
 Penalty = Literal["exp_inverse"] | None
 

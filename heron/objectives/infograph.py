@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from heron.config.errors import ConfigError
-from heron.config.terms import Needs, Term
+from heron.config.terms import Needs
 from heron.data.graphs import NONE
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
+from heron.objectives.term import Term
 
 
 class Discriminators(nn.Module):

@@ -10,12 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heron.config.sections import Natural, Positive
-from heron.config.terms import Needs, Term
+from heron.config.terms import Needs
 from heron.data.random_keys import normals
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import RuleResult, blockwise
 from heron.objectives.present import OwnRows, Rows, as_slice
+from heron.objectives.term import Term
 
 SALT = 9000  # keeps clear of the salts of dropout, which count the views and layers of an encoder
 MIN_STD = 0.1  # D_SKL divides by its square, and overflowed with the authors' 1e-7

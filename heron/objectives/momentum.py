@@ -12,10 +12,10 @@ from torch.nn.functional import one_hot
 
 from heron.config.errors import ConfigError
 from heron.config.sections import Natural
-from heron.config.terms import COMPLEMENTARY_LABELS, Needs, Term, TermSetting
+from heron.config.terms import COMPLEMENTARY_LABELS, Needs
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.batch import GlobalBatch
-from heron.objectives.memory import Memory, RunSpec, StepEnd
+from heron.objectives.term import Memory, RunSpec, StepEnd, Term, TermSetting
 
 VIEW = 1  # keys are made of the second view
 

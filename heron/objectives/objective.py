@@ -10,9 +10,9 @@ from torch import Tensor
 from heron.config.data import ModelView
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.model import ModelConfig
-from heron.config.terms import Needs, Term, TermSetting, named_terms
+from heron.config.terms import Needs, named_terms
 from heron.objectives.batch import GlobalBatch
-from heron.objectives.memory import Memory, RunSpec, StepEnd
+from heron.objectives.term import Memory, RunSpec, StepEnd, Term, TermSetting
 
 
 class Objective:

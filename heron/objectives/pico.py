@@ -16,12 +16,12 @@ from heron.models.group_sums import group_sums
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.contrast import contrast
 from heron.objectives.engine import unit, working_dtype
-from heron.objectives.memory import RunSpec
 from heron.objectives.mirroring import Mirroring
 from heron.objectives.momentum import KeyQueue, MomentumQueue, MomentumTerm, one_hot_like
 from heron.objectives.mulco import mulco
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import Rows, as_slice
+from heron.objectives.term import RunSpec
 from heron.shards.artefact import Count
 
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from heron.config.errors import ConfigError
 from heron.config.sections import Natural, Share
-from heron.config.terms import COMPLEMENTARY_LABELS, Needs, Term, TermSetting
+from heron.config.terms import COMPLEMENTARY_LABELS, Needs
 from heron.distributed.sync_batchnorm import call_by_stream
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.complementary import checked_logits, log1m_exp
-from heron.objectives.memory import Memory, RunSpec
+from heron.objectives.term import Memory, RunSpec, Term, TermSetting
 from heron.shards.artefact import Count
 
 NETWORKS = 2

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heron.config.terms import Needs, Temperature, Term
+from heron.config.terms import Needs, Temperature
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.contrast import contrast
@@ -16,6 +16,7 @@ from heron.objectives.engine import unit, working_dtype
 from heron.objectives.mirroring import Mirroring, mirrored_sums
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import OwnRows, Rows, as_slice
+from heron.objectives.term import Term
 from heron.objectives.unsupervised import WeightNet
 
 

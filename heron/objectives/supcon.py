@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from heron.config.terms import CLASS_LABELS, Needs, Temperature, Term
+from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.models.group_sums import group_sums
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.contrast import contrast
@@ -15,6 +15,7 @@ from heron.objectives.engine import class_numbers, unit, working_dtype
 from heron.objectives.mirroring import Mirroring
 from heron.objectives.pairs import Pairs
 from heron.objectives.present import Present, Rows, as_slice, join_views, own_row_positions
+from heron.objectives.term import Term
 
 
 class Supcon(Term):

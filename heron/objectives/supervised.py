@@ -8,13 +8,14 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from heron.config.terms import CLASS_LABELS, Needs, Temperature, Term
+from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.distributed.derivatives import first_derivative
 from heron.objectives import fused
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import RuleResult, blockwise, strips, unit, working_dtype
 from heron.objectives.pairs import is_fused
 from heron.objectives.present import OwnRows, Rows, as_slice
+from heron.objectives.term import Term
 
 Distance = Literal["hamming", "indicator"]
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heron.config.terms import Needs, Temperature, Term
+from heron.config.terms import Needs, Temperature
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 from heron.objectives.batch import GlobalBatch
 from heron.objectives.engine import unit
@@ -19,6 +19,7 @@ from heron.objectives.own_positives import (
     unit_views,
 )
 from heron.objectives.present import Present, Rows
+from heron.objectives.term import Term
 
 Anchors = Literal["first", "all"]
 Negatives = Literal["all_views", "cross_view"]

@@ -8,6 +8,7 @@ from heron.config.errors import CheckpointError, ConfigError
 from heron.config.experiment import load_config
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import without_weights
+from heron.objectives.term import terms_of
 from heron.shards.artefact import MANIFEST, sha256
 from heron.training.checkpoint import (
     STATE,
@@ -65,7 +66,7 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
             without_weights(config.model),
             signature.shapes,
             signature.labels,
-            config.objective.terms(),
+            terms_of(config.objective),
             config.data.view_names,
         )
         model.precision = config.train.precision

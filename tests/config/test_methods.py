@@ -15,6 +15,7 @@ from heron.objectives.hard import Hard
 from heron.objectives.mulco import Mulco
 from heron.objectives.objective import Objective
 from heron.objectives.pico import Pico
+from heron.objectives.term import terms_of
 from heron.studies.tables import TABLES
 from heron.training.strategy import Strategy
 from tests.experiments import frames, merge
@@ -44,7 +45,7 @@ def experiment(method: str) -> Path:
 @pytest.mark.parametrize("method", NAMES)
 def test_a_method_makes_its_terms(method: str) -> None:
     asked = yaml.safe_load(METHODS.read_text())[method]
-    terms = load_config(experiment(method), method=method).objective.terms()
+    terms = terms_of(load_config(experiment(method), method=method).objective)
     kept = {"bce", "cross_entropy"} & terms.keys()
     assert bool(kept) == bool(asked.get("classifier"))
     assert terms.keys() - kept == asked.get("terms", {}).keys()
@@ -102,7 +103,7 @@ def test_a_method_trains_a_step(
 
 
 def test_the_experiment_s_options_stay_and_the_method_s_win() -> None:
-    terms = load_config(CONFIGS / "yeast.yaml", method="mulco-sifted").objective.terms()
+    terms = terms_of(load_config(CONFIGS / "yeast.yaml", method="mulco-sifted").objective)
     assert isinstance(terms["mulco"], Mulco)
     assert terms["mulco"].kind == "sifted"
     assert terms["mulco"].ramp_epochs == 100
@@ -114,9 +115,9 @@ def test_the_experiment_s_options_stay_and_the_method_s_win() -> None:
 
 def test_task_groups_are_deepmtmv_s_alone_and_its_options_stay() -> None:
     asked = ["objective.deepmtmv.widths=[4]"]
-    found = load_config(CONFIGS / "scene.yaml", asked, "deepmtmv").objective.terms()["deepmtmv"]
+    found = terms_of(load_config(CONFIGS / "scene.yaml", asked, "deepmtmv").objective)["deepmtmv"]
     assert isinstance(found, Deepmtmv) and found.widths == [4]
-    assert "deepmtmv" not in load_config(CONFIGS / "scene.yaml", asked, "dnn").objective.terms()
+    assert "deepmtmv" not in terms_of(load_config(CONFIGS / "scene.yaml", asked, "dnn").objective)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -127,9 +128,9 @@ def test_every_row_of_a_table_is_a_run(name: str) -> None:
         epochs = load_config(CONFIGS / table.config, given, method.name).train.epochs
         given += method.scheduled(epochs)
         config = load_config(CONFIGS / table.config, given, method.name)
-        assert config.objective.terms(), shown
+        assert terms_of(config.objective), shown
         assert len(method.published or table.scores) == len(table.scores)
-        if isinstance(pico := config.objective.terms().get("pico"), Pico):
+        if isinstance(pico := terms_of(config.objective).get("pico"), Pico):
             assert pico.phi_epochs == config.train.epochs
 
 
@@ -138,7 +139,7 @@ def test_a_shipped_experiment_is_a_method(path: Path) -> None:
     """And each says in a comment how to build its data."""
     if path == METHODS:
         return
-    found = set(load_config(path).objective.terms()) - {"bce", "cross_entropy"}
+    found = set(terms_of(load_config(path).objective)) - {"bce", "cross_entropy"}
     presets = yaml.safe_load(METHODS.read_text()).values()
     assert found in [set(preset.get("terms", {})) for preset in presets]
     config = load_config(path)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from heron.config.terms import Term, Terms
+from heron.config.terms import Terms
+from heron.objectives.term import Term, terms_of
 
 
 def named(**options: dict[str, Any]) -> dict[str, Term]:
     """Terms by name, as a configuration gives them."""
-    return Terms.model_validate(options).terms()
+    return terms_of(Terms.model_validate(options))
 
 
 HEROCON = named(

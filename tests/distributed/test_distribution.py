@@ -13,7 +13,6 @@ from torch.optim import SGD
 
 from heron.config.errors import TrainingError
 from heron.config.model import Cnn, Convnet, Mlp, ModelConfig, Resnet
-from heron.config.terms import Term
 from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
@@ -25,8 +24,8 @@ from heron.distributed.sync_batchnorm import (
 )
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.exchange import ShardSizes, gather_batch
-from heron.objectives.memory import RunSpec, StepEnd
 from heron.objectives.objective import Objective
+from heron.objectives.term import RunSpec, StepEnd, Term
 from heron.training.strategy import (
     Strategy,
     micro_batches,

@@ -10,15 +10,16 @@ import pytest
 from scipy import stats
 
 from heron.cli.main import main
-from heron.cli.reproduce import reproduce
 from heron.config.errors import STOPPED, ConfigError, Stopped
 from heron.config.experiment import Config, dump_config
 from heron.objectives.comco import Comco
 from heron.objectives.pico import Pico
 from heron.objectives.plnl import Plnl
+from heron.objectives.term import terms_of
 from heron.shards.artefact import MANIFEST
 from heron.studies.measured import compare
 from heron.studies.repeats import mean_std_count, paired_test
+from heron.studies.reproduction import reproduce
 from heron.studies.tables import GROUPS, TABLES
 from heron.training.earlier_run import begin_anew
 
@@ -104,7 +105,7 @@ def test_schedules_are_as_long_as_the_run(tmp_path: Path, data: str, ran: list[C
     table = replace(TABLES["yeast"], runs=1)
     methods = ["PiCO", "ComCo", "PLNL"]
     reproduce(table, tmp_path / "short", [data, "train.epochs=20"], methods)
-    pico, comco, plnl = (next(iter(config.objective.terms().values())) for config in ran)
+    pico, comco, plnl = (next(iter(terms_of(config.objective).values())) for config in ran)
     assert isinstance(pico, Pico) and pico.phi_epochs == 20
     assert isinstance(comco, Comco) and comco.neighbour_epochs == 10
     assert isinstance(plnl, Plnl)

@@ -12,6 +12,7 @@ from torch import Tensor
 from heron import losses as h
 from heron.config.terms import named_terms
 from heron.losses import functional as f
+from heron.objectives import unsupervised
 from tests.losses.nets import CASES, CLASSES, DIM, Net, batches
 from tests.objectives.test_terms import draw
 
@@ -178,8 +179,7 @@ def test_losses_are_exact_under_autocast() -> None:
 
 
 def test_a_term_of_ones_own_is_a_loss() -> None:
-    (term,) = (term for name, term in named_terms().items() if name == "nt_xent")
-    loss = h.Loss(term, {"tau": 0.3})
+    loss = h.Loss(unsupervised.NtXent, {"tau": 0.3})
     assert repr(loss).startswith("Loss(\n  tau=0.3, gather=True")
     torch.testing.assert_close(loss.evaluate({"projections": Z}), f.nt_xent(Z, tau=0.3))
     assert ", beta=2.0, " in repr(h.Hard(beta=2.0))  # an argument reaches the term

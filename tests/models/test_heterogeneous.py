@@ -8,11 +8,11 @@ from torch import nn
 
 from heron.config.errors import ConfigError
 from heron.config.model import Mlp, ModelConfig
-from heron.config.terms import Term
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.classification import Bce
 from heron.objectives.mib import Mib
 from heron.objectives.single_view import SingleViewUnsupervised
+from heron.objectives.term import Term
 from heron.objectives.unsupervised import WeightedUnsupervised
 
 MLP = Mlp(widths=[7, 5])

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.evaluation import negatives as definition
 from heron.evaluation.negatives import RELATIONS
-from heron.negatives import definition, repulsion
 from heron.negatives import measure as statistics
+from heron.negatives import repulsion
 from heron.negatives.estimates import Estimate
 from heron.negatives.measure import SHARES, measure_labels
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours

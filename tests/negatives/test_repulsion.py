@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.config.terms import Term
 from heron.negatives.neighbours import NearPairs
 from heron.negatives.repulsion import (
     HARDENINGS,
@@ -20,6 +19,7 @@ from heron.negatives.repulsion import (
     near_weights,
 )
 from heron.objectives.batch import GlobalBatch
+from heron.objectives.term import Term
 from heron.retrieval.embeddings import Embeddings
 from tests.negatives.loops import (
     GAMMA,

@@ -11,6 +11,7 @@ import yaml
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import dump_config, load_config, parse_config
 from heron.job import pretrain
+from heron.objectives.term import terms_of
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
@@ -154,10 +155,10 @@ def test_an_override_reaches_a_dotted_term(my_lab: Path) -> None:
     tree = frames(my_lab).model_dump(mode="json") | {"objective": {TERM: {"tau": 0.3}, "bce": {}}}
     config.write_text(yaml.safe_dump(tree))
     given = [f"objective.{TERM}.weight=2", "objective.bce.weight=3"]
-    terms = load_config(config, given).objective.terms()
+    terms = terms_of(load_config(config, given).objective)
     assert terms[TERM].model_dump() == {"weight": 2, "ramp_epochs": 0, "tau": 0.3}
     assert terms["bce"].weight == 3
-    assert TERM not in load_config(config, [f"objective.{TERM}=null"]).objective.terms()
+    assert TERM not in terms_of(load_config(config, [f"objective.{TERM}=null"]).objective)
 
 
 def test_a_term_without_a_loss(my_lab: Path) -> None:

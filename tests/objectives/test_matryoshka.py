@@ -21,6 +21,7 @@ from heron.objectives.comco import scl_nl
 from heron.objectives.mib import Bottlenecks
 from heron.objectives.objective import Objective
 from heron.objectives.pico import pseudo_target_loss
+from heron.objectives.term import terms_of
 from heron.objectives.unsupervised import NtXent
 from tests import baseline_oracles, oracles
 from tests.experiments import FRAMES, merge
@@ -137,7 +138,7 @@ LOOPS: dict[str, tuple[dict[str, Any], Loop]] = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_term_is_the_mean_of_its_loop_over_the_widths(name: str) -> None:
     options, loop = LOOPS[name]
-    terms = Terms.model_validate({name: options}).terms()
+    terms = terms_of(Terms.model_validate({name: options}))
     assert Objective(terms).matryoshka == ()
     known = features()
     leaves = [x for parts in known.values() for x in parts if x.requires_grad]
@@ -209,7 +210,7 @@ def test_a_term_with_a_queue_compares_first_numbers_and_keeps_whole_keys(name: s
             else CallerKeyQueue(queue, DIM, posteriors.shape[1])
         )
         memory.double().enqueue(QUEUE, posteriors)
-        objective = Objective(Terms.model_validate({name: options}).terms(), widths)
+        objective = Objective(terms_of(Terms.model_validate({name: options})), widths)
         objective.memories = {name: memory}
         known = features() | {"keys": [KEYS], "logits": [LOGITS]}
         kinds[widths] = objective(batch(known))[0], known["projections"][0], memory
@@ -239,7 +240,7 @@ def test_a_width_of_bottlenecks_has_its_own() -> None:
     parts = Bottlenecks(WIDTHS, 2).double()
     encoded = Encoded([], rows, [], [BATCH], [], rows, known, None, None, None)
     made = parts.add_features(encoded)
-    terms = Terms.model_validate({"mib": {"beta": 0.3}}).terms()
+    terms = terms_of(Terms.model_validate({"mib": {"beta": 0.3}}))
     found = Objective(terms, WIDTHS)(batch({**features(), "projections": known, **made}))[0]
     losses = []
     for at, width in enumerate(WIDTHS):
@@ -261,7 +262,7 @@ def test_a_width_of_bottlenecks_has_its_own() -> None:
 
 
 def test_a_term_of_other_features_is_taken_once() -> None:
-    terms = Terms.model_validate({"nt_xent": {}, "weighted_supervised": {}}).terms()
+    terms = terms_of(Terms.model_validate({"nt_xent": {}, "weighted_supervised": {}}))
     (_, nested), (_, whole) = (
         Objective(terms, WIDTHS)(batch(features())),
         Objective(terms)(batch(features())),
@@ -303,7 +304,7 @@ def test_what_has_no_prefix_is_refused(terms: dict[str, Any], kind: str, message
     model = ModelConfig(
         projection_width=4, matryoshka=[2, 4], shared_encoder=True, shared_projector=True
     )
-    objective = Objective(Terms.model_validate(terms).terms(), model.matryoshka)
+    objective = Objective(terms_of(Terms.model_validate(terms)), model.matryoshka)
     with pytest.raises(ConfigError, match=message):
         objective.refuse_unfit(kind, VIEWS, 8, model)
     plain = model.model_copy(update={"matryoshka": []})

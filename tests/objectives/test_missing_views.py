@@ -18,6 +18,7 @@ from heron.objectives.hierarchical import hierarchical
 from heron.objectives.objective import Objective
 from heron.objectives.supcon import supcon
 from heron.objectives.supervised import weighted_supervised
+from heron.objectives.term import terms_of
 from heron.objectives.unsupervised import cmc, nt_xent, weighted_unsupervised
 from tests.oracles import cos
 
@@ -297,12 +298,12 @@ def test_bce_of_labels_that_are_known() -> None:
 
 
 def test_terms_that_are_not_defined_are_refused_by_name() -> None:
-    made = Objective(Terms.model_validate({"bce": {}, "mib": {}}).terms())
+    made = Objective(terms_of(Terms.model_validate({"bce": {}, "mib": {}})))
     made.refuse_partial_rows(False, False)
     with pytest.raises(ConfigError, match="objective.mib is not defined for rows that lack views"):
         made.refuse_partial_rows(True, False)
     with pytest.raises(ConfigError, match="partial_rows=drop"):
-        Objective(Terms.model_validate({"c2ae": {}}).terms()).refuse_partial_rows(False, True)
-    Objective(Terms.model_validate({"bce": {}, "nt_xent": {}}).terms()).refuse_partial_rows(
+        Objective(terms_of(Terms.model_validate({"c2ae": {}}))).refuse_partial_rows(False, True)
+    Objective(terms_of(Terms.model_validate({"bce": {}, "nt_xent": {}}))).refuse_partial_rows(
         True, True
     )

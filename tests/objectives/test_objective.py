@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from heron.config.errors import TrainingError
-from heron.config.terms import Needs, Term, named_terms
+from heron.config.terms import Needs, named_terms
 from heron.objectives.batch import FeatureMap, GlobalBatch
 from heron.objectives.objective import Objective
+from heron.objectives.term import Term
 
 
 class Square(Term):
