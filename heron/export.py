@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from heron.config.data import Data
 from heron.config.errors import InputError
 from heron.config.extras import require
+from heron.config.version import __version__
 from heron.data.batches import Batch
 from heron.data.texts import NONE
 from heron.data.views import Views
@@ -31,7 +32,6 @@ from heron.shards.atomic import atomic_write
 from heron.shards.errors import HeronError
 from heron.shards.set_aside import make_room
 from heron.training.signature import Signature
-from heron.version import __version__
 
 TOLERANCE = 1e-5  # absolute, or relative to the layer's largest number if that is above 1
 METADATA = "heron.json"  # extra file of a torch.export archive; in ONNX the property `heron`

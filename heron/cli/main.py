@@ -10,9 +10,9 @@ from heron.cli.arguments import Group, UsageError, Verb, choose, parse
 from heron.cli.next_step import next_commands
 from heron.cli.verbs import VERBS
 from heron.config.errors import INTERRUPTED, STOPPED, Stopped
+from heron.config.version import __version__
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
-from heron.version import __version__
 
 STDOUT = 1  # its file descriptor
 SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8

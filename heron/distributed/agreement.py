@@ -24,11 +24,11 @@ import torch
 from heron.config.data import without_locations
 from heron.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.config.experiment import Config
+from heron.config.version import __version__
 from heron.distributed.collectives import default_store, rank, world_size
 from heron.distributed.watchdog import leave
 from heron.shards.artefact import fingerprint
 from heron.shards.dotted import loaded_files
-from heron.version import __version__
 
 HOST_KEYS = {  # options that may differ from host to host, and change no number
     "run": {"dir"},

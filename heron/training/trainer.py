@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heron.config.errors import CheckpointError, Stopped
 from heron.config.experiment import Config, dump_config
+from heron.config.version import __version__
 from heron.data.batches import Batch, batches
 from heron.data.dataset import build_data
 from heron.data.endless import open_data
@@ -49,7 +50,6 @@ from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
 from heron.training.tracking import write_result, write_start
 from heron.training.values import PendingStep, StepValues, refuse_nonfinite
-from heron.version import __version__
 
 COMPILER = "inductor"  # the backend of torch.compile
 
