@@ -1,5 +1,6 @@
 """Heron where it was never installed, and the files that build and check it elsewhere."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -28,7 +29,9 @@ def test_the_image_is_made_of_files_that_are_there_at_the_lock_s_versions() -> N
     context = (ROOT / ".dockerignore").read_text().splitlines()
     kept = [line[1:] for line in context if line.startswith("!")]
     assert {"requirements.lock", "pyproject.toml", "README.md", "LICENSE"} <= {*kept}
-    assert {path.name for path in PACKAGE.iterdir() if path.is_symlink()} <= {*kept}
+    (shipped,) = re.findall(r"^SHIPPED = (.+)$", (ROOT / "setup.py").read_text(), re.M)
+    assert {"heron", "setup.py", *ast.literal_eval(shipped)} <= {*kept}
+    assert not any(path.is_symlink() for path in PACKAGE.iterdir())
     assert [name for name in kept if not (ROOT / name).exists()] == []
     for stage in re.split(r"^FROM ", text, flags=re.M)[1:]:  # what is copied is there
         for words in re.findall(r"^COPY (?!--)(.+) \S+$", stage, re.M):
