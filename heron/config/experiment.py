@@ -128,11 +128,6 @@ def load_config(
     return parse_config(tree)
 
 
-def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Returns the experiment that a run has written: see `load_config`."""
-    return load_config(path, overrides)
-
-
 def parse_config(tree: dict[str, Any]) -> Config:
     """Validates a tree of plain values as an experiment; see `load_config` for the errors."""
     return check(Config, tree, "the configuration")
