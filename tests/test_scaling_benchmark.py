@@ -18,7 +18,7 @@ def test_counted_bytes_are_those_found_by_hand(world: int, tmp_path: Path) -> No
 
     Gathered are, by one collective, the projections of 2 views, labels and paths, then by one each
     the sums of 2 views, the slopes by them and by the largest losses of 3 levels, and the moments
-    of 3 batch norms, of both views at once; the gradients are one bucket. Nothing is scattered.
+    of 3 batch norms of each view; the gradients are one bucket. Nothing is scattered.
     """
     terms = Terms.model_validate(OBJECTIVES["hierarchical"][0])
     case = Case(terms, 19, 0, 16, (4, 6), 8)
@@ -31,7 +31,7 @@ def test_counted_bytes_are_those_found_by_hand(world: int, tmp_path: Path) -> No
         "statistics": 4 * 2 * 2 * (4 + 6 + 8),
         "gradients": 4 * weights(case),
     }
-    calls = {"gathered": 1 + 3 + 3, "scattered": 0, "statistics": 3, "gradients": 1}
+    calls = {"gathered": 1 + 3 + 6, "scattered": 0, "statistics": 6, "gradients": 1}
     assert together(count, (case,), world, tmp_path / "meet") == [(expected, calls)] * world
 
 
@@ -44,10 +44,10 @@ def test_of_narrower_vectors_nothing_more_is_sent(tmp_path: Path) -> None:
     """But the slopes by the sums of 2 views, for each width that a term compares."""
     terms = Terms.model_validate({"nt_xent": {}, "weighted_unsupervised": {}})
     (whole, calls), _ = together(count, (Case(terms, 0, 9, 16, (4, 6), 8),), 2, tmp_path / "one")
-    assert calls["gathered"] == 1 + 2 + 3
+    assert calls["gathered"] == 1 + 2 + 6
     case = Case(terms, 0, 9, 16, (4, 6), 8, matryoshka=(3, 8))
     expected = whole | {"gathered": whole["gathered"] + 2 * 5 * 2 * 4}
-    more = calls | {"gathered": 1 + 2 * 2 + 3}
+    more = calls | {"gathered": 1 + 2 * 2 + 6}
     assert together(count, (case,), 2, tmp_path / "two") == [(expected, more)] * 2
 
 

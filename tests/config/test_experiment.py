@@ -70,7 +70,7 @@ def test_overrides_replace_make_and_take_out(small: Path) -> None:
         ("optim.lr=abc", "optim.lr: found 'abc'; input should be a valid number"),
         ("train.epochs=2.5", "train.epochs: found 2.5; input should be a valid integer"),
         ("train.epochs='3'", "train.epochs: found '3'; input should be a valid integer"),
-        ("data.canvas=300", "data.canvas is 300; this key is now data.decode_size"),
+        ("data.canvas=300", "data.canvas: unknown key; expected one of path, sources"),
         ("data.standardise=1", "data.standardise: found 1; input should be a valid boolean"),
         ("evaluate.baselines=none", "found 'none'; input should be True, False or 'plain'"),
         ("objective.bce.weight=-1", "objective.bce.weight: found -1; .* or equal to 0"),

@@ -14,7 +14,7 @@ TOKEN = "RAY_AUTH_MODE=token "
 START = re.compile(r"ray start\b")
 PLACES = [
     path
-    for folder in ("docs", "launch", "configs", "pipeline", "shards", "benchmarks")
+    for folder in ("docs", "heron", "launch", "configs", "pipeline", "shards", "benchmarks")
     for path in sorted((runs.ROOT / folder).rglob("*"))
     if path.suffix in (".md", ".py", ".sh", ".sbatch", ".yaml", ".html")
 ] + sorted(runs.ROOT.glob("*.md"))
