@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator
 
@@ -16,9 +16,6 @@ from heron.shards.dotted import suggest
 from heron.shards.terminal import print_markdown
 from heron.studies.reproduction import missing, reproduce
 from heron.studies.tables import GROUPS, TABLES, PublishedTable
-
-if TYPE_CHECKING:
-    pass
 
 TABLE_NAMES = [*TABLES, *GROUPS]
 

@@ -46,7 +46,7 @@ class ModelSpec:
         return sum(self.widths[: self.classified])
 
 
-class BringsParts(Protocol):
+class ModelTerm(Protocol):
     """A term of the objective, as the model sees it: see `heron.objectives.term.Term`."""
 
     def requires(self) -> Needs:
@@ -125,7 +125,7 @@ class Heterogeneous(nn.Module):
         config: ModelConfig,
         shapes: Sequence[Sequence[int]],
         labels: int,
-        terms: Mapping[str, BringsParts],
+        terms: Mapping[str, ModelTerm],
         names: Sequence[str] = (),
         batch: int = 0,
     ) -> None:
@@ -170,7 +170,7 @@ class Heterogeneous(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _refuse_misfits(
-        self, config: ModelConfig, shapes: Sequence[Sequence[int]], terms: Mapping[str, BringsParts]
+        self, config: ModelConfig, shapes: Sequence[Sequence[int]], terms: Mapping[str, ModelTerm]
     ) -> None:
         raw_features = {"inputs", "input_projections"}
         for name, term in terms.items():
@@ -196,7 +196,7 @@ class Heterogeneous(nn.Module):
             )
 
     def _classifier_of_term(
-        self, spec: ModelSpec, terms: Mapping[str, BringsParts]
+        self, spec: ModelSpec, terms: Mapping[str, ModelTerm]
     ) -> nn.Module | None:
         classifiers = {name: term.classifier(spec) for name, term in terms.items()}
         owners = [name for name, classifier in classifiers.items() if classifier is not None]
@@ -207,7 +207,7 @@ class Heterogeneous(nn.Module):
             )
         return classifiers[owners[0]] if owners else None
 
-    def _build_parts(self, spec: ModelSpec, terms: Mapping[str, BringsParts]) -> None:
+    def _build_parts(self, spec: ModelSpec, terms: Mapping[str, ModelTerm]) -> None:
         """Builds the parts of terms in an order that is independent of the configuration's."""
         builders: dict[str, Callable[[], nn.Module]] = {}
         for term_name, term in terms.items():

@@ -208,8 +208,8 @@ def _of_index(
     if (near < 0).any():
         key = samples.key(int(anchors[(near < 0).any(1)][0]))
         raise RetrievalError(
-            f"the index gave fewer than {k} neighbours of '{key}'; expected as many, of which "
-            "rates are told; leave --index out, which finds the exact ones"
+            f"the index gave fewer than {k} neighbours of '{key}'; the report's rates need that "
+            "many; leave --index out to find the exact ones"
         )
     queries, cosine = unit_vectors(embeddings, layer, anchors)[0], np.empty(near.shape, np.float32)
     for column in range(k):  # column by column: all vectors may not fit into memory

@@ -207,10 +207,7 @@ def _set_index_aside(folder: Path) -> None:
         stale = [*folder.glob(f"*{TOKENIZER}"), *folder.glob(index_name("*.tar"))]
         aside = aside_name(folder / "index")
         aside.mkdir()
-        for path in [
-            folder / MANIFEST,
-            *stale,
-        ]:  # the manifest first
+        for path in (folder / MANIFEST, *stale):
             path.rename(aside / path.name)
         print(f"the former index is now in {aside}", flush=True)
 

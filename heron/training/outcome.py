@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from heron.config.experiment import Config
+from heron.config.training import Evaluate
+from heron.data.plan import Rows
 from heron.data.reader import Reader
+from heron.data.roles import Roles
 from heron.evaluation.evaluator import Predictions
 
 LONG_S = 120.0  # of training, compared with which a map costs little
@@ -32,3 +35,10 @@ def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float)
     `auto` includes them if training took long, counting the time before it was resumed.
     """
     return setting == "always" or (setting == "auto" and train_seconds >= LONG_S)
+
+
+def map_rows(roles: Roles, options: Evaluate) -> Rows:
+    """Returns about `evaluate.map_rows` rows for the map: test, validation or unlabelled ones."""
+    rows = roles.test if options.test else roles.validation
+    rows = rows if len(rows) else roles.unlabelled
+    return rows[:: max(1, len(rows) // options.map_rows)]

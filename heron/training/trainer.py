@@ -42,7 +42,7 @@ from heron.training.earlier_run import make_way, refuse_finished
 from heron.training.launch import prepare, start_processes
 from heron.training.mining import Miner
 from heron.training.optim import build_optimizer, learning_rate
-from heron.training.outcome import WriteReport, wants_map
+from heron.training.outcome import WriteReport, map_rows, wants_map
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
 from heron.training.run_log import RunLog
@@ -371,9 +371,7 @@ class Trainer:
         self.embedding = None
         # Clocks differ, so the main process decides.
         if collectives.broadcast_object(wants_map(options.map, self.train_seconds)):
-            rows = roles.test if options.test else roles.validation
-            rows = rows if len(rows) else roles.unlabelled
-            sample = rows[:: max(1, len(rows) // options.map_rows)]
+            sample = map_rows(roles, options)
             self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
         self._log_skipped(collectives.gather_if_any(self.streams.reader.lost), refuse=False)
 

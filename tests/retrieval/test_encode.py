@@ -324,15 +324,13 @@ def test_the_model_and_the_data_are_those_of_the_index(faces: Retriever, tmp_pat
         Retriever.open(index, run=tmp_path / "none").by_file(PICTURE)
     with pytest.raises(ShardError, match="none/manifest.json"):
         Retriever.open(index, data=tmp_path / "none").by_file(PICTURE)
-    build(
-        make_source("faces", {"train": 9, "test": 0, "size": 32}), tmp_path / "data", progress=False
-    )
+    nine = make_source("faces", {"train": 9, "test": 0, "size": 32})
+    build(nine, tmp_path / "data", progress=False)
     fresh = Retriever.open(index, data=tmp_path / "data")
     with pytest.raises(RetrievalError, match="has the fingerprint sha256:.*; expected sha.* embed"):
         fresh.by_file(PICTURE)
-    with pytest.raises(
-        RetrievalError, match="row 29 of .* is 'no sample'; expected '.*', as the i"
-    ):
+    message = "row 29 of .* is 'no sample'; expected '.*', as the i"
+    with pytest.raises(RetrievalError, match=message):
         fresh.picture(29)
     given = Retriever.open(index, data=faces.data)
     assert given.by_file(PICTURE).hits and given.picture(29) is not None
