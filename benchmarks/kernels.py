@@ -25,8 +25,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from heron.objectives import fused
-from heron.objectives.fused import layout
+from heron.losses import fused
+from heron.losses.fused import layout
 
 LABELS = 40
 PRECISION_OF = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "ieee"}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from benchmarks.scaling_steps import build, fed_batches, open_run_data
 from benchmarks.scaling_turns import Gate
 from heron.config.experiment import Config
-from heron.objectives.term import terms_of
-from heron.objectives.unsupervised import NtXent
+from heron.losses.objective import build_losses
+from heron.losses.unsupervised import NtXent
 from heron.training.optim import build_optimizer
 
 CLASSES = 10  # of solo-learn's classifier on detached features, which its step trains beside
@@ -126,7 +126,7 @@ def sizes(projector: nn.Sequential) -> tuple[int, int]:
 
 
 def temperature(config: Config) -> float:
-    term = terms_of(config.objective)["nt_xent"]
+    term = build_losses(config.objective)["nt_xent"]
     assert isinstance(term, NtXent)
     return term.tau
 

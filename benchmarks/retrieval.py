@@ -50,8 +50,8 @@ from heron.data.dataset import build_data, open_reader
 from heron.data.plan import Rows
 from heron.data.reader import Reader
 from heron.data.views import Views
+from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.term import terms_of
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.embedder import Embedder
@@ -302,7 +302,7 @@ def faces(folder: Path, arguments: argparse.Namespace) -> Config:
 
 def write_model(folder: Path, config: Config, views: Views) -> Heterogeneous:
     """A checkpoint of the model as it is initialised."""
-    model = Heterogeneous(config.model, views.shapes, 40, terms_of(config.objective))
+    model = Heterogeneous(config.model, views.shapes, 40, build_losses(config.objective))
     folder.mkdir()
     weights = {name: values.contiguous() for name, values in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")

@@ -26,10 +26,9 @@ from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
 from heron.distributed import collectives
 from heron.distributed.sync_batchnorm import synchronise
+from heron.losses.exchange import ShardSizes
+from heron.losses.objective import Objective, gather_batch
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.exchange import ShardSizes, gather_batch
-from heron.objectives.objective import Objective
-from heron.objectives.term import terms_of
 from heron.training.optim import build_optimizer
 
 VIEWS, LABELS, LEVELS = 2, 40, 3
@@ -65,7 +64,7 @@ class Case:
     matryoshka: tuple[int, ...] = ()
 
     def build(self) -> tuple[Objective, Heterogeneous]:
-        objective = Objective(terms_of(self.terms), self.matryoshka)
+        objective = Objective(self.terms, self.matryoshka)
         config = ModelConfig(
             encoder=Cnn(channels=list(self.channels)),
             projection_width=self.width,

@@ -15,16 +15,16 @@ from heron.data.batches import Batch, ShardBatches, batches
 from heron.data.streams import Streams, open_streams
 from heron.data.views import Views
 from heron.job import pretrain
-from heron.models.heterogeneous import Features, Heterogeneous
-from heron.objectives import classification
-from heron.objectives.supervised import WeightedSupervised, weighted_supervised
-from heron.objectives.term import terms_of
-from heron.objectives.unsupervised import (
+from heron.losses import classification
+from heron.losses.objective import build_losses
+from heron.losses.supervised import WeightedSupervised, weighted_supervised
+from heron.losses.unsupervised import (
     NtXent,
     WeightedUnsupervised,
     nt_xent,
     weighted_unsupervised,
 )
+from heron.models.heterogeneous import Features, Heterogeneous
 from heron.training.optim import build_optimizer
 from heron.training.run_log import RunLog
 
@@ -90,7 +90,7 @@ def build(config: Config, streams: Streams, views: Views) -> Heterogeneous:
     """The model with the initial weights that the main job draws."""
     torch.manual_seed(config.seed)
     labels = len(streams.reader.manifest.labels.names)
-    return Heterogeneous(config.model, views.shapes, labels, terms_of(config.objective))
+    return Heterogeneous(config.model, views.shapes, labels, build_losses(config.objective))
 
 
 def fed_batches(
@@ -129,12 +129,18 @@ def bare(gate: Gate, config: Config) -> None:
 
 def local_loss(config: Config, features: Features, batch: Batch) -> Tensor:
     """Returns the objective by the loss functions alone, on this process's rows."""
-    terms, z = terms_of(config.objective), features["projections"]
+    terms, z = build_losses(config.objective), features["projections"]
     if isinstance(term := terms.get("nt_xent"), NtXent):
         return nt_xent(z, tau=term.tau)
     u, s = terms["weighted_unsupervised"], terms["weighted_supervised"]
     assert isinstance(u, WeightedUnsupervised) and isinstance(s, WeightedSupervised)
+    unsupervised = weighted_unsupervised(z, features["weights"], tau=u.tau)
     targets, count = batch.targets, batch.labelled
-    loss = classification.bce(features["logits"][0][:count], targets, total=count)
-    loss = loss + u.weight * weighted_unsupervised(z, features["weights"], tau=u.tau)
-    return loss + s.weight * weighted_supervised(features["hidden"][0][:count], targets, tau=s.tau)
+    hidden = features["hidden"][0][:count]
+    losses = {
+        "bce": classification.bce(features["logits"][0][:count], targets, total=count),
+        "weighted_unsupervised": unsupervised,
+        "weighted_supervised": weighted_supervised(hidden, targets, tau=s.tau),
+    }
+    weighted = config.objective.terms()
+    return torch.stack([weighted[name].weight * loss for name, loss in losses.items()]).sum()

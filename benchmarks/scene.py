@@ -19,10 +19,9 @@ from heron.config.experiment import load_config
 from heron.data.batches import Batch, ShardBatches, batches
 from heron.data.streams import open_streams
 from heron.data.views import Views
+from heron.losses.exchange import ShardSizes
+from heron.losses.objective import Objective, gather_batch
 from heron.models.heterogeneous import Features, Heterogeneous
-from heron.objectives.exchange import ShardSizes, gather_batch
-from heron.objectives.objective import Objective
-from heron.objectives.term import terms_of
 from heron.training.optim import build_optimizer
 
 
@@ -66,7 +65,7 @@ def main() -> None:
     source = ShardBatches(streams, config.seed, 0, 1)
     assert streams.labelled is not None and streams.unlabelled is not None
     sizes = ShardSizes([streams.labelled.batch], [streams.unlabelled.batch])
-    objective = Objective(terms_of(config.objective))
+    objective = Objective(config.objective)
     weights = objective.weights(0)
 
     def step(

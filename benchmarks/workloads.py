@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from benchmarks import dense
-from heron.objectives.engine import unit
-from heron.objectives.hard import debiased, hard
-from heron.objectives.hierarchical import hierarchical
-from heron.objectives.mulco import mulco
-from heron.objectives.single_view import single_view_unsupervised
-from heron.objectives.supcon import supcon
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import (
+from heron.losses.debiased import debiased
+from heron.losses.engine import unit
+from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
+from heron.losses.mulco import mulco
+from heron.losses.single_view import single_view_unsupervised
+from heron.losses.supcon import supcon
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -21,7 +21,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook(["heron.objectives", "heron.data.views"], "beartype.beartype")
+install_import_hook(["heron.losses", "heron.data.views"], "beartype.beartype")
 torch.set_num_threads(1)
 
 # Each of these takes half a minute and more, the longest first. A worker takes a file at a time:

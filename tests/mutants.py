@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PLACES = ["heron/objectives", "heron/distributed", "heron/training/checkpoint.py"]
+PLACES = ["heron/losses", "heron/distributed", "heron/training/checkpoint.py"]
 PLACES += [f"heron/data/{name}.py" for name in ("plan", "batches", "random_keys", "protocol")]
 SPEED = {  # module constants that decide how fast, in how much memory or how patiently, no value
     "AHEAD", "BLOCKS", "EXACT", "INTERPRETED", "IN_USE", "JOIN_S", "LEAVING_S", "LOOKS",
@@ -53,16 +53,16 @@ REFERENCES, QUEUES = "tests/test_references.py", "tests/objectives/test_compleme
 SLOW = RANKS, MATRIX, RUNS, METHODS, LAUNCHED, KILLED, REFERENCES, QUEUES
 FUSED = [f"tests/objectives/test_fused{n}.py" for n in ("", "_precision", "_terms", "_compile")]
 NEAR: dict[str, list[list[str]]] = {
-    "heron/objectives/fused": [FUSED],
+    "heron/losses/fused": [FUSED],
     **dict.fromkeys(
-        [f"heron/objectives/{name}" for name in ("engine", "contrast", "objective", "batch")],
+        [f"heron/losses/{name}" for name in ("engine", "contrast", "objective", "batch")],
         [[*UNITS, FUSED[1]], [METHODS], [RANKS], [REFERENCES]],
     ),
     **dict.fromkeys(
-        [f"heron/objectives/{name}" for name in ("memory", "momentum", "mulco", "pico")],
+        [f"heron/losses/{name}" for name in ("memory", "momentum", "mulco", "pico")],
         [UNITS[-2:], [QUEUES], [METHODS], [RANKS], [REFERENCES]],
     ),
-    "heron/objectives": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
+    "heron/losses": [UNITS[-2:], [METHODS], [RANKS], [REFERENCES]],
     "heron/data": [["tests/data"], [RUNS, QUEUES]],
     "heron/distributed/agreement": [["tests/distributed/test_agreement.py"], [RUNS]],
     "heron/distributed/launch": [["tests/distributed/test_launch.py", LAUNCHED, MATRIX], [RUNS]],

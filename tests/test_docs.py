@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heron.objectives import engine
+from heron.losses import engine
 from tests.objectives.test_terms import assert_same, draw
 
 TESTS = Path(__file__).parent

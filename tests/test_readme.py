@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SCENE = ROOT.parent / "shared" / "data" / "scene"
 PAGES = [f"docs/{p.name}" for p in sorted(ROOT.glob("docs/*.md")) if p.name != "log.md"]
-EXAMPLE = "heron/objectives/decoupled.py"  # of the guide's worked example, which nobody writes
+EXAMPLE = "heron/losses/decoupled.py"  # of the guide's worked example, which nobody writes
 SOME = list(TABLES["scene"].methods)[::3]
 STEP = ["train.steps=1", "train.cpu_threads=1", "evaluate.map_rows=20"]
 SMALL = [  # of each experiment

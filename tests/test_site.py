@@ -37,7 +37,7 @@ def test_the_reference_of_the_code_has_its_classes(site: Path) -> None:
         ("heron", "heron.model.Model.encode"),
         ("losses", "heron.losses.supervised.WeightedSupervised.forward"),
         ("metrics", "heron.evaluation.metrics.label_auc"),
-        ("terms", "heron.objectives.term.Term.loss"),
+        ("terms", "heron.losses.run.Memory.update"),
         ("sources", "heron.shards.sources.base.FileSource.load"),
         ("encoders", "heron.config.model.OwnEncoder.build"),
     ):

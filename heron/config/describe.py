@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -14,7 +13,7 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import Config
 from heron.config.overrides import as_typed
 from heron.config.sections import models_in
-from heron.config.terms import Terms, TermSection, named_terms
+from heron.config.terms import Terms, named_terms
 from heron.shards.dotted import suggest
 
 BLOCK = re.compile(r"^(?:Attributes|Args):\n((?:(?: +.*)?\n?)*)", re.MULTILINE)
@@ -108,31 +107,17 @@ def _container(annotation: Any) -> Any:
 
 
 def documented(section: type[BaseModel]) -> dict[str, str]:
-    """Returns the meanings of a section's keys, from its `Attributes` and those of its bases.
-
-    For a term also from the arguments of its loss, the function of its name.
-    """
+    """Returns the meanings of a section's keys, from its `Attributes` or `Args` and its bases'."""
     meanings: dict[str, str] = {}
-    docs = [base.__dict__.get("__doc__") or "" for base in section.__mro__]
-    for text in [*docs, *_loss_docs(section)]:
+    for text in (base.__dict__.get("__doc__") or "" for base in section.__mro__):
         for block in BLOCK.findall(inspect.cleandoc(text)):
             for name, meaning in ENTRY.findall(block):
                 meanings.setdefault(name, " ".join(meaning.split()))
     return meanings
 
 
-def _loss_docs(section: type[BaseModel]) -> list[str]:
-    """Returns the docstring of a term's loss, the function of its name, in a list; or []."""
-    if not issubclass(section, TermSection):
-        return []
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", section.__name__).lower()
-    loss = vars(sys.modules[section.__module__]).get(name)
-    return [loss.__doc__] if loss and loss.__doc__ else []
-
-
 def _first_line(section: type[BaseModel]) -> str:
-    first = inspect.cleandoc(section.__doc__ or "").partition("\n")[0]
-    return _loss_docs(section)[0].partition("\n")[0] if first.startswith("See ") else first
+    return inspect.cleandoc(section.__doc__ or "").partition("\n")[0]
 
 
 def _yaml_default(value: Any) -> str:

@@ -1,24 +1,32 @@
 """The terms of the objective in an experiment: their names, their options, and what they read.
 
-The YAML key is the class's name in snake case (`nt_xent` is `NtXent`, in one of the files of
-`heron/objectives/`), or the dotted path of a class of your own.
+The YAML key is the name of a class of `heron.losses` in snake case (`nt_xent` is `NtXent`), or the
+dotted path of a class of your own.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_type_hints
 
-from pydantic import BeforeValidator, ConfigDict, Field, RootModel, SerializeAsAny, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    RootModel,
+    SerializeAsAny,
+    create_model,
+    model_validator,
+)
 
 from heron.config.sections import Section
 from heron.shards.artefact import Count
 from heron.shards.dotted import load_class, suggest
+from heron.shards.errors import HeronError
 
 Temperature = Annotated[float, Field(ge=0.003)]  # below, exp(2 / tau) overflows float64
 CLASS_LABELS = ("multi_label", "multi_class", "hierarchical")  # labels that say what a row is
@@ -28,7 +36,7 @@ COMPLEMENTARY_LABELS = ("complementary",)  # labels that say what a row is not
 
 @dataclass(frozen=True)
 class Needs:
-    """What a term's loss reads, by name: features of the model, `inputs`, or `paths`.
+    """What a loss reads, by name: features of the model, `inputs`, or `paths`.
 
     Attributes:
         gathered: features of all rows of all processes, such as `projections`. They are
@@ -37,11 +45,11 @@ class Needs:
         labelled: the same for the labelled rows of all processes, such as `hidden`.
         vectors: features of all rows of all processes, of which only this process's rows have a
             gradient: for a loss that computes the whole gradient of its own rows, as
-            `objectives.mirroring` does. Backward exchanges nothing.
+            `losses.mirroring` does. Backward exchanges nothing.
         labelled_vectors: the same for the labelled rows.
         own: features of this process's rows alone, such as `logits`.
-        labels: the kinds of labels that the term is defined for; (): it uses no labels.
-        views: the smallest number of views that the term is defined for.
+        labels: the kinds of labels that the loss is defined for; (): it uses no labels.
+        views: the smallest number of views that the loss is defined for.
     """
 
     gathered: tuple[str, ...] = ()
@@ -72,7 +80,7 @@ class Needs:
 
 
 class TermSection(Section):
-    """The options that every term has; `heron.objectives.term.Term` is what a term derives from.
+    """The options of a term of the objective: its weight, and those of its loss (`section_of`).
 
     Attributes:
         weight: factor of the term in the objective; 0 removes the term.
@@ -82,38 +90,70 @@ class TermSection(Section):
     weight: Annotated[float, Field(ge=0)] = 1.0
     ramp_epochs: Count = 0
 
-    needs: ClassVar[Needs] = Needs()
-    remembers_rows: ClassVar[bool] = False  # whether its memory is indexed by row numbers
-    # Whether its loss is defined where rows lack views (`GlobalBatch.present`), and where single
-    # labels of a row are unknown (NaN); otherwise the objective refuses such data.
-    missing_views: ClassVar[bool] = False
-    unknown_labels: ClassVar[bool] = False
+    loss: ClassVar[Any] = None  # the class of the loss, a `heron.losses.Loss`
+
+    def build_loss(self) -> Any:
+        """Returns a new loss with these options; errors are those of its class."""
+        return self.loss(**self.model_dump(exclude={*TermSection.model_fields}))
+
+    def weight_at(self, epoch: float) -> float:
+        """Returns the weight at an epoch, which may be fractional."""
+        return self.weight * (min(epoch / self.ramp_epochs, 1.0) if self.ramp_epochs else 1.0)
+
+
+@cache
+def section_of(loss: Any) -> type[TermSection]:
+    """Returns the section of a class of losses: its options are the arguments after the `*`.
+
+    Types and bounds are those of the annotations, meanings those of the docstrings. `gather` is no
+    option: a run compares the rows of all processes.
+    """
+    hints = get_type_hints(loss.__init__, include_extras=True)
+    fields: dict[str, Any] = {
+        name: (hints[name], ... if argument.default is argument.empty else argument.default)
+        for name, argument in inspect.signature(loss.__init__).parameters.items()
+        if argument.kind is argument.KEYWORD_ONLY and name != "gather"
+    }
+    docs = (inspect.cleandoc(text or "") for text in (loss.__doc__, loss.__init__.__doc__))
+    section = create_model(
+        loss.__name__, __base__=TermSection, __module__=loss.__module__,
+        __doc__="\n\n".join(docs), **fields,
+    )  # fmt: skip
+    section.loss = loss
+    return section
 
 
 @cache
 def named_terms() -> dict[str, type[TermSection]]:
-    """Returns Heron's own terms by name: the classes of `heron/objectives/`."""
-    package = importlib.import_module("heron.objectives")
-    modules = [
-        importlib.import_module(f"{package.__name__}.{info.name}")
-        for info in pkgutil.iter_modules(package.__path__)
-    ]
+    """Returns the sections of Heron's own losses by their names in an experiment."""
+    losses = importlib.import_module("heron.losses")
+    classes: set[Any] = {vars(losses)[name] for name in losses.__all__}  # aliases count once
     return {
-        re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): value
-        for module in modules
-        for name, value in vars(module).items()
-        if inspect.isclass(value)
-        and issubclass(value, TermSection)
-        and value.__module__ == module.__name__
-        and not inspect.isabstract(value)
+        re.sub(r"(?<!^)(?=[A-Z])", "_", loss.__name__).lower(): section_of(loss)
+        for loss in sorted(classes, key=lambda loss: str(loss.__name__))
+        if issubclass(loss, losses.Loss) and not _why_no_term(loss)
     }
 
 
+def _why_no_term(loss: Any) -> str:
+    """Says why an experiment cannot build a class of losses, or returns ""."""
+    if inspect.isabstract(loss):
+        return "has no loss; expected a method share(batch)"
+    if not isinstance(loss.needs, Needs):
+        return f"needs {loss.needs!r}; expected Needs(gathered=(...), ...)"
+    for name, argument in inspect.signature(loss).parameters.items():
+        if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD:
+            return f"cannot be built without {name!r}; expected a default, or an option after *"
+        if name in TermSection.model_fields:
+            return f"has an option {name!r}, which every term has; expected another name"
+    return ""
+
+
 def find_term(name: str) -> type[TermSection]:
-    """Returns the class of a term by its name or dotted path.
+    """Returns the section of a loss by its name or dotted path.
 
     Raises:
-        ValueError: there is no such term; names the nearest.
+        ValueError: there is no such loss; names the nearest.
     """
     if "." not in name:
         terms = named_terms()
@@ -121,19 +161,22 @@ def find_term(name: str) -> type[TermSection]:
             hint = suggest(name, sorted(terms))
             raise ValueError(f"unknown key; {hint}, or the dotted path of a class of your own")
         return terms[name]
-    term = load_class(name, TermSection)
-    if inspect.isabstract(term):
-        raise ValueError(f"{name} has no loss; expected a method loss(batch, memory)")
-    if not isinstance(term.needs, Needs):
-        raise ValueError(f"{name}.needs is {term.needs!r}; expected Needs(gathered=(...), ...)")
-    return term
+    loss: Any = load_class(name, importlib.import_module("heron.losses").Loss)
+    if fault := _why_no_term(loss):
+        raise ValueError(f"{name} {fault}")
+    return section_of(loss)
 
 
 def _build_term(value: Any) -> Any:
-    """Returns the term for {"term": name, "options": options}: see `Terms`."""
+    """Returns the section for {"term": name, "options": options}: see `Terms`."""
     if isinstance(value, TermSection):
         return value
-    return find_term(value["term"]).model_validate(value["options"])
+    section = find_term(value["term"]).model_validate(value["options"])
+    try:
+        section.build_loss()  # refuses options that do not fit each other
+    except HeronError as fault:
+        raise ValueError(str(fault)) from None
+    return section
 
 
 class Terms(

@@ -215,7 +215,7 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
     """Yields the options that need an index, and the reasons."""
     data = config.data
     for name, term in config.objective.terms().items():
-        if term.remembers_rows:
+        if term.loss.remembers_rows:
             yield f"objective.{name} remembers rows", "none comes again under a number"
     if config.negatives.mine:
         yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"

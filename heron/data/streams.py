@@ -217,7 +217,7 @@ def _plan_mixed(
 def _refuse_repeated_rows(config: Config, labelled: AnyStream | None) -> None:
     """Refuses `data.balance` together with options that need each row once per batch."""
     terms = config.objective.terms()
-    unsupported = [f"objective.{name}" for name, term in terms.items() if term.remembers_rows]
+    unsupported = [f"objective.{name}" for name, term in terms.items() if term.loss.remembers_rows]
     unsupported += ["negatives.mine"] if config.negatives.mine else []
     unsupported += ["data.batch.labelled = 0"] if labelled is None else []
     if config.data.balance is not None and unsupported:

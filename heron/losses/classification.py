@@ -1,122 +1,74 @@
-r"""Losses of a classifier's logits, for ordinary labels and for complementary ones.
+"""Classifier losses on the labelled samples."""
 
-A complementary label names a class that a sample is known not to have. In the equations K is the
-number of classes, :math:`p = \mathrm{softmax}(\text{logits})`, and :math:`\bar Y` a sample's s
-complementary labels. Every loss is a mean over the samples of all processes, or with `gather=False`
-over those of this one.
-"""
-
-from typing import TYPE_CHECKING, ClassVar
-
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
-from heron.losses.inputs import RowCounts, as_columns, as_probabilities, as_rows
-from heron.losses.loss import Loss
-from heron.objectives import classification, complementary
-from heron.objectives.term import Term
+from heron.config.terms import CLASS_LABELS, SINGLE_CLASS_LABELS, Needs
+from heron.losses.batch import GlobalBatch
+from heron.losses.families import LogitLoss
+from heron.losses.inputs import as_probabilities
 
 
-class _OfLogits(Loss):
-    """A loss of logits and labels."""
+def bce(
+    logits: Float[Tensor, "labelled labels"],
+    y: Float[Tensor, "labelled labels"],
+    *,
+    total: int,
+    known: int | None = None,
+) -> Float[Tensor, ""]:
+    """Binary cross-entropy of multi-label targets, averaged over `total` samples and all labels.
 
-    columns = staticmethod(as_columns)
+    Args:
+        logits: logits of this process's labelled samples.
+        y: their labels, 0 or 1; NaN where unknown, which the mean leaves out.
+        total: number of labelled samples in the whole batch; 0 gives a loss of 0.
+        known: number of known labels in the whole batch; None: all labels are known.
 
-    def forward(self, logits: Tensor, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
-        """Returns the mean over the samples of all processes.
-
-        Args:
-            logits: logits of this process's samples, [batch, labels].
-            labels: columns [batch, labels] or class numbers [batch]; `Bce` and `CrossEntropy` take
-                columns from 0 to 1.
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        columns = self.columns(labels, as_rows(logits, "logits").shape[1])
-        return self.evaluate({"logits": logits}, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-
-class _WithoutOptions(_OfLogits):
-    """A loss whose term has no options."""
-
-    kind: ClassVar[type[Term]]
-
-    def __init__(self, *, gather: bool = True) -> None:
-        """Sets `gather`: take the mean over the samples of all processes."""
-        super().__init__(self.kind, {}, gather)
+    Returns:
+        The process's share of the loss, differentiable also when it has no sample.
+    """
+    if known is not None:
+        is_known = ~y.isnan()
+        loss = F.binary_cross_entropy_with_logits(
+            logits.to(y.dtype)[is_known], y[is_known], reduction="sum"
+        )
+        return loss / max(known, 1)
+    loss = F.binary_cross_entropy_with_logits(logits.to(y.dtype), y, reduction="sum")
+    return loss / max(total * y.shape[1], 1)
 
 
-class Bce(_WithoutOptions):
+def cross_entropy(
+    logits: Float[Tensor, "labelled labels"], y: Float[Tensor, "labelled labels"], *, total: int
+) -> Float[Tensor, ""]:
+    """Cross-entropy of one-hot targets, averaged over `total` samples; see `bce`."""
+    loss = F.cross_entropy(logits.to(y.dtype), y, reduction="sum")
+    return loss / max(total, 1)
+
+
+class Bce(LogitLoss):
     """Binary cross-entropy of each label, averaged over samples and labels."""
 
-    kind = classification.Bce
-    columns = staticmethod(as_probabilities)
+    needs = Needs(own=("logits",), labels=CLASS_LABELS)
+    unknown_labels = True
+    function = staticmethod(bce)
+
+    def columns(self, labels: Tensor, classes: int) -> Tensor:
+        """Returns the labels as columns from 0 to 1."""
+        return as_probabilities(labels, classes)
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns `bce` of this process's samples, with the number of known labels."""
+        known = None if batch.unknown is None else int((~batch.unknown).sum())
+        return bce(batch.logits, batch.own_targets, total=batch.num_labelled, known=known)
 
 
-class CrossEntropy(_WithoutOptions):
+class CrossEntropy(LogitLoss):
     """Cross-entropy of classes, averaged over samples."""
 
-    kind = classification.CrossEntropy
-    columns = staticmethod(as_probabilities)
+    needs = Needs(own=("logits",), labels=SINGLE_CLASS_LABELS)
+    function = staticmethod(cross_entropy)
 
-
-class UbLog(_WithoutOptions):
-    r"""UB-LOG (Feng et al. 2020, Eq. 13; MulCo, Eq. 2), for complementary labels.
-
-    .. math:: -\log \sum_{k \notin \bar Y} p_k
-    """
-
-    kind = complementary.UbLog
-
-
-class UbExp(_WithoutOptions):
-    r"""UB-EXP (Feng et al. 2020, Eq. 12), for complementary labels.
-
-    .. math:: \exp\Big(-\sum_{k \notin \bar Y} p_k\Big)
-    """
-
-    kind = complementary.UbExp
-
-
-class Mse(_WithoutOptions):
-    r"""Unbiased squared error for complementary labels (Feng et al. 2020, Theorem 3).
-
-    .. math:: \sum_{k \notin \bar Y} \ell_k - \frac{K - 1 - s}{s} \sum_{k \in \bar Y} \ell_k,
-              \qquad \ell_k = |p - e_k|^2
-    """
-
-    kind = complementary.Mse
-
-
-class Gce(_OfLogits):
-    r"""Unbiased generalised cross-entropy (Zhang and Sabuncu 2018) for complementary labels.
-
-    The equation of `Mse` with :math:`\ell_k = (1 - p_k^q) / q`.
-    """
-
-    def __init__(self, *, q: float = 0.7, gather: bool = True) -> None:
-        """Sets q, above 0 and at most 1; `gather`: take the mean over all processes' samples."""
-        super().__init__(complementary.Gce, {"q": q}, gather)
-
-
-class LUw(_WithoutOptions):
-    r"""L-UW (Gao and Zhang 2021, Eq. 8), for complementary labels.
-
-    .. math:: -\frac1s \sum_{k \in \bar Y} \log \mathrm{softmax}(1 - p)_k
-    """
-
-    kind = complementary.LUw
-
-
-class Mlcl(_WithoutOptions):
-    r"""MLCL (Gao, Xu and Zhang 2024), for complementary sets that are drawn uniformly.
-
-    The binary cross-entropy of each class's membership in :math:`\bar Y`, which has probability
-    :math:`s (1 - p_k) / (K - 1)`, summed over classes.
-    """
-
-    kind = complementary.Mlcl
+    def columns(self, labels: Tensor, classes: int) -> Tensor:
+        """Returns the labels as columns from 0 to 1."""
+        return as_probabilities(labels, classes)

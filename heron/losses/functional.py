@@ -4,22 +4,23 @@ With `rows` (or `total`) they return the share of some rows of the batch; the sh
 add up to the loss.
 """
 
-from heron.objectives.c2ae import c2ae
-from heron.objectives.classification import bce, cross_entropy
-from heron.objectives.clip import clip, siglip
-from heron.objectives.comco import comco, scl_nl
-from heron.objectives.complementary import gce, l_uw, mlcl, mse, ub_exp, ub_log
-from heron.objectives.hard import debiased, hard
-from heron.objectives.hierarchical import hierarchical
-from heron.objectives.infograph import infograph
-from heron.objectives.mib import mib
-from heron.objectives.mulco import mulco
-from heron.objectives.pico import pico, pseudo_target_loss
-from heron.objectives.plnl import plnl
-from heron.objectives.single_view import single_view_unsupervised
-from heron.objectives.supcon import supcon
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import (
+from heron.losses.c2ae import c2ae
+from heron.losses.classification import bce, cross_entropy
+from heron.losses.clip import clip, siglip
+from heron.losses.comco import comco, scl_nl
+from heron.losses.complementary import gce, l_uw, mlcl, mse, ub_exp, ub_log
+from heron.losses.debiased import debiased
+from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
+from heron.losses.infograph import infograph
+from heron.losses.mib import mib
+from heron.losses.mulco import mulco
+from heron.losses.pico import pico, pseudo_target_loss
+from heron.losses.plnl import plnl
+from heron.losses.single_view import single_view_unsupervised
+from heron.losses.supcon import supcon
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

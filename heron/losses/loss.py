@@ -1,75 +1,84 @@
-"""A term of the objective as a module for any training loop.
+"""The base class of every loss: an `nn.Module` for any training loop, and a term of a run.
 
 Its value is the loss over the rows of all processes, the same on each. Its gradient, after
 DistributedDataParallel's mean over processes, is that of one process with all rows.
 """
 
 import copy
+import inspect
 import math
 import zlib
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from heron.config.model import ModelConfig
 from heron.config.sections import check
+from heron.config.terms import Needs, section_of
 from heron.distributed import collectives
+from heron.losses.batch import GlobalBatch
+from heron.losses.exchange import ShardSizes, exchange
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
+from heron.losses.run import Memory, RunSpec, TermSetting
 from heron.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
-from heron.objectives.batch import GlobalBatch
-from heron.objectives.exchange import ShardSizes, exchange
-from heron.objectives.term import Memory, Term
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
 
 
-def options_of(kind: type[Term], arguments: Mapping[str, object]) -> dict[str, object]:
-    """Returns those of an `__init__`'s `locals()` that are options of a term."""
-    return {name: arguments[name] for name in kind.model_fields if name in arguments}
-
-
-class Loss(nn.Module):
+class Loss(nn.Module, ABC):
     """Base class of all losses.
 
+    A subclass says what it reads in `needs`, takes its options as keyword arguments, and returns
+    from `share` this process's share of the loss. An experiment names it by its dotted path,
+    `objective: {my_lab.losses.Mine: {weight: 1, tau: 0.2}}`; a loop calls it. Bases with a
+    `forward` for usual inputs are in `heron.losses.families`.
+
+    Options are checked against their annotations, such as `tau: Temperature`.
+
     Attributes:
-        term: the term of the objective, with its options.
+        needs: the features that the loss reads, and for which labels and views it is defined.
+        missing_views: whether it is defined where rows lack views (`GlobalBatch.present`).
+        unknown_labels: whether it is defined where single labels of a row are unknown (NaN).
+        remembers_rows: whether its memory is indexed by the rows' numbers.
+        repels_all: whether all other samples are negatives, at exp(cos / tau).
+        truncated: the features that `Matryoshka` cuts, which are as wide as a projection; (): the
+            loss uses `mean_over_widths` itself, as it must if it updates a memory; None: it has no
+            meaning on a part of a projection.
         gather: whether the rows of all processes are compared, or this process's alone.
-        parts: the modules that the term learns beside the network, by name.
-        memory: the state that the term keeps between steps, equal on all processes.
-        width: the width of projections that the parts expect, if they expect one.
+        options: its options, by name.
+        parts: the modules that the loss learns, by name; in a run they are parts of the model.
+        memory: the state that the loss keeps between steps, equal on all processes.
+        widths: the widths of `Matryoshka`; (): projections are compared whole.
     """
 
-    def __init__(
-        self,
-        kind: type[Term],
-        options: Mapping[str, object],
-        gather: bool = True,
-        spec: ModelSpec | None = None,
-        memory: Memory | None = None,
-    ) -> None:
-        """Builds a term and its modules.
+    needs: Needs = Needs()
+    missing_views: ClassVar[bool] = False
+    unknown_labels: ClassVar[bool] = False
+    remembers_rows: ClassVar[bool] = False
+    repels_all: ClassVar[bool] = False
+    truncated: ClassVar[tuple[str, ...] | None] = ("projections",)
+    memory: Any
+    widths: tuple[int, ...] = ()
+    width: int | None = None  # of the projections that `parts` expect
 
-        Args:
-            kind: the class of the term.
-            options: the term's options by name.
-            gather: compare the rows of all processes.
-            spec: the model that the term's modules are built for; None: it has none.
-            memory: the term's memory, if it has one.
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets the class's own `__init__` check its options."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _with_checked_options(cls, cls.__init__)  # type: ignore[method-assign]
 
-        Raises:
-            ConfigError: an option is unknown or out of range.
-        """
+    def __init__(self, *, gather: bool = True) -> None:
+        """Sets `gather`: compare the rows of all processes."""
         super().__init__()
-        self.term = check(kind, dict(options), type(self).__name__)
         self.gather = gather
-        builders = self.term.parts(spec) if spec else {}
-        self.parts = nn.ModuleDict({name: build() for name, build in builders.items()})
-        if spec and (classifier := self.term.classifier(spec)) is not None:
-            self.parts["classifier"] = classifier
-        self.memory = memory
-        self.width = spec.config.projection_width if spec else None
+        self.options: dict[str, Any] = {}
+        self.parts = nn.ModuleDict()
+        self.memory: Memory | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls `forward`; its errors become a LossError that names the loss, and the rank."""
@@ -81,9 +90,74 @@ class Loss(nn.Module):
 
     def extra_repr(self) -> str:
         """Returns the options, for `repr`."""
-        hidden = {"weight", "ramp_epochs"}
-        options = [f"{k}={v!r}" for k, v in self.term if k not in hidden]
+        options = [f"{name}={value!r}" for name, value in self.options.items()]
         return ", ".join([*options, f"gather={self.gather}"])
+
+    # What a subclass defines.
+
+    @abstractmethod
+    def share(self, batch: GlobalBatch) -> Tensor | None:
+        """Returns this process's share of the loss, a scalar; the loss is the sum of the shares.
+
+        A loss that only adds modules or a memory to a run returns None.
+
+        Args:
+            batch: the features of the global batch, and which rows are this process's own.
+
+        Raises:
+            ValueError: the loss is not defined for the batch; the message says why.
+        """
+
+    def refuse(self, name: str, setting: TermSetting) -> None:
+        """Raises ConfigError if the loss, `name` in the YAML, does not fit a run's setting."""
+
+    def build_parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns functions, by name, that build the modules that this loss learns.
+
+        A module with a method `add_features(encoded) -> {name: [tensor of each view]}` adds these
+        features to the model's outputs (see `models.heterogeneous.Encoded`). A module that two
+        terms request by the same name is built once, by the first term.
+        """
+        return {}
+
+    def build_classifier(self, spec: ModelSpec) -> nn.Module | None:
+        """Returns a module that replaces the linear classifier, or None."""
+        return None
+
+    def build_memory(self, run: RunSpec) -> Memory | None:
+        """Returns the loss's state between the steps of a run, or None."""
+        return None
+
+    # What a run and a loop call.
+
+    def nested_share(self, batch: GlobalBatch) -> Any:
+        """Returns what `share` does, or under `Matryoshka` its mean over the widths."""
+        names = {*(self.truncated or ())} & self.needs.features
+        if not self.widths or not names:
+            return self.share(batch)
+        shares: list[Any] = [self.share(batch.prefix(names, width)) for width in self.widths]
+        return None if shares[0] is None else sum(shares) / len(shares)
+
+    def mean_over_widths(self, loss: Callable[[slice], Tensor]) -> Tensor:
+        """Returns the mean over the widths of `loss`, a function of the columns to compare."""
+        return torch.stack([loss(slice(width)) for width in self.widths or (None,)]).mean()
+
+    def set_widths(self, widths: Sequence[int]) -> None:
+        """Compares the first `widths` numbers of projections: see `Matryoshka`."""
+        self.widths = tuple(widths)
+
+    def build_own_parts(self, spec: ModelSpec, width: int | None = None) -> None:
+        """Builds the loss's modules for a loop; `width` is that of the projections they expect."""
+        self.parts.update({name: build() for name, build in self.build_parts(spec).items()})
+        if (classifier := self.build_classifier(spec)) is not None:
+            self.parts["classifier"] = classifier
+        self.width = width
+
+    def loop_share(self, batch: GlobalBatch) -> Tensor:
+        """Returns the share in a loop of one's own, where no trainer updates a memory."""
+        share = self.nested_share(batch)
+        assert share is not None
+        return share
 
     def evaluate(
         self,
@@ -98,11 +172,11 @@ class Loss(nn.Module):
         """Returns the loss over the rows of all processes; every process must call it.
 
         Args:
-            features: features of this process's rows, by the names in the term's `needs`.
-            targets: their labels as columns, [rows, labels]; None where the term needs none.
+            features: features of this process's rows, by the names in `needs`.
+            targets: their labels as columns, [rows, labels]; None where the loss needs none.
             sizes: numbers of rows of every process; None exchanges them.
-            indices: the rows' numbers in the data set, where the term's memory needs them.
-            rng_keys: keys of the rows' random numbers, where the term draws some.
+            indices: the rows' numbers in the data set, where its memory needs them.
+            rng_keys: keys of the rows' random numbers, where it draws some.
             epoch: the current epoch, which may be fractional.
 
         Raises:
@@ -125,11 +199,18 @@ class Loss(nn.Module):
         rng_keys = zeros if rng_keys is None else rng_keys
         with torch.autocast(first.device.type, enabled=False):
             views |= {"paths": [targets]} | self._features_of_parts(views, targets, rng_keys)
+        needs = self.needs
+        exchanged = {*needs.gathered, *needs.labelled, *needs.vectors, *needs.labelled_vectors}
+        if missing := sorted(exchanged - views.keys()):
+            raise LossError(
+                f"no module makes its {', '.join(missing)}; expected the widths of its inputs when "
+                f"it is built: see help({type(self).__name__})"
+            )
         world = collectives.world_size() if self.gather else 1
         sizes = [len(first)] if world == 1 else _sizes(views, targets, sizes)
         batch = exchange(
             views,
-            self.term.requires(),
+            needs,
             ShardSizes(sizes, [0] * len(sizes)),
             targets,
             inputs=views.get("inputs", []),
@@ -138,8 +219,14 @@ class Loss(nn.Module):
             epoch=epoch,
             wire_dtypes=half,
         )
-        with torch.autocast(first.device.type, enabled=False):
-            share = self.share(batch)
+        memory = self.memory
+        if not self.training:  # a memory is updated in training alone
+            self.memory = copy.deepcopy(memory)
+        try:
+            with torch.autocast(first.device.type, enabled=False):
+                share = self.loop_share(batch)
+        finally:
+            self.memory = memory
         if world == 1:
             return share
         # The value is exactly the sum. Only the share has a gradient, world times its own, so that
@@ -147,20 +234,12 @@ class Loss(nn.Module):
         total = collectives.sum_over_processes(share.detach())
         return total + world * (share - share.detach())
 
-    def share(self, batch: GlobalBatch) -> Tensor:
-        """Returns this process's share of the loss; the shares' sum is the loss."""
-        # A memory is updated in training alone.
-        memory = self.memory if self.training else copy.deepcopy(self.memory)
-        loss = self.term.loss(batch, memory)
-        assert loss is not None
-        return loss
-
     def nodes(self, features: Features) -> list[Tensor]:
         """Returns the features of graphs' nodes, a tensor per view; only `Infograph` has some."""
         return []
 
     def _features_of_parts(self, features: Features, targets: Tensor, rng_keys: Tensor) -> Features:
-        """Returns the features that the term's parts compute from the given ones."""
+        """Returns the features that the parts compute from the given ones."""
         rows = len(targets)
         hidden = features.get("hidden", [])
         encoded = Encoded(
@@ -191,8 +270,12 @@ class Loss(nn.Module):
                 raise LossError(
                     f"views of the {name} have {sorted(widths)} numbers; expected one width"
                 )
-        if self.width is not None and "projections" in features:
-            expect_width({"projections": features["projections"][0]}, self.width)
+        if "projections" in features:
+            projections = {"projections": features["projections"][0]}
+            if self.width is not None:
+                expect_width(projections, self.width)
+            elif self.widths and self.widths[-1] > projections["projections"].shape[1]:
+                expect_width(projections, self.widths[-1])
         own_types = {x.dtype for x in self.parameters() if x.is_floating_point()}
         types = {torch.float32 if x.dtype in HALF else x.dtype for x in named.values()}
         if own_types and own_types != types:
@@ -239,3 +322,33 @@ def _sizes(features: Features, targets: Tensor, sizes: RowCounts) -> list[int]:
         lines = [f"rank {n} {line}" for n, line in descriptions]
         raise LossError(f"processes differ: {' | '.join(lines)}; expected the same of each")
     return [count for count, _ in of_processes]
+
+
+def _with_checked_options(cls: type[Loss], init: Callable[..., None]) -> Callable[..., None]:
+    """Returns an `__init__` that checks its options, and keeps them in `options`."""
+    signature = inspect.signature(init)
+
+    @wraps(init)
+    def checked(self: Loss, *args: Any, **kwargs: Any) -> None:
+        section = section_of(cls)
+        names = [name for name in section.model_fields if name in signature.parameters]
+        given = {name: kwargs.pop(name) for name in names if name in kwargs}
+        valid = check(section, given, cls.__name__)
+        options = {name: getattr(valid, name) for name in names}
+        try:
+            init(self, *args, **kwargs, **options)
+        except ValueError as fault:
+            raise LossError(f"{cls.__name__}: {fault}") from None
+        self.options = options
+
+    return checked
+
+
+def projection_spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
+    """Returns the model that parts are built for in a loop, with projections of `dim` numbers.
+
+    Raises:
+        ConfigError: `dim` is no width.
+    """
+    config = check(ModelConfig, {"projection_width": dim}, "dim")
+    return ModelSpec(config, [[width] for width in input_dims], 0, [], 0)

@@ -1,21 +1,136 @@
-"""A momentum encoder, and losses for complementary labels with a queue of its keys.
-
-The queue is equal on all processes and part of `state_dict`. Each call in training mode updates it.
-The losses always compare the rows of all processes.
-"""
+"""Momentum encoders that compute keys, queues of keys, and losses of them (MoCo, MulCo)."""
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar
 
 import torch
+from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_rows, expect_width
-from heron.losses.loss import Loss, options_of
-from heron.objectives import comco, mulco
-from heron.objectives.batch import GlobalBatch
-from heron.objectives.complementary import checked_logits
-from heron.objectives.momentum import KeyQueue, MomentumTerm, move_towards
+from heron.config.errors import ConfigError
+from heron.config.sections import Natural
+from heron.config.terms import COMPLEMENTARY_LABELS, Needs
+from heron.losses.batch import GlobalBatch
+from heron.losses.complementary import checked_logits
+from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
+from heron.losses.loss import Loss
+from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting
+from heron.models.heterogeneous import Heterogeneous
+
+VIEW = 1  # keys are made of the second view
+Decay = Annotated[float, Field(ge=0, le=1)]
+
+
+class KeyQueue(Memory):
+    """A queue of earlier keys with their posteriors; it starts empty, so no negative is made up."""
+
+    keys: Tensor
+    posteriors: Tensor
+    filled: Tensor
+    position: Tensor
+
+    def __init__(self, size: int, width: int, classes: int) -> None:
+        """Allocates `size` keys of `width` numbers, each with a posterior of `classes` numbers."""
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(size, width))
+        self.register_buffer("posteriors", torch.zeros(size, classes))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+
+    @abstractmethod
+    def embed(self, batch: GlobalBatch) -> Float[Tensor, "rows dim"]:
+        """Returns the keys of this process's labelled rows, without gradient."""
+
+    @abstractmethod
+    def offer(
+        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
+    ) -> None:
+        """Offers the keys of the whole batch, in its order, to be enqueued after the step."""
+
+    def queue(self) -> tuple[Float[Tensor, "filled dim"], Float[Tensor, "filled classes"]]:
+        """Returns the keys in the queue, and their posteriors."""
+        filled = int(self.filled)
+        return self.keys[:filled], self.posteriors[:filled]
+
+    @torch.no_grad()
+    def enqueue(
+        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
+    ) -> None:
+        """Enqueues the keys of a whole batch, in its order; they replace the oldest ones."""
+        size, count = len(self.keys), len(keys)
+        positions = (self.position + torch.arange(count, device=keys.device)) % size
+        self.keys[positions] = keys.to(self.keys)
+        self.posteriors[positions] = posteriors.to(self.posteriors)
+        self.position.copy_((self.position + count) % size)
+        self.filled.add_(count).clamp_(max=size)
+
+
+class MomentumQueue(KeyQueue):
+    """A momentum encoder, its projector, and a `KeyQueue` (He et al. 2020; MulCo, Algorithm 1)."""
+
+    encoder: nn.Module
+    projector: nn.Module
+
+    def __init__(self, model: Heterogeneous, size: int, classes: int, momentum: float) -> None:
+        """Copies the encoder and the projector of the view that keys are computed from.
+
+        `model` is in its initial state, unwrapped; the copies follow it with decay `momentum` per
+        step. The queue holds `size` keys with posteriors over `classes`.
+        """
+        encoder, projector = model.branch(VIEW)
+        width = next(p.shape[0] for p in reversed(list(projector.parameters())))
+        super().__init__(size, width, classes)
+        self.width = width
+        self.momentum, self.precision = momentum, model.precision
+        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
+        self.encoder, self.projector = copy.deepcopy(encoder), copy.deepcopy(projector)
+        self.requires_grad_(False)
+        self.keys = self.keys.to(next(projector.parameters()))
+        self._offered: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def embed(self, batch: GlobalBatch) -> Float[Tensor, "rows dim"]:
+        """Returns the keys of this process's labelled rows."""
+        count = batch.labelled.stop - batch.labelled.start
+        x, rng_keys = batch.inputs[VIEW][:count], batch.rng_keys[:count]
+        x = x.double() if self.precision == "fp64" else x
+        with torch.autocast(
+            x.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
+        ):
+            projected: Tensor = self.projector(self.encoder(x, rng_keys + VIEW))
+        return projected.float() if self.precision == "bf16" else projected
+
+    def offer(
+        self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]
+    ) -> None:
+        """Stores the keys that `update` will enqueue."""
+        self._offered = keys, posteriors
+
+    def update(self, step: StepEnd) -> list[str]:
+        """Follows the model, and enqueues the offered keys."""
+        with step.gathered_parameters():
+            self.ema_update()
+        if self._offered is not None:
+            self.enqueue(*self._offered)
+            self._offered = None
+        return []
+
+    @torch.no_grad()
+    def ema_update(self) -> None:
+        """Moves every parameter towards the model's, by 1 - momentum."""
+        pairs = zip((self.encoder, self.projector), self._model[0].branch(VIEW), strict=True)
+        for slow, fast in pairs:
+            move_towards(slow, fast, self.momentum)
+
+
+@torch.no_grad()
+def move_towards(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
+    """Moves every parameter of `slow` towards that of `fast`, by 1 - momentum."""
+    for own, target in zip(slow.parameters(), fast.parameters(), strict=True):
+        own.lerp_(target.detach(), 1 - momentum)
 
 
 class MomentumEncoder(nn.Module):
@@ -54,13 +169,6 @@ class CallerKeyQueue(KeyQueue):
 
     offered: tuple[Tensor, Tensor]
 
-    def __init__(self, size: int, dim: int, classes: int) -> None:
-        """Builds an empty queue; raises LossError unless all numbers are whole and positive."""
-        for name, value in (("queue", size), ("dim", dim), ("classes", classes)):
-            if type(value) is not int or value < 1:
-                raise LossError(f"{name} is {value!r}; expected a whole number, 1 at least")
-        super().__init__(size, dim, classes)
-
     def embed(self, batch: GlobalBatch) -> Tensor:
         """Returns the keys of this process's rows."""
         return batch.own["keys"][0].detach()
@@ -75,7 +183,7 @@ class CallerKeyQueue(KeyQueue):
         return keys.clone(), posteriors.clone()
 
 
-def one_view(queries: Tensor, keys: Tensor, logits: Tensor) -> dict[str, Views]:
+def _one_view(queries: Tensor, keys: Tensor, logits: Tensor) -> dict[str, Views]:
     """Returns the features, by name, of a loss that compares one view with another."""
     inputs = {"queries": queries, "keys": keys, "logits": logits}
     features = {name: as_rows(x, name) for name, x in inputs.items()}
@@ -84,12 +192,57 @@ def one_view(queries: Tensor, keys: Tensor, logits: Tensor) -> dict[str, Views]:
 
 
 class MomentumLoss(Loss):
-    """A loss of queries against keys of a momentum encoder."""
+    """A loss of queries against keys of a momentum encoder, with a queue of earlier keys.
 
-    term: MomentumTerm
-    memory: CallerKeyQueue
+    In a run the encoder is a slow copy of the model's; a loop has a `MomentumEncoder`. The queue is
+    equal on all processes and part of `state_dict`. Each call in training mode updates it. The rows
+    of all processes are always compared.
+    """
 
-    def share(self, batch: GlobalBatch) -> Tensor:
+    needs = Needs(own=("logits", "projections"), labels=COMPLEMENTARY_LABELS, views=2)
+    truncated = ()  # keys are computed and enqueued once, at full width
+    label_columns: ClassVar[int] = 1  # kept of each key, in multiples of the number of classes
+    memory: Any
+
+    def __init__(
+        self, dim: int | None, classes: int | None, *, queue: Natural, momentum: Decay
+    ) -> None:
+        """Takes the options, and builds an empty queue for projections of `dim` numbers.
+
+        `dim` and `classes` are None in a run. `queue` is the number of keys, `momentum` the decay
+        of a run's slow encoder.
+        """
+        super().__init__()
+        self.queue, self.momentum, self.classes = queue, momentum, classes
+        if dim is not None:
+            _refuse_no_sizes(dim=dim, classes=classes)
+            self.memory = self.build_queue(dim)
+
+    def build_queue(self, dim: int) -> CallerKeyQueue:
+        """Returns the queue of a loop, for projections of `dim` numbers."""
+        assert self.classes is not None
+        return CallerKeyQueue(self.queue, dim, self.label_columns * self.classes)
+
+    def refuse(self, name: str, setting: TermSetting) -> None:
+        """Raises ConfigError if the encoder is not shared, or the queue shorter than a batch."""
+        model, labelled = setting.model, setting.labelled
+        if not (model.shared_encoder and model.shared_projector):
+            raise ConfigError(
+                f"objective.{name} compares a sample with another view of it by a slow copy of "
+                "the same encoder; set model.shared_encoder and model.shared_projector to true"
+            )
+        if self.queue < labelled:
+            raise ConfigError(
+                f"objective.{name}.queue is {self.queue}, smaller than the {labelled} labelled "
+                "rows of a batch, which would push each other out; expected at least "
+                f"{labelled}"
+            )
+
+    def build_memory(self, run: RunSpec) -> MomentumQueue:
+        """Returns a slow copy of the run's model with a queue of keys."""
+        return MomentumQueue(run.model, self.queue, self.label_columns * run.labels, self.momentum)
+
+    def loop_share(self, batch: GlobalBatch) -> Tensor:
         """Returns this process's share of the loss, and in training enqueues the batch's keys."""
         size, width = self.memory.keys.shape
         if batch.num_labelled > size:
@@ -98,7 +251,7 @@ class MomentumLoss(Loss):
                 f"which would push each other out; expected at least {batch.num_labelled}"
             )
         expect_width({"keys": batch.own["keys"][0]}, width)
-        loss = super().share(batch)
+        loss = super().loop_share(batch)
         if self.training:
             offered = self.memory.offered
             del self.memory.offered
@@ -112,149 +265,31 @@ class MomentumLoss(Loss):
             self.memory.enqueue(*offered)
         return loss
 
-
-def _targets(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Returns complementary labels as columns; refuses logits or labels of other classes."""
-    if logits.shape[1] != classes:
-        raise LossError(f"logits are of {logits.shape[1]} classes; expected classes={classes}")
-    columns = as_columns(labels, classes)
-    checked_logits(logits, columns)
-    return columns
-
-
-class Mulco(MomentumLoss):
-    r"""MulCo's contrastive losses for complementary labels (Eq. 4, 5, 9 and 10).
-
-    The mean over queries q with key :math:`k^+` of
-
-    .. math:: \log\big(f(q, k^+) + \sum_{x^-} w\, f(q, k^-)\big) - \log f(q, k^+)
-
-    over the queue. The weight w of a negative is 1 (`standard`), :math:`1[h(x) \ne h(x^-)]`
-    (`sifted`), :math:`1 - f_{h(x)}(x^-)` (`soft`) or :math:`\bar y \cdot f(x^-)` (`weighted`);
-    `debiased` corrects the unweighted sum instead. Train the classifier by another loss, such as
-    `UbLog`.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        classes: int,
-        *,
-        tau: float = 0.05,
-        kind: Literal["standard", "sifted", "soft", "weighted", "debiased"] = "weighted",
-        tau_plus: float | None = None,
-        queue: int = 8192,
-    ) -> None:
-        """Builds an empty queue.
-
-        Args:
-            dim: width of the projections.
-            classes: number of classes.
-            tau: temperature, at least 0.003.
-            kind: how negatives are weighted.
-            tau_plus: class prior of `debiased`; None: 1 / classes.
-            queue: size of the queue, at least the batch of all processes.
-        """
-        memory = CallerKeyQueue(queue, dim, classes)
-        super().__init__(mulco.Mulco, options_of(mulco.Mulco, locals()), memory=memory)
-        self.classes = classes
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        *,
-        sizes: RowCounts = None,
+    def evaluate_queries(
+        self, queries: Tensor, keys: Tensor, logits: Tensor, targets: Tensor, **more: Any
     ) -> Tensor:
-        """Returns the loss over the samples of all processes, and enqueues their keys.
+        """Returns the loss of one view's projections, the other's keys, and logits."""
+        return self.evaluate(_one_view(queries, keys, logits), targets, **more)
 
-        Args:
-            queries: projections of this process's samples, [batch, dim].
-            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
-            logits: logits of the classifier, [batch, classes]; no gradient.
-            labels: complementary labels, columns [batch, classes] or class numbers [batch].
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        features = one_view(queries, keys, logits)
-        targets = _targets(logits, labels, self.classes)
-        return self.evaluate(features, targets, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
+    def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Returns complementary labels as columns; refuses logits or labels of other classes."""
+        if self.memory is None:
+            raise LossError(f"it has no queue; expected {type(self).__name__}(dim, ...)")
+        if logits.shape[1] != self.classes:
+            raise LossError(
+                f"logits are of {logits.shape[1]} classes; expected classes={self.classes}"
+            )
+        columns = as_columns(labels, self.classes)
+        checked_logits(logits, columns)
+        return columns
 
 
-class Comco(MomentumLoss):
-    r"""ComCo (Jiang, Sun and Tian 2024, Eq. 3 and 5 to 9), for complementary labels.
+def _refuse_no_sizes(**sizes: int | None) -> None:
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise LossError(f"{name} is {value!r}; expected a whole number, 1 at least")
 
-    SCL-NL of the logits plus `contrast` times
 
-    .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)}
-        \log \frac{f_{ip}}{\sum_{a \in P(i) \cup N(i)} f_{ia}}
-
-    averaged over queries i. P(i) is the query's own key and the nearest `neighbours` keys of its
-    class; N(i) are the keys with the complementary label whose samples are farthest away. Until
-    `warmup_epochs` N(i) is all other keys; until `neighbour_epochs` P(i) is the own key.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        classes: int,
-        *,
-        tau: float = 0.17,
-        contrast: float = 0.3,
-        neighbours: int = 1,
-        neighbour_epochs: int = 100,
-        warmup_epochs: int = 1,
-        queue: int = 8192,
-    ) -> None:
-        """Builds an empty queue.
-
-        Args:
-            dim: width of the projections.
-            classes: number of classes.
-            tau: temperature, at least 0.003.
-            contrast: weight of the contrastive loss.
-            neighbours: number of positives beside the own key.
-            neighbour_epochs: epochs in which the own key is the only positive.
-            warmup_epochs: epochs in which all other keys are negatives.
-            queue: size of the queue, at least the batch of all processes.
-        """
-        memory = CallerKeyQueue(queue, dim, 2 * classes)
-        super().__init__(comco.Comco, options_of(comco.Comco, locals()), memory=memory)
-        self.classes = classes
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        *,
-        epoch: float,
-        sizes: RowCounts = None,
-    ) -> Tensor:
-        """Returns the loss over the samples of all processes, and enqueues their keys.
-
-        Args:
-            queries: projections of this process's samples, [batch, dim].
-            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
-            logits: logits of the classifier, [batch, classes].
-            labels: complementary labels, columns [batch, classes] or class numbers [batch].
-            epoch: the current epoch, which may be fractional.
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        features = one_view(queries, keys, logits)
-        targets = _targets(logits, labels, self.classes)
-        return self.evaluate(features, targets, epoch=epoch, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
+def one_hot_like(classes: Tensor, like: Tensor) -> Tensor:
+    """Returns class numbers as 0/1 columns, of the number and dtype of the columns of `like`."""
+    return one_hot(classes, like.shape[1]).to(like)

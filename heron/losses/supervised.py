@@ -1,75 +1,27 @@
-r"""Contrastive losses with labels: samples that share labels attract.
+"""Supervised contrastive terms: samples that share labels attract."""
 
-Throughout, :math:`f(a, b) = \exp(\cos(a, b) / \tau)`.
-"""
-
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
+from jaxtyping import Float, Num
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
-from heron.losses.inputs import (
-    LossError,
-    RowCounts,
-    Views,
-    as_columns,
-    as_groups,
-    as_views,
-    is_whole,
-    same_rows,
-    shown,
-)
-from heron.losses.loss import Loss, options_of
-from heron.objectives import hard, hierarchical, supcon, supervised
+from heron.config.terms import CLASS_LABELS, Needs, Temperature
+from heron.distributed.derivatives import first_derivative
+from heron.losses import fused
+from heron.losses.batch import GlobalBatch
+from heron.losses.engine import RuleResult, blockwise, strips, unit, working_dtype
+from heron.losses.families import LabelledLoss
+from heron.losses.inputs import as_columns
+from heron.losses.pairs import is_fused
+from heron.losses.present import OwnRows, Rows, as_slice
 
-
-class _OfLabelled(Loss):
-    """A loss of features that all have labels."""
-
-    feature = "projections"
-
-    def columns(self, labels: Tensor) -> Tensor:
-        """Returns the labels as columns."""
-        return as_groups(labels)
-
-    def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
-        """Returns the loss over the samples of all processes.
-
-        Args:
-            features: features of this process's labelled samples, [batch, dim], [batch, views, dim]
-                or a tensor [batch, dim] for each view.
-            labels: class numbers [batch], or 0 or 1 for each label, [batch, labels].
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        views, columns = as_views(features, "features"), self.columns(labels)
-        same_rows({"features": views[0], "labels": columns})
-        if self.feature == "hidden":
-            views = [torch.cat(views, 1)]
-        return self.evaluate({self.feature: views}, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
+Distance = Literal["hamming", "indicator"]
 
 
-class Supcon(_OfLabelled):
-    r"""SupCon's L_out (Khosla et al. 2020, Eq. 2), for one view or more.
-
-    With A(i) all views of all samples except i, and P(i) those of its class, the mean over i of
-
-    .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
-
-    Samples with several labels have the same class if all their labels agree.
-    """
-
-    def __init__(self, *, tau: float = 0.1, gather: bool = True) -> None:
-        """Sets the temperature, at least 0.003; `gather`: compare the rows of all processes."""
-        super().__init__(supcon.Supcon, {"tau": tau}, gather)
-
-
-class WeightedSupervised(_OfLabelled):
+class WeightedSupervised(LabelledLoss):
     r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7), for multi-label samples.
 
     For each label a, with positives P(a) and negatives N(a), the mean over ordered pairs (i, j) in
@@ -79,151 +31,331 @@ class WeightedSupervised(_OfLabelled):
               - \log(\sigma_{ij} f_{ij})
 
     averaged over labels; :math:`\sigma_{ij} = 1 - \mathrm{dist}(y_i, y_j) / c`,
-    :math:`\gamma_{ik} = \mathrm{dist}(y_i, y_k)`. Several views are concatenated.
+    :math:`\gamma_{ik} = \mathrm{dist}(y_i, y_k)`, :math:`f_{ij} = \exp(\cos(s_i, s_j) / \tau)`.
+    Several views are concatenated to s.
     """
 
-    feature = "hidden"
+    needs = Needs(labelled_vectors=("hidden",), labels=CLASS_LABELS)
+    missing_views = True
+    unknown_labels = True
 
     def __init__(
         self,
-        *,
-        tau: float = 1.0,
-        distance: Literal["hamming", "indicator"] = "hamming",
-        self_pairs: bool = False,
         num_classes: int | None = None,
+        *,
+        tau: Temperature = 1.0,
+        distance: Distance = "hamming",
+        self_pairs: bool = False,
         gather: bool = True,
     ) -> None:
         """Sets the options.
 
         Args:
+            num_classes: number of classes, needed if labels are class numbers.
             tau: temperature, at least 0.003.
             distance: `hamming`, or `indicator`: 0 if all labels agree, else 1 (Section 3.3).
             self_pairs: keep the pairs i = j, as the authors' code does.
-            num_classes: number of classes, needed if labels are class numbers.
             gather: compare the rows of all processes.
         """
-        options = {"tau": tau, "distance": distance, "self_pairs": self_pairs}
-        super().__init__(supervised.WeightedSupervised, options, gather)
+        super().__init__(gather=gather)
         self.num_classes = num_classes
+        self.tau, self.distance, self.self_pairs = tau, distance, self_pairs
 
     def columns(self, labels: Tensor) -> Tensor:
         """Returns the labels as columns."""
         return as_columns(labels, self.num_classes)
 
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns `weighted_supervised` of this process's anchors."""
+        return weighted_supervised(
+            batch.labelled_vectors["hidden"][0],
+            batch.targets,
+            tau=self.tau,
+            distance=self.distance,
+            self_pairs=self.self_pairs,
+            rows=batch.own_labelled_rows,
+        )
 
-class Hierarchical(_OfLabelled):
-    r"""HiMulCon, HiConE and HiMulConE (Zhang et al., CVPR 2022, Eq. 3 to 6).
 
-    Labels are paths: whole numbers [batch, levels], coarsest level first. With P_l(i) the samples
-    whose paths agree with that of i on the levels 1 to l and not on l + 1,
+def weighted_supervised(
+    s: Float[Tensor, "batch dim"],
+    y: Num[Tensor, "batch labels"],
+    *,
+    tau: float = 1.0,
+    distance: Distance = "hamming",
+    self_pairs: bool = False,
+    rows: Rows = slice(None),
+) -> Float[Tensor, ""]:
+    r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7).
 
-    .. math:: \frac{1}{L} \sum_l \lambda_l \operatorname{mean}_i \frac{1}{|P_l(i)|}
-              \sum_{p \in P_l(i)} \Big(\log \sum_{a \in A(i)} f_{ia} - \log f_{ip}\Big)
+    For each label a, with positives P(a) and negatives N(a), the mean over ordered pairs
+    (i, j) in P(a)^2 of
+
+    .. math:: \log\big(\sigma_{ij} f_{ij} + \sum_{k \in N(a)} \gamma_{ik} f_{ik}\big)
+              - \log(\sigma_{ij} f_{ij})
+
+    averaged over the labels; f = exp(cos / tau), sigma_ij = 1 - dist(y_i, y_j) / c,
+    gamma_ik = dist(y_i, y_k). A label with no pair adds 0 and is still counted in the mean.
+
+    Where single labels are unknown (NaN), P(a) and N(a) are the samples known to have a and known
+    not to have it. With K_i the known labels of i,
+
+    .. math:: dist(y_i, y_k) = \frac{c}{|K_i \cap K_k|}
+              \sum_{a \in K_i \cap K_k} 1[y_{ia} \ne y_{ka}]
+
+    so sigma is the share of equal labels among those known of both. Two samples are compared only
+    as members of P(a) and N(a) of one label a, so K_i and K_k always have a in common.
+
+    The inner sum D_ia depends on the anchor and the label alone, so it is one product of a strip
+    with 1 - Y. Then only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 pairs
+    instead of c N^2.
+
+    Args:
+        s: concatenated hidden features of the labelled samples of the whole batch.
+        y: their labels, 0 or 1, or NaN where unknown; a multi-class label is one-hot.
+        tau: temperature, > 0.
+        distance: `hamming`, or `indicator`: gamma is 0 where the label vectors agree, else 1, and
+            sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
+        self_pairs: keep the pairs i = j, as the authors' code does.
+        rows: as in `nt_xent`.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar, which is 0 and still differentiable
+        when there is no pair.
+
+    Raises:
+        ValueError: tau <= 0, or labels that are not 0 or 1.
+    """
+    y, is_known = _split_unknown(y)
+    dtype = working_dtype(s.dtype, tau)
+    s = unit(s).to(dtype)
+    y = y.to(dtype)
+    count = y.sum(0)
+    pairs = count * (count if self_pairs else count - 1)
+    weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
+    use_kernels = is_fused(s) and is_known is None and y.shape[1] <= fused.WIDEST_SIDE
+    if use_kernels:
+        return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
+    known = None if is_known is None else is_known.to(dtype)
+    return _by_strips(s, y, weight, tau, distance, self_pairs, known, rows)
+
+
+def _split_unknown(y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Returns the labels with 0 for unknown ones, and which are known (None: all)."""
+    known = None
+    if not ((y == 0) | (y == 1)).all():
+        known = ~y.isnan()
+        y = y.nan_to_num(0.0)
+    if not ((y == 0) | (y == 1)).all():
+        row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
+        raise ValueError(
+            f"weighted_supervised: labels of row {row} are {y[row].tolist()}; expected 0 or 1 for "
+            "each label, classes one-hot"
+        )
+    return y, known
+
+
+def _by_strips(
+    s: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    tau: float,
+    distance: Distance,
+    self_pairs: bool,
+    known: Tensor | None,
+    rows: Rows,
+) -> Tensor:
+    """Computes L_s a strip of anchors at a time; `known` is 1 where a label is known."""
+    own = as_slice(rows)
+    excluded = None if self_pairs else torch.arange(len(y), device=y.device)[own]
+    rule = _PairRule(y, weight, distance, known, own, excluded)
+    if not isinstance(rows, OwnRows):
+        return blockwise(rule, [s[own] / tau], [s])
+    loss: Tensor = _SharedPairs.apply(s[own] / tau, s.detach(), rule, rows)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def _by_kernels(
+    s: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    tau: float,
+    distance: Distance,
+    self_pairs: bool,
+    rows: Rows,
+) -> Tensor:
+    own = as_slice(rows)
+    row_numbers = torch.arange(len(y), dtype=torch.int32, device=y.device)
+    excluded = torch.full_like(row_numbers, -1) if self_pairs else row_numbers
+    anchors, keys = s[own] / tau, s.detach() if isinstance(rows, OwnRows) else s
+    sums = fused.label_sums(anchors, keys, y[own], y, distance)
+    total = fused.log_sums(sums)
+    loss = fused.pair_losses(anchors, keys, total, y[own], y, weight, excluded[own], distance)
+    if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
+        return loss
+    # `as_keys` adds the gradient of own rows as keys of all anchors, but no value.
+    (d_sums,) = torch.autograd.grad(loss, sums, retain_graph=True)
+    all_sums, d_sums = rows.gather(torch.cat([sums.detach(), d_sums], 1)).chunk(2, 1)
+    all_anchors, own_keys, own_y = s.detach() / tau, s[own], y[own]
+    is_own = (excluded >= own.start) & (excluded < own.stop)
+    excluded = torch.where(is_own, excluded - own.start, -1)
+    as_keys = (fused.label_sums(all_anchors, own_keys, y, own_y, distance) * d_sums).sum()
+    total = fused.log_sums(all_sums)
+    as_keys = as_keys + fused.pair_losses(
+        all_anchors, own_keys, total, y, own_y, weight, excluded, distance
+    )
+    return loss + as_keys - as_keys.detach()
+
+
+class _SharedPairs(torch.autograd.Function):
+    """L_s of own anchors with the full gradient of their rows, in two passes as in `mirroring`.
+
+    The first pass computes D of the own anchors and the gradient with respect to it, which the
+    processes gather; the second the gradient of the rows as anchors and as keys.
     """
 
-    def __init__(
-        self,
-        *,
-        tau: float = 0.1,
-        constrain: bool = True,
-        penalty: Literal["exp_inverse"] | None = "exp_inverse",
-        gather: bool = True,
-    ) -> None:
-        """Sets the options.
-
-        Args:
-            tau: temperature, at least 0.003.
-            constrain: raise a pair's loss to the largest of all finer levels; False: HiMulCon.
-            penalty: lambda_l: None is 1 (HiConE), `exp_inverse` that of the authors' code.
-            gather: compare the rows of all processes.
-        """
-        options = {"tau": tau, "constrain": constrain, "penalty": penalty}
-        super().__init__(hierarchical.Hierarchical, options, gather)
-
-    def columns(self, labels: Tensor) -> Tensor:
-        """Returns the paths, after a check."""
-        if not is_whole(labels) or labels.dim() != 2 or not labels.shape[1]:
-            raise LossError(
-                f"labels are {shown(labels)}; expected paths: whole numbers [batch, levels], "
-                "coarsest level first"
-            )
-        return as_groups(labels)
-
-
-class Hard(Loss):
-    r"""UCL, H-UCL, SCL and H-SCL: negatives weighted by hardness (H-SCL, Eq. 3 and 4).
-
-    With :math:`g = \cos / \tau` and M views of other samples, the mean over positive pairs of
-
-    .. math:: \log\big(1 + M e^{-g^+} E_q[e^{g^-}]\big), \qquad
-              E_q = \frac{\sum \eta\, e^g}{\sum \eta}
-    """
-
-    def __init__(
-        self,
-        *,
-        supervised: bool = True,
-        tau: float = 0.5,
-        hardening: Literal["none", "exp", "threshold"] = "none",
-        beta: float = 1.0,
-        threshold_start: float = -0.3,
-        threshold_end: float = 0.0,
-        threshold_epochs: int = 200,
-        positives: Literal["label", "augmentation"] = "label",
-        detach: bool = False,
-        gather: bool = True,
-    ) -> None:
-        r"""Sets the options.
-
-        Args:
-            supervised: take negatives of other classes; False (UCL, H-UCL) uses no labels, and
-                requires `positives="augmentation"`.
-            tau: temperature, at least 0.003.
-            hardening: :math:`\eta`: `none` is 1, `exp` is :math:`e^{\beta g}`, `threshold` is 1
-                where :math:`e^g \ge e^{l / \tau}`, else 0.
-            beta: :math:`\beta`, at least 0.
-            threshold_start: l at first, a cosine.
-            threshold_end: l from `threshold_epochs` on; linear in between.
-            threshold_epochs: epochs from `threshold_start` to `threshold_end`.
-            positives: all views of the anchor's class (`label`), or only the sample's other views.
-            detach: stop the gradient through :math:`\eta`.
-            gather: compare the rows of all processes.
-        """
-        super().__init__(hard.Hard, options_of(hard.Hard, locals()), gather)
-        self.supervised, self.scheduled = supervised, hardening == "threshold"
-
+    @staticmethod
     def forward(
-        self,
-        projections: Views,
-        labels: Tensor | None = None,
-        *,
-        epoch: float | None = None,
-        sizes: RowCounts = None,
+        ctx: FunctionCtx, anchors: Tensor, keys: Tensor, rule: "_PairRule", rows: OwnRows
     ) -> Tensor:
-        """Returns the loss over the samples of all processes.
+        loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
+        own_sums = anchors.new_empty(2, len(anchors), rule.labels)  # D, and d loss / d D
+        all_strips = list(strips(len(anchors), len(keys), anchors.device))
+        for strip in all_strips:
+            logits = anchors[strip] @ keys.T
+            share, own_sums[0, strip], own_sums[1, strip] = rule.loss_and_gradient(strip, logits)
+            loss += share
+        gradient = torch.zeros_like(anchors)
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            all_sums = rows.gather(own_sums.transpose(0, 1).contiguous()).unbind(1)
+            for strip in all_strips:
+                logits = anchors[strip] @ keys.T
+                d_logits = rule.logit_gradient(strip, logits, own_sums[:, strip], all_sums)
+                gradient[strip].addmm_(d_logits, keys)
+        ctx.save_for_backward(gradient)
+        return loss.to(anchors.dtype)
 
-        Args:
-            projections: this process's, [batch, views, dim] or a tensor [batch, dim] for each view.
-            labels: class numbers [batch] or columns [batch, labels]; None if not `supervised`.
-            epoch: the current epoch, which may be fractional; needed for `hardening="threshold"`.
-            sizes: numbers of samples of every process, if known; None exchanges them.
+    @staticmethod
+    @first_derivative
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grads[0] * gradient, None, None, None
 
-        Raises:
-            LossError: projections, labels or epoch do not fit the options.
+
+def _members(y: Tensor) -> tuple[Tensor, ...]:
+    labels, rows = y.T.nonzero(as_tuple=True)
+    return torch.split(rows, labels.bincount(minlength=y.shape[1]).tolist())
+
+
+class _PairRule:
+    """A strip of L_s with its gradient by hand: autograd would keep c copies of the strip."""
+
+    def __init__(
+        self,
+        y: Tensor,
+        weight: Tensor,
+        distance: Distance,
+        known: Tensor | None,
+        rows: slice,
+        excluded: Tensor | None,
+    ) -> None:
+        """Takes the anchors `rows`, and each one's own column, if it is excluded."""
+        self.labels = y.shape[1]
+        self.distance = distance
+        self.excluded = excluded
+        self.weight = weight.tolist()
+        anchor_y = y[rows]
+        self.anchor_negative, self.negative = 1 - anchor_y, 1 - y
+        self.members = _members(y)
+        self.anchor_y = anchor_y
+        # hamming(y_i, y_k) = |y_i| + |y_k| - 2 y_i.y_k, as one product of widened label vectors
+        self.key_side = torch.cat([y, y.sum(1, keepdim=True), torch.ones_like(y[:, :1])], 1)
+        self.anchor_side = torch.cat(
+            [-2 * anchor_y, torch.ones_like(anchor_y[:, :1]), anchor_y.sum(1, keepdim=True)], 1
+        )
+        self.known = None
+        if known is not None:  # the same over the labels known of both
+            self.known = known[rows], known
+            self.anchor_negative, self.negative = known[rows] - anchor_y, known - y
+            self.key_side = torch.cat([known - 2 * y, y], 1)
+            self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
+
+    def distances(self, rows: slice) -> Tensor:
+        hamming = self.anchor_side[rows] @ self.key_side.T
+        if self.known is not None:
+            known_of_both = self.known[0][rows] @ self.known[1].T
+            hamming.mul_(self.labels).div_(known_of_both.clamp_(min=1))
+        return hamming if self.distance == "hamming" else hamming.gt_(0.5)
+
+    def __call__(
+        self, rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]
+    ) -> RuleResult:
+        repulsion, inverse = self.weighted(rows, logits[0])
+        total = repulsion @ self.negative  # D, anchors x labels
+        loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
+        attraction = torch.zeros_like(inverse)
+        for a, weight, anchors, _, flat_index in self.pairs(rows):
+            d = total[:, a].index_select(0, anchors)[:, None]
+            pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
+            ratio = pair_inverse * d  # x = D / (sigma f)
+            loss += ratio.log1p().sum() * weight
+            d_pairs = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
+            d_total[:, a].index_copy_(0, anchors, d_pairs.sum(1))
+            attraction.view(-1).scatter_add_(0, flat_index, d_pairs.mul_(d).view(-1))  # x / (1 + x)
+        d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
+        return loss, [d_logits], []
+
+    def loss_and_gradient(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns a strip's loss, D, and d loss / d D."""
+        repulsion, inverse = self.weighted(rows, logits)
+        total = repulsion @ self.negative
+        loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
+        for a, weight, anchors, _, flat_index in self.pairs(rows):
+            pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
+            ratio = pair_inverse * total[:, a].index_select(0, anchors)[:, None]
+            loss += ratio.log1p().sum() * weight
+            d_label = pair_inverse.div_(ratio.add_(1)).sum(1).mul_(weight)
+            d_total[:, a].index_copy_(0, anchors, d_label)
+        return loss, total, d_total
+
+    def logit_gradient(
+        self, rows: slice, logits: Tensor, anchor_sums: Tensor, key_sums: Sequence[Tensor]
+    ) -> Tensor:
+        """Returns d loss / d logits of a strip, its rows being both anchors and keys of all rows.
+
+        `anchor_sums` and `key_sums` are D and d loss / d D of the strip's anchors and of its keys.
         """
-        if (labels is None) == self.supervised:
-            raise LossError(
-                f"labels are {'missing' if labels is None else 'given'}, and supervised is "
-                f"{self.supervised}; expected labels exactly where it is True"
-            )
-        if epoch is None and self.scheduled:
-            raise LossError(
-                "epoch is missing, and its threshold moves with it; expected epoch=..., 0.0 "
-                "at the start"
-            )
-        targets = None if labels is None else as_groups(labels)
-        features = {"projections": projections}
-        return self.evaluate(features, targets, sizes=sizes, epoch=epoch or 0.0)
+        repulsion, inverse = self.weighted(rows, logits)
+        d_logits = anchor_sums[1] @ self.negative.T
+        d_logits.addmm_(self.anchor_negative[rows], key_sums[1].T).mul_(repulsion)
+        for a, weight, anchors, members, flat_index in self.pairs(rows):
+            pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
+            d_pairs = torch.zeros_like(pair_inverse)
+            for d in (anchor_sums[0][anchors, a, None], key_sums[0][None, members, a]):
+                ratio = pair_inverse * d
+                d_pairs.addcdiv_(ratio, ratio + 1, value=-weight)
+            d_logits.view(-1).scatter_add_(0, flat_index, d_pairs.view(-1))
+        return d_logits
 
-    if TYPE_CHECKING:
-        __call__ = forward
+    def weighted(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns gamma f of a strip, and 1 / (sigma f), which is 0 for an excluded pair."""
+        f = logits.exp_()
+        dist = self.distances(rows)
+        repulsion = dist * f
+        if self.distance == "hamming":
+            f.mul_(dist.mul_(-1 / self.labels).add_(1))
+        inverse = f.reciprocal_()
+        if self.excluded is not None:
+            inverse.scatter_(1, self.excluded[rows, None], 0.0)  # ratio 0: no loss, no gradient
+        return repulsion, inverse
+
+    def pairs(self, rows: slice) -> Iterator[tuple[int, float, Tensor, Tensor, Tensor]]:
+        """Yields the pairs inside each P(a): a, its weight, anchors, keys, flat strip indices.
+
+        One flat index is ten times faster on a CPU than a pair of index vectors.
+        """
+        by_label = zip(_members(self.anchor_y[rows]), self.members, self.weight, strict=True)
+        for a, (anchors, members, weight) in enumerate(by_label):
+            if weight != 0 and anchors.numel():
+                flat_index = (anchors[:, None] * len(self.negative) + members).view(-1)
+                yield a, weight, anchors, members, flat_index

@@ -1,196 +1,173 @@
-r"""Contrastive losses without labels: views of a sample attract, other samples repel.
+"""Unsupervised contrastive terms: views of a sample attract, other samples repel."""
 
-Throughout, :math:`f(a, b) = \exp(\cos(a, b) / \tau)`.
-"""
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from torch import Tensor
+from heron.config.terms import Needs, Temperature
+from heron.losses.batch import GlobalBatch
+from heron.losses.engine import unit
+from heron.losses.families import InputLoss, ProjectionLoss
+from heron.losses.loss import projection_spec
+from heron.losses.own_positives import (
+    Head,
+    all_views_loss,
+    cross_view_loss,
+    unit_views,
+)
+from heron.losses.present import Present, Rows
+from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
-from heron.config.model import ModelConfig
-from heron.config.sections import check
-from heron.losses.inputs import RowCounts, Views, as_inputs, as_views
-from heron.losses.loss import Loss
-from heron.models.heterogeneous import ModelSpec
-from heron.objectives import clip, hard, single_view, unsupervised
-
-
-class _OfProjections(Loss):
-    """A loss of projections alone."""
-
-    def forward(self, projections: Views, *, sizes: RowCounts = None) -> Tensor:
-        """Returns the loss over the samples of all processes.
-
-        Args:
-            projections: this process's, [batch, views, dim] or a tensor [batch, dim] for each view.
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        return self.evaluate({"projections": projections}, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
+Anchors = Literal["first", "all"]
+Negatives = Literal["all_views", "cross_view"]
 
 
-class NtXent(_OfProjections):
+class NtXent(ProjectionLoss):
     r"""SimCLR's NT-Xent, InfoNCE (Chen et al. 2020, Eq. 1), for two views or more.
 
     The mean over anchors :math:`z_{iu}` and positives :math:`z_{iv}, v \ne u`, of
 
     .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j f(z_{iu}, z_{kj})\big)
-              - \log f(z_{iu}, z_{iv})
+              - \log f(z_{iu}, z_{iv}), \qquad f(a, b) = \exp(\cos(a, b) / \tau)
     """
 
-    def __init__(self, *, tau: float = 0.5, gather: bool = True) -> None:
-        """Sets the temperature, at least 0.003; `gather`: compare the rows of all processes."""
-        super().__init__(unsupervised.NtXent, {"tau": tau}, gather)
+    needs = Needs(vectors=("projections",), views=2)
+    repels_all = True
+    missing_views = True
 
-
-class Cmc(_OfProjections):
-    r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3), for two views or more.
-
-    The mean over ordered pairs of views (u, v) and samples i of
-
-    .. math:: \log \sum_k f(z_{iu}, z_{kv}) - \log f(z_{iu}, z_{iv})
-    """
-
-    def __init__(self, *, tau: float = 0.5, gather: bool = True) -> None:
-        """Sets the temperature, at least 0.003; `gather`: compare the rows of all processes."""
-        super().__init__(unsupervised.Cmc, {"tau": tau}, gather)
-
-
-class Clip(_OfProjections):
-    r"""CLIP's loss (Radford et al. 2021, Fig. 3), with a learnt scale s, for two views or more.
-
-    The mean over ordered pairs of views (u, v) and samples i of
-
-    .. math:: \log \sum_k e^{s \cos(z_{iu}, z_{kv})} - s \cos(z_{iu}, z_{iv})
-
-    where :math:`s \le 100` is the exponential of a parameter of this module.
-    """
-
-    def __init__(self, *, tau: float = 0.07, gather: bool = True) -> None:
-        """Sets the initial 1 / s, at least 0.003; `gather`: compare the rows of all processes."""
-        super().__init__(clip.Clip, {"tau": tau}, gather, _spec(1))
-        self.width = None  # its only part is the scale, which fits projections of any width
-
-
-class Siglip(_OfProjections):
-    r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), with learnt s and b, for two views or more.
-
-    The mean over pairs of views u < v of
-
-    .. math:: \frac{1}{B} \sum_i \sum_k \log\big(1 + e^{-y_{ik} (s \cos(z_{iu}, z_{kv}) + b)}\big)
-
-    with B samples, :math:`s \le 100`, and y = 1 if i = k, else -1.
-    """
-
-    def __init__(
-        self, *, scale: float = 10.0, bias: float | None = None, gather: bool = True
-    ) -> None:
-        """Sets the initial s and b; `gather`: compare the rows of all processes.
-
-        By default b is the paper's -10, chosen for 32,768 rows; -log(B - 1) suits B rows. Far below
-        that, only the pairs of a row are learnt, and all projections become equal.
-        """
-        super().__init__(clip.Siglip, {"scale": scale, "bias": bias}, gather, _spec(1))
-        self.width = None  # as for Clip
-
-
-class Debiased(_OfProjections):
-    r"""The debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8).
-
-    `NtXent` with the sum over an anchor's N negatives replaced by
-
-    .. math:: \max\Big(\frac{\sum f^- - N \tau^+ f^+}{1 - \tau^+},\; N e^{-1/\tau}\Big)
-    """
-
-    def __init__(self, *, tau: float = 0.5, tau_plus: float = 0.1, gather: bool = True) -> None:
+    def __init__(self, *, tau: Temperature = 0.5, gather: bool = True) -> None:
         """Sets the options.
 
         Args:
             tau: temperature, at least 0.003.
-            tau_plus: prior probability that a negative has the anchor's class, in [0, 1).
             gather: compare the rows of all processes.
         """
-        super().__init__(hard.Debiased, {"tau": tau, "tau_plus": tau_plus}, gather)
+        super().__init__(gather=gather)
+        self.tau = tau
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns `nt_xent` of this process's anchors."""
+        z = batch.vectors["projections"]
+        return nt_xent(z, tau=self.tau, rows=batch.own_rows, present=batch.present)
 
 
-class WeightedUnsupervised(_OfProjections):
+class Cmc(ProjectionLoss):
+    r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3), for two views or more.
+
+    The mean over ordered pairs of views (u, v) and samples i of
+
+    .. math:: \log \sum_k f(z_{iu}, z_{kv}) - \log f(z_{iu}, z_{iv}), \qquad
+              f(a, b) = \exp(\cos(a, b) / \tau)
+    """
+
+    needs = Needs(vectors=("projections",), views=2)
+    repels_all = True
+    missing_views = True
+    negatives: ClassVar[Negatives] = "cross_view"
+
+    def __init__(self, *, tau: Temperature = 0.5, gather: bool = True) -> None:
+        """Sets the options.
+
+        Args:
+            tau: temperature, at least 0.003.
+            gather: compare the rows of all processes.
+        """
+        super().__init__(gather=gather)
+        self.tau = tau
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns `cmc` of this process's anchors."""
+        z = batch.vectors["projections"]
+        return cmc(z, tau=self.tau, rows=batch.own_rows, present=batch.present)
+
+
+class WeightNet(nn.Sequential):
+    """HeroCon's H, which learns the weight of a negative: H(z) of each view's z."""
+
+    def __init__(self, width: int) -> None:
+        """Builds one layer of the width of z."""
+        super().__init__(nn.Linear(width, width), nn.Sigmoid())
+
+    def add_features(self, encoded: Encoded) -> Features:
+        """Returns `weights`: H(z) of each view."""
+        return {"weights": [self(z) for z in encoded.projections]}
+
+
+class WeightedUnsupervised(ProjectionLoss):
     r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5), with its weight network H.
 
     The mean over anchors :math:`z_{iu}` and positives :math:`z_{iv}, v \ne u`, of
 
     .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j g\, f(z_{iu}, z_{kj})\big)
-              - \log f(z_{iu}, z_{iv})
+              - \log f(z_{iu}, z_{iv}), \qquad f(a, b) = \exp(\cos(a, b) / \tau)
 
     with the learnt weight of a negative
     :math:`g = \frac12 [e^{1 - \cos(z_{iu}, H(z_{kj}))} + e^{1 - \cos(z_{kj}, H(z_{iu}))}]`.
     """
 
+    needs = Needs(vectors=("projections", "weights"), views=2)
+    truncated = ("projections", "weights")
+    repels_all = True
+    missing_views = True
+
     def __init__(
         self,
-        dim: int,
+        dim: int | None = None,
         *,
-        tau: float = 1.0,
-        anchors: Literal["first", "all"] = "all",
-        negatives: Literal["all_views", "cross_view"] = "all_views",
+        tau: Temperature = 1.0,
+        anchors: Anchors = "all",
+        negatives: Negatives = "all_views",
         gather: bool = True,
     ) -> None:
         """Builds H.
 
         Args:
-            dim: width of the projections.
+            dim: width of the projections; a run has that of its model.
             tau: temperature, at least 0.003.
             anchors: views that are anchors: `all`, or the `first` only.
             negatives: `all_views` of the other samples (the paper), or `cross_view`: only the
                 positive's view of them (the authors' code).
             gather: compare the rows of all processes.
         """
-        options = {"tau": tau, "anchors": anchors, "negatives": negatives}
-        super().__init__(unsupervised.WeightedUnsupervised, options, gather, _spec(dim))
+        super().__init__(gather=gather)
+        self.tau, self.anchors, self.negatives = tau, anchors, negatives
+        if dim is not None:
+            self.build_own_parts(projection_spec(dim), dim)
+
+    def build_parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+        """Returns what builds H."""
+        return {"weight": lambda: WeightNet(spec.config.projection_width)}
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns `weighted_unsupervised` of this process's anchors."""
+        return weighted_unsupervised(
+            batch.vectors["projections"],
+            batch.vectors["weights"],
+            tau=self.tau,
+            anchors=self.anchors,
+            negatives=self.negatives,
+            rows=batch.own_rows,
+            present=batch.present,
+        )
 
 
-class _OfInputs(Loss):
-    """A loss of projections and the inputs that they were computed from."""
-
-    def forward(
-        self,
-        projections: Views,
-        inputs: Tensor | Sequence[Tensor],
-        *,
-        sizes: RowCounts = None,
-    ) -> Tensor:
-        """Returns the loss over the samples of all processes.
-
-        Args:
-            projections: this process's, [batch, views, dim] or a tensor [batch, dim] for each view.
-            inputs: a tensor [batch, ...] for each view; their widths may differ.
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        views = as_views(projections, "projections")
-        features = {"projections": views, "inputs": as_inputs(inputs, len(views))}
-        return self.evaluate(features, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-
-class InputWeightedUnsupervised(_OfInputs):
+class InputWeightedUnsupervised(InputLoss):
     r"""HCL's weighted unsupervised loss L_u (2021, Eq. 4), with weights from the raw inputs.
 
     As `WeightedUnsupervised`, with :math:`g = e^{1 - \cos(x_{iu}, x_{kj})}`; where views j and u
     have different widths, :math:`x_{ku}` replaces :math:`x_{kj}`.
     """
 
+    # Inputs take no gradient, so nothing is sent back; as `vectors` they would also be rounded.
+    needs = Needs(gathered=("inputs",), vectors=("projections",), views=2)
+    repels_all = True
+
     def __init__(
-        self, *, tau: float = 1.0, anchors: Literal["first", "all"] = "all", gather: bool = True
+        self, *, tau: Temperature = 1.0, anchors: Anchors = "all", gather: bool = True
     ) -> None:
         """Sets the options.
 
@@ -199,37 +176,156 @@ class InputWeightedUnsupervised(_OfInputs):
             anchors: views that are anchors: `all`, or the `first` only.
             gather: compare the rows of all processes.
         """
-        super().__init__(
-            unsupervised.InputWeightedUnsupervised, {"tau": tau, "anchors": anchors}, gather
+        super().__init__(gather=gather)
+        self.tau, self.anchors = tau, anchors
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns `input_weighted_unsupervised` of this process's anchors."""
+        inputs, z = batch.gathered["inputs"], batch.vectors["projections"]
+        return input_weighted_unsupervised(
+            z, inputs, tau=self.tau, anchors=self.anchors, rows=batch.own_rows
         )
 
 
-class SingleViewUnsupervised(_OfInputs):
-    r"""HeroCon's L_u of one view (KDD 2022, Eq. 4), with its H and its map of the inputs.
+def nt_xent(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    *,
+    tau: float = 0.5,
+    rows: Rows = slice(None),
+    present: Present = None,
+) -> Float[Tensor, ""]:
+    r"""NT-Xent of SimCLR (Chen et al. 2020, Eq. 1), for any number of views; InfoNCE, UCL.
 
-    With :math:`x_i` an input, mapped linearly to the width of z, the mean over samples of
+    The mean over anchors z_iu and positives z_iv, v != u, of
 
-    .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
+    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j f(z_{iu}, z_{kj})\big)
+              - \log f(z_{iu}, z_{iv})
 
-    and over views, if there are several; g as in `WeightedUnsupervised`.
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        tau: temperature, > 0.
+        rows: the samples whose anchors are summed here; the loss is still divided by the count of
+            the whole batch, so that the shares of all processes add up to the loss. With `OwnRows`
+            the gradient is that of the whole loss, with respect to these rows alone.
+        present: which views each sample has: i, u, v and k, j run over these, and the mean over
+            the pairs that exist.
+
+    Returns:
+        The share of the loss that belongs to `rows`: a scalar.
+
+    Raises:
+        ValueError: fewer than two views, or tau <= 0.
     """
-
-    def __init__(
-        self, dim: int, input_dims: Sequence[int], *, tau: float = 1.0, gather: bool = True
-    ) -> None:
-        """Builds H and the maps.
-
-        Args:
-            dim: width of the projections.
-            input_dims: width of each view's flattened inputs; one alone: all views share a map.
-            tau: temperature, at least 0.003.
-            gather: compare the rows of all processes.
-        """
-        spec = _spec(dim, input_dims)
-        super().__init__(single_view.SingleViewUnsupervised, {"tau": tau}, gather, spec)
+    vectors = unit_views(z, tau, "nt_xent")
+    head = [v / tau for v in vectors], vectors
+    return all_views_loss(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
 
 
-def _spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
-    """Returns the model that parts are built for."""
-    config = check(ModelConfig, {"projection_width": dim}, "dim")
-    return ModelSpec(config, [[width] for width in input_dims], 0, [], 0)
+def cmc(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    *,
+    tau: float = 0.5,
+    rows: Rows = slice(None),
+    present: Present = None,
+) -> Float[Tensor, ""]:
+    r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3 over all pairs of views).
+
+    The mean over ordered pairs of views (u, v) and samples i of
+
+    .. math:: \log \sum_k f(z_{iu}, z_{kv}) - \log f(z_{iu}, z_{iv})
+
+    Arguments, result and errors are those of `nt_xent`.
+    """
+    vectors = unit_views(z, tau, "cmc")
+    head = [v / tau for v in vectors], vectors
+    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present) / len(z)
+
+
+def weighted_unsupervised(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    h: Sequence[Float[Tensor, "batch dim"]],
+    *,
+    tau: float = 1.0,
+    anchors: Anchors = "all",
+    negatives: Negatives = "all_views",
+    rows: Rows = slice(None),
+    present: Present = None,
+) -> Float[Tensor, ""]:
+    r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5).
+
+    The mean over anchors z_iu and positives z_iv, v != u, of
+
+    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j g\, f(z_{iu}, z_{kj})\big)
+              - \log f(z_{iu}, z_{iv})
+
+    with f = exp(cos / tau) and the learnt weight of a negative
+    g = 1/2 [exp(1 - cos(z_iu, H(z_kj))) + exp(1 - cos(z_kj, H(z_iu)))]: close samples, which may
+    be false negatives, are pushed less. Gradients flow through g.
+
+    With unit vectors z, h and p = z / tau - h, the two halves of g f are e/2 exp(z_i . p_k) and
+    e/2 exp(p_i . z_k): two products and two exponentials a pair, where the formula as printed
+    takes three of each.
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        h: H(z), same shapes.
+        tau: temperature, > 0.
+        anchors: `all` views are anchors, or the `first` only.
+        negatives: `all_views` of the other samples (the paper), or `cross_view`: only the
+            positive's view of them, the positive pair weighted by g like the negatives and not
+            counted again (the authors' code, up to a constant).
+        rows: as in `nt_xent`.
+        present: as in `nt_xent`.
+
+    Raises:
+        ValueError: fewer than two views, or tau <= 0.
+    """
+    vectors = unit_views(z, tau, "weighted_unsupervised")
+    weights = [unit(weight).to(vectors[0].dtype) for weight in h]
+    p = [v / tau - weight for v, weight in zip(vectors, weights, strict=True)]
+    views = range(1 if anchors == "first" else len(z))
+    heads: list[Head] = [(vectors, p), (p, vectors)]
+    if negatives == "all_views":
+        return all_views_loss(vectors, heads, views, tau, math.e / 2, rows, present) / len(views)
+    attraction = [v / tau for v in vectors], vectors
+    return cross_view_loss(attraction, heads, views, math.e / 2, rows, present) / len(views)
+
+
+def input_weighted_unsupervised(
+    z: Sequence[Float[Tensor, "batch dim"]],
+    x: Sequence[Float[Tensor, "batch _"]],
+    *,
+    tau: float = 1.0,
+    anchors: Anchors = "all",
+    rows: Rows = slice(None),
+) -> Float[Tensor, ""]:
+    r"""HCL's weighted unsupervised loss (2021, Eq. 4): L_u with weights from the raw inputs.
+
+    As `weighted_unsupervised` with g = exp(1 - cos(x_iu, x_kj)); where the widths of views j and u
+    differ, x_ku replaces x_kj. g f = e exp(z_i . z_k / tau - x_i . x_k) is one product of
+    concatenated vectors.
+
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        x: raw inputs, one tensor [batch, width of the view] a view; no gradient is taken.
+        tau: temperature, > 0.
+        anchors: `all` views are anchors, or the `first` only.
+        rows: as in `nt_xent`.
+
+    Raises:
+        ValueError: fewer than two views, or tau <= 0.
+    """
+    vectors = unit_views(z, tau, "input_weighted_unsupervised")
+    inputs = [unit(view.detach().flatten(1)).to(vectors[0].dtype) for view in x]
+    views = range(1 if anchors == "first" else len(z))
+    # If all views have one width, the inputs that weight a pair do not depend on the anchor's view.
+    same_width = len({view.shape for view in inputs}) == 1
+    shares = []
+    for anchor_views in [views] if same_width else [[u] for u in views]:
+        first = inputs[anchor_views[0]]
+        weights = [own if own.shape == first.shape else first for own in inputs]
+        anchor_side = [torch.cat([v / tau, -w], 1) for v, w in zip(vectors, weights, strict=True)]
+        key_side = [torch.cat(pair, 1) for pair in zip(vectors, weights, strict=True)]
+        head = anchor_side, key_side
+        shares.append(all_views_loss(vectors, [head], anchor_views, tau, math.e, rows))
+    return torch.stack(shares).sum() / len(views)

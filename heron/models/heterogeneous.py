@@ -47,15 +47,14 @@ class ModelSpec:
 
 
 class ModelTerm(Protocol):
-    """A term of the objective, as the model sees it: see `heron.objectives.term.Term`."""
+    """A term of the objective, as the model sees it: see `heron.losses.Loss`."""
 
-    def requires(self) -> Needs:
-        """Returns which features the term reads."""
+    needs: Needs
 
-    def parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
+    def build_parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Returns functions, by name, that build the modules that the term adds."""
 
-    def classifier(self, spec: ModelSpec) -> nn.Module | None:
+    def build_classifier(self, spec: ModelSpec) -> nn.Module | None:
         """Returns a module that replaces the linear classifier, or None."""
 
 
@@ -153,7 +152,7 @@ class Heterogeneous(nn.Module):
                 f"give {self.widths}; set it to false"
             )
         self.projection_width = config.projection_width
-        needed = set().union(*(term.requires().features for term in terms.values()))
+        needed = set().union(*(term.needs.features for term in terms.values()))
         spec = ModelSpec(config, shapes, labels, self.widths, self.classified, batch)
         self.classified_width = spec.classified_width
 
@@ -175,7 +174,7 @@ class Heterogeneous(nn.Module):
         raw_features = {"inputs", "input_projections"}
         for name, term in terms.items():
             coded = [shape for shape in shapes if len(shape) in (2, 4)]
-            if coded and raw_features & term.requires().features:
+            if coded and raw_features & term.needs.features:
                 reason = "tokens say nothing of a text"
                 if len(coded[0]) == 4:
                     reason = "nodes say nothing of a graph"
@@ -198,7 +197,7 @@ class Heterogeneous(nn.Module):
     def _classifier_of_term(
         self, spec: ModelSpec, terms: Mapping[str, ModelTerm]
     ) -> nn.Module | None:
-        classifiers = {name: term.classifier(spec) for name, term in terms.items()}
+        classifiers = {name: term.build_classifier(spec) for name, term in terms.items()}
         owners = [name for name, classifier in classifiers.items() if classifier is not None]
         if len(owners) > 1:
             raise ConfigError(
@@ -211,7 +210,7 @@ class Heterogeneous(nn.Module):
         """Builds the parts of terms in an order that is independent of the configuration's."""
         builders: dict[str, Callable[[], nn.Module]] = {}
         for term_name, term in terms.items():
-            parts = term.parts(spec)
+            parts = term.build_parts(spec)
             if taken := sorted(name for name in parts if hasattr(self, name)):
                 raise ConfigError(
                     f"objective.{term_name} brings a part '{taken[0]}', which every model has; "

@@ -16,6 +16,7 @@ from heron.config.experiment import load_config
 from heron.evaluation import collapse
 from heron.evaluation.knn import Vectors
 from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
+from heron.losses.objective import build_losses
 from heron.negatives.estimates import (
     Estimate,
     bootstrap,
@@ -23,7 +24,6 @@ from heron.negatives.estimates import (
     rank_correlation,
 )
 from heron.negatives.neighbours import NearPairs, unit_vectors
-from heron.objectives.term import terms_of
 from heron.retrieval.embeddings import Layer
 
 PARTNERS = 100  # random others per anchor that enter the rank correlations of g
@@ -59,12 +59,13 @@ class Temperatures:
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, since {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)
-        repelling = {name: term for name, term in terms_of(objective).items() if term.repels_all}
+        losses, sections = build_losses(objective), objective.terms()
+        repelling = {name: loss for name, loss in losses.items() if loss.repels_all}
         if not repelling:
             return cls(gamma=gamma, source=f"the default: {path} has no unsupervised term")
-        name, term = max(repelling.items(), key=lambda item: item[1].weight)
+        name, term = max(repelling.items(), key=lambda item: sections[item[0]].weight)
         source = f"objective.{name}.tau of {path}"
-        if "input_projections" in term.requires().features:
+        if "input_projections" in term.needs.features:
             source += ", which compares inputs with projections; here it is projections"
         first = getattr(term, "anchors", "all") == "first"
         cross_view = getattr(term, "negatives", "all_views") == "cross_view"

@@ -5,8 +5,8 @@ from heron.config.experiment import Config
 from heron.data.streams import Streams
 from heron.data.views import Views
 from heron.data.workers import worker_count
-from heron.objectives.exchange import ShardSizes
-from heron.objectives.objective import Objective
+from heron.losses.exchange import ShardSizes
+from heron.losses.objective import Objective
 from heron.training.strategy import Strategy
 
 
@@ -50,7 +50,7 @@ def preamble(
     steps, epochs = train.length(per_epoch := streams.epoch_stream.steps_per_epoch)
     lines = [
         f"{config.run.dir}: {strategy.parameters:,} parameters; objective "
-        + " + ".join(f"{term.weight:g} {name}" for name, term in objective.terms.items()),
+        + " + ".join(f"{term.weight:g} {name}" for name, term in objective.sections.items()),
         *streams.describe(),
         f"global batch {sum(sizes.rows):,} = {' + '.join(f'{n:,}' for n in sizes.rows)} over "
         f"{world} process{'es' if world > 1 else ''} ({sum(sizes.labelled):,} labelled)"

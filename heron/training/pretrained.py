@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 
 from heron.config.errors import CheckpointError, ConfigError
 from heron.config.experiment import load_config
+from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import without_weights
-from heron.objectives.term import terms_of
 from heron.shards.artefact import MANIFEST, sha256
 from heron.training.checkpoint import (
     STATE,
@@ -66,7 +66,7 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
             without_weights(config.model),
             signature.shapes,
             signature.labels,
-            terms_of(config.objective),
+            build_losses(config.objective),
             config.data.view_names,
         )
         model.precision = config.train.precision

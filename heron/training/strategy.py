@@ -24,8 +24,8 @@ from torch.optim import Optimizer
 from heron.config.errors import ConfigError, TrainingError
 from heron.data.batches import Batch
 from heron.distributed.collectives import rank, sum_over_processes, world_size
+from heron.losses.exchange import ShardSizes
 from heron.models.heterogeneous import Features, Heterogeneous
-from heron.objectives.exchange import ShardSizes
 
 State = dict[str, Tensor]
 

@@ -28,13 +28,13 @@ from heron.distributed.watchdog import Watchdog
 from heron.evaluation import baselines, collapse
 from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.metrics import Scores
+from heron.losses import fused
+from heron.losses.exchange import ShardSizes
+from heron.losses.objective import Objective, gather_batch
+from heron.losses.run import RunSpec, StepEnd
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import with_pretrained_configs
 from heron.models.recompute import recompute_blocks
-from heron.objectives import fused
-from heron.objectives.exchange import ShardSizes, gather_batch
-from heron.objectives.objective import Objective
-from heron.objectives.term import RunSpec, StepEnd, terms_of
 from heron.shards.terminal import print_lines, print_table
 from heron.training import checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Snapshot
@@ -128,7 +128,7 @@ class Trainer:
     def build_model(self) -> None:
         """Builds the objective, its memories, and the parts of the model that it needs."""
         config, streams = self.config, self.streams
-        objective = self.objective = Objective(terms_of(config.objective), config.model.matryoshka)
+        objective = self.objective = Objective(config.objective, config.model.matryoshka)
         objective.refuse_unfit(streams.kind, config.data.views, self.n_labelled, config.model)
         objective.refuse_partial_rows(streams.lacks_views, streams.lacks_labels)
         refuse_unfit(config, objective, self.views, streams)

@@ -10,8 +10,8 @@ import torch
 import heron
 from heron.config.errors import InputError
 from heron.job import pretrain
+from heron.losses.mib import Bottlenecks
 from heron.models.heterogeneous import Encoded, Features
-from heron.objectives.mib import Bottlenecks
 from tests.api.test_travel import computed
 from tests.mixed import mixed
 from tests.reference_runs import data, experiment

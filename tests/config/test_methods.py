@@ -10,12 +10,11 @@ from torch import Tensor
 from heron.config.errors import ConfigError
 from heron.config.experiment import METHODS, load_config
 from heron.job import pretrain
-from heron.objectives.deepmtmv import Deepmtmv
-from heron.objectives.hard import Hard
-from heron.objectives.mulco import Mulco
-from heron.objectives.objective import Objective
-from heron.objectives.pico import Pico
-from heron.objectives.term import terms_of
+from heron.losses.deepmtmv import Deepmtmv
+from heron.losses.hard import Hard
+from heron.losses.mulco import Mulco
+from heron.losses.objective import Objective, build_losses
+from heron.losses.pico import Pico
 from heron.studies.tables import TABLES
 from heron.training.strategy import Strategy
 from tests.experiments import frames, merge
@@ -45,14 +44,15 @@ def experiment(method: str) -> Path:
 @pytest.mark.parametrize("method", NAMES)
 def test_a_method_makes_its_terms(method: str) -> None:
     asked = yaml.safe_load(METHODS.read_text())[method]
-    terms = terms_of(load_config(experiment(method), method=method).objective)
+    objective = load_config(experiment(method), method=method).objective
+    terms = objective.terms()
     kept = {"bce", "cross_entropy"} & terms.keys()
     assert bool(kept) == bool(asked.get("classifier"))
     assert terms.keys() - kept == asked.get("terms", {}).keys()
     for name, options in asked.get("terms", {}).items():
         for key, value in options.items():
             assert getattr(terms[name], key) == value
-    assert Objective(terms).weights(epoch=1e9).keys() == terms.keys()
+    assert Objective(objective).weights(epoch=1e9).keys() == terms.keys()
 
 
 @pytest.mark.parametrize("method", NAMES)
@@ -103,21 +103,25 @@ def test_a_method_trains_a_step(
 
 
 def test_the_experiment_s_options_stay_and_the_method_s_win() -> None:
-    terms = terms_of(load_config(CONFIGS / "yeast.yaml", method="mulco-sifted").objective)
-    assert isinstance(terms["mulco"], Mulco)
-    assert terms["mulco"].kind == "sifted"
-    assert terms["mulco"].ramp_epochs == 100
+    objective = load_config(CONFIGS / "yeast.yaml", method="mulco-sifted").objective
+    mulco = build_losses(objective)["mulco"]
+    assert isinstance(mulco, Mulco)
+    assert mulco.kind == "sifted"
+    assert objective.root["mulco"].ramp_epochs == 100
     found = load_config(CONFIGS / "cifar10.yaml", ["objective.hard.beta=2.0"], "h-ucl").objective
-    hard = found.root["hard"]
+    hard = build_losses(found)["hard"]
     assert isinstance(hard, Hard)
     assert (hard.supervised, hard.beta) == (False, 2.0)
 
 
 def test_task_groups_are_deepmtmv_s_alone_and_its_options_stay() -> None:
     asked = ["objective.deepmtmv.widths=[4]"]
-    found = terms_of(load_config(CONFIGS / "scene.yaml", asked, "deepmtmv").objective)["deepmtmv"]
-    assert isinstance(found, Deepmtmv) and found.widths == [4]
-    assert "deepmtmv" not in terms_of(load_config(CONFIGS / "scene.yaml", asked, "dnn").objective)
+    found = build_losses(load_config(CONFIGS / "scene.yaml", asked, "deepmtmv").objective)[
+        "deepmtmv"
+    ]
+    assert isinstance(found, Deepmtmv) and found.layers == [4]
+    without = load_config(CONFIGS / "scene.yaml", asked, "dnn").objective
+    assert "deepmtmv" not in without.terms()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -128,9 +132,9 @@ def test_every_row_of_a_table_is_a_run(name: str) -> None:
         epochs = load_config(CONFIGS / table.config, given, method.name).train.epochs
         given += method.scheduled(epochs)
         config = load_config(CONFIGS / table.config, given, method.name)
-        assert terms_of(config.objective), shown
+        assert build_losses(config.objective), shown
         assert len(method.published or table.scores) == len(table.scores)
-        if isinstance(pico := terms_of(config.objective).get("pico"), Pico):
+        if isinstance(pico := build_losses(config.objective).get("pico"), Pico):
             assert pico.phi_epochs == config.train.epochs
 
 
@@ -139,7 +143,7 @@ def test_a_shipped_experiment_is_a_method(path: Path) -> None:
     """And each says in a comment how to build its data."""
     if path == METHODS:
         return
-    found = set(terms_of(load_config(path).objective)) - {"bce", "cross_entropy"}
+    found = set(build_losses(load_config(path).objective)) - {"bce", "cross_entropy"}
     presets = yaml.safe_load(METHODS.read_text()).values()
     assert found in [set(preset.get("terms", {})) for preset in presets]
     config = load_config(path)

@@ -18,8 +18,8 @@ from heron.data.dataset import open_reader
 from heron.data.given_rows import InputView
 from heron.data.texts import TextDecoder
 from heron.job import pretrain
+from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.term import terms_of
 from heron.retrieval.query import Retriever
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
@@ -201,7 +201,7 @@ def test_what_a_text_cannot_be(run: Path, view: dict[str, Any], told: str) -> No
 def test_a_step_is_counted_and_inputs_are_not_compared(tmp_path: Path) -> None:
     config, shapes = mixed(tmp_path), [(16, 16, 3), (24, 257), (5,)]
     model = Heterogeneous(
-        config.model, shapes, 3, terms_of(config.objective), config.data.view_names
+        config.model, shapes, 3, build_losses(config.objective), config.data.view_names
     ).eval()
     inputs = [torch.rand(4, 3, 16, 16), torch.ones(4, 24, dtype=torch.int32), torch.rand(4, 5)]
     with sdpa_kernel(SDPBackend.MATH):  # kernels of CPUs are not counted
@@ -210,7 +210,7 @@ def test_a_step_is_counted_and_inputs_are_not_compared(tmp_path: Path) -> None:
     hcl: dict[str, Any] = {"clip": None, "input_weighted_unsupervised": {}}
     other = mixed(tmp_path, objective=hcl)
     with pytest.raises(ConfigError, match="input_weighted_unsupervised compares the inputs them"):
-        Heterogeneous(other.model, shapes, 3, terms_of(other.objective), other.data.view_names)
+        Heterogeneous(other.model, shapes, 3, build_losses(other.objective), other.data.view_names)
 
 
 def test_a_view_of_text_has_no_fixed_shape() -> None:

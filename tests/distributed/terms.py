@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from heron.config.terms import Terms
-from heron.objectives.term import Term, terms_of
+from heron.config.terms import Terms, TermSection
 
 
-def named(**options: dict[str, Any]) -> dict[str, Term]:
+def named(**options: dict[str, Any]) -> dict[str, TermSection]:
     """Terms by name, as a configuration gives them."""
-    return terms_of(Terms.model_validate(options))
+    return Terms.model_validate(options).terms()
 
 
 HEROCON = named(
@@ -38,7 +37,7 @@ CODES = named(c2ae={"weight": 0.7})
 BOTTLENECKS = named(bce={}, mib={"weight": 0.7, "beta_epochs": 2})
 # Every other term, those that fit together in one step; between them, every parameter has a
 # gradient.
-OTHERS: dict[str, dict[str, Term]] = {
+OTHERS: dict[str, dict[str, TermSection]] = {
     "contrast of all rows": named(
         bce={},
         nt_xent={},

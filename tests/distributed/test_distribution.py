@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 from heron.config.errors import TrainingError
 from heron.config.model import Cnn, Convnet, Mlp, ModelConfig, Resnet
+from heron.config.terms import Terms, TermSection
 from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
@@ -22,10 +23,10 @@ from heron.distributed.sync_batchnorm import (
     has_norm,
     synchronise,
 )
+from heron.losses.exchange import ShardSizes
+from heron.losses.objective import Objective, build_losses, gather_batch
+from heron.losses.run import RunSpec, StepEnd
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.exchange import ShardSizes, gather_batch
-from heron.objectives.objective import Objective
-from heron.objectives.term import RunSpec, StepEnd, Term
 from heron.training.strategy import (
     Strategy,
     micro_batches,
@@ -74,7 +75,7 @@ def step(
     encoder: str,
     shared: bool,
     count: int = 11,
-    chosen: dict[str, Term] = HEROCON,
+    chosen: dict[str, TermSection] = HEROCON,
     rounds: int = 1,
     pieces: int = 1,
     matryoshka: Sequence[int] = (),
@@ -87,7 +88,7 @@ def step(
     world, rank = collectives.world_size(), collectives.rank()
     torch.manual_seed(0)
     base, shape = ENCODERS[encoder]
-    objective = Objective(chosen, matryoshka)
+    objective = Objective(Terms.model_validate(chosen), matryoshka)
     config = base.model_copy(
         update={
             "shared_encoder": shared,
@@ -97,7 +98,8 @@ def step(
     )
     model = Heterogeneous(config, [shape, shape], LABELS, objective.terms).double()
     wrong = torch.eye(LABELS)[torch.arange(count) % LABELS]
-    objective.build_memories(RunSpec(model, torch.arange(count), LABELS, lambda: wrong, chosen))
+    run = RunSpec(model, torch.arange(count), LABELS, lambda: wrong, objective.terms)
+    objective.build_memories(run)
     for memory in objective.memories.values():
         synchronise(memory.double())
     synchronise(model)
@@ -302,7 +304,8 @@ def test_running_statistics_move_once_a_micro_batch() -> None:
     """As they do where each micro-batch is passed forward once: not in both passes over it."""
     torch.manual_seed(0)
     shapes, rows = [[6], [6]], 9
-    model = Heterogeneous(ENCODERS["mlp"][0], shapes, LABELS, HEROCON).double()
+    losses = build_losses(Terms.model_validate(HEROCON))
+    model = Heterogeneous(ENCODERS["mlp"][0], shapes, LABELS, losses).double()
     straight = copy.deepcopy(model)
     x = [torch.randn(rows, 6).double() for _ in shapes]
     batch = Batch(

@@ -14,10 +14,10 @@ from heron.data.views import Views
 from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.metrics import fitted_threshold, multi_label_scores
+from heron.losses.classification import Bce
+from heron.losses.supervised import WeightedSupervised
+from heron.losses.unsupervised import WeightedUnsupervised
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.classification import Bce
-from heron.objectives.supervised import WeightedSupervised
-from heron.objectives.unsupervised import WeightedUnsupervised
 from tests.experiments import frames
 
 ONE_VIEW: dict[str, Any] = {"stored": "view1", "augment": ["noise"]}

@@ -12,10 +12,10 @@ from scipy import stats
 from heron.cli.main import main
 from heron.config.errors import STOPPED, ConfigError, Stopped
 from heron.config.experiment import Config, dump_config
-from heron.objectives.comco import Comco
-from heron.objectives.pico import Pico
-from heron.objectives.plnl import Plnl
-from heron.objectives.term import terms_of
+from heron.losses.comco import Comco
+from heron.losses.objective import build_losses
+from heron.losses.pico import Pico
+from heron.losses.plnl import Plnl
 from heron.shards.artefact import MANIFEST
 from heron.studies.measured import compare
 from heron.studies.repeats import mean_std_count, paired_test
@@ -105,7 +105,7 @@ def test_schedules_are_as_long_as_the_run(tmp_path: Path, data: str, ran: list[C
     table = replace(TABLES["yeast"], runs=1)
     methods = ["PiCO", "ComCo", "PLNL"]
     reproduce(table, tmp_path / "short", [data, "train.epochs=20"], methods)
-    pico, comco, plnl = (next(iter(terms_of(config.objective).values())) for config in ran)
+    pico, comco, plnl = (next(iter(build_losses(config.objective).values())) for config in ran)
     assert isinstance(pico, Pico) and pico.phi_epochs == 20
     assert isinstance(comco, Comco) and comco.neighbour_epochs == 10
     assert isinstance(plnl, Plnl)

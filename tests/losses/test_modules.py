@@ -1,7 +1,6 @@
 """The losses as modules: values, signatures, memories and types."""
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any, assert_type
 
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 
 from heron import losses as h
+from heron.config.describe import documented
+from heron.config.errors import ConfigError
 from heron.config.terms import named_terms
 from heron.losses import functional as f
-from heron.objectives import unsupervised
 from tests.losses.nets import CASES, CLASSES, DIM, Net, batches
 from tests.objectives.test_terms import draw
 
@@ -106,20 +106,19 @@ def test_parts_are_the_functions_arguments() -> None:
     assert codes.predict(Z[0]).shape == (BATCH, CLASSES)
 
 
-def test_every_option_is_an_argument_with_its_default() -> None:
-    terms = {term.__name__: term for term in named_terms().values()}
-    assert set(terms) == set(h.__all__) - {"Loss", "LossError", "MomentumEncoder"}
-    for name, term in terms.items():
-        module = getattr(h, name)
-        assert ".. math::" in module.__doc__ or name in ("Bce", "CrossEntropy", "Deepmtmv", *LIKE)
-        arguments = inspect.signature(module).parameters
-        # `part` of Deepmtmv is called by the loop, and `MomentumEncoder` has the momentum.
-        given = set(term.model_fields) - {"weight", "ramp_epochs", "momentum", "every_epochs"}
-        for option in given:
-            assert arguments[option].default == term.model_fields[option].get_default(), option
+def test_a_loss_is_one_class_with_its_equation() -> None:
+    names = {section.loss.__name__: section for section in named_terms().values()}
+    for name, section in names.items():
+        assert getattr(h, name) is section.loss
+        assert ".. math::" in section.loss.__doc__ or name in ("Bce", "CrossEntropy", *LIKE)
+        meanings = documented(section)
+        assert all(meanings[option] for option in section.model_fields), name
+        assert section().build_loss().options == section().model_dump(
+            exclude={"weight", "ramp_epochs"}
+        )
 
 
-LIKE = "InputWeightedUnsupervised", "Gce", "Mlcl"  # as another, in words
+LIKE = "InputWeightedUnsupervised", "Gce", "Mlcl", "Deepmtmv"  # as another, in words
 
 
 def test_every_function_is_exported() -> None:
@@ -178,11 +177,21 @@ def test_losses_are_exact_under_autocast() -> None:
     assert torch.equal(mixed, loss([view.float() for view in half]))
 
 
-def test_a_term_of_ones_own_is_a_loss() -> None:
-    loss = h.Loss(unsupervised.NtXent, {"tau": 0.3})
-    assert repr(loss).startswith("Loss(\n  tau=0.3, gather=True")
-    torch.testing.assert_close(loss.evaluate({"projections": Z}), f.nt_xent(Z, tau=0.3))
-    assert ", beta=2.0, " in repr(h.Hard(beta=2.0))  # an argument reaches the term
+def test_a_loss_shows_its_options() -> None:
+    assert repr(h.NtXent(tau=0.3)).startswith("NtXent(\n  tau=0.3, gather=True")
+    assert ", beta=2.0, " in repr(h.Hard(beta=2.0))
+    assert h.InfoNCE is h.NTXentLoss is h.NtXent and h.SupConLoss is h.Supcon
+
+
+def test_wrong_options_and_missing_widths_are_named() -> None:
+    with pytest.raises(ConfigError, match="NtXent does not fit: tau: found -1"):
+        h.NtXent(tau=-1)
+    with pytest.raises(h.LossError, match="no module makes its weights; expected the widths"):
+        h.WeightedUnsupervised()(Z)
+    with pytest.raises(h.LossError, match=r"no classifier; expected C2ae\(dim, labels"):
+        h.C2ae()(Z, LABELS)
+    with pytest.raises(h.LossError, match="it has no queue; expected Mulco"):
+        h.Mulco()(Z[0], Z[1], LOGITS, CLASS)
 
 
 def test_every_case_has_a_gradient_for_every_parameter() -> None:
@@ -199,3 +208,19 @@ def test_views_of_two_types_are_compared_as_they_are() -> None:
     a, b = (torch.randn(8, 4, generator=draw) for _ in range(2))
     half, exact = a.bfloat16(), h.NtXent()([a.bfloat16().float(), b])
     assert h.NtXent()([half, b]).item() == h.NtXent()([b, half]).item() == exact.item()
+
+
+def test_matryoshka_is_the_mean_over_first_numbers() -> None:
+    nested = h.Matryoshka(h.NtXent(tau=0.3), [2, DIM])(Z)
+    by_width = [f.nt_xent([z[:, :m] for z in Z], tau=0.3) for m in (2, DIM)]
+    torch.testing.assert_close(nested, torch.stack(by_width).mean(), rtol=1e-14, atol=0)
+    assert h.NtXent(tau=0.3)(Z) == by_width[1]  # a class is not changed, an object is
+    bottlenecks = h.Matryoshka(h.Mib(DIM), [2, DIM]).double()
+    keys = torch.arange(BATCH)
+    bottlenecks(Z, epoch=0.0, rng_keys=keys).backward()
+    assert all(p.grad is not None for p in bottlenecks.parameters())
+    for loss, widths in ((h.Bce(), [2]), (h.Infograph(DIM), [2]), (h.NtXent(), [4, 2])):
+        with pytest.raises(h.LossError, match="Matryoshka: .*expected"):
+            h.Matryoshka(loss, widths)
+    with pytest.raises(h.LossError, match=f"projections have {DIM} numbers; expected {DIM + 1}"):
+        h.Matryoshka(h.NtXent(), [2, DIM + 1])(Z)

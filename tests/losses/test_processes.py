@@ -48,7 +48,7 @@ def assert_one(one: Result, several: Result) -> None:
 
 def test_every_term_is_a_case() -> None:
     names = {name.partition(",")[0] for name in CASES}
-    assert names == {term.__name__ for term in named_terms().values()}
+    assert names == {term.loss.__name__ for term in named_terms().values()}
 
 
 def test_two_processes_are_one_in_a_loop_of_ones_own() -> None:

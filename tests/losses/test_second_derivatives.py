@@ -131,7 +131,7 @@ def test_every_public_loss(case: str) -> None:
 
 def test_all_terms_are_here() -> None:
     cases = {case.partition(",")[0] for case in CASES}
-    assert cases == {term.__name__ for term in named_terms().values()}
+    assert cases == {term.loss.__name__ for term in named_terms().values()}
 
 
 @pytest.mark.parametrize("name", TERMS)

@@ -18,8 +18,8 @@ from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog
 from heron.job import pretrain
+from heron.losses.momentum import VIEW, MomentumLoss
 from heron.models.heterogeneous import Features
-from heron.objectives.momentum import VIEW, MomentumTerm
 from heron.report.run_report import write_report
 from heron.training.optim import learning_rate
 from heron.training.tracking import read_metrics
@@ -72,9 +72,7 @@ class Loop(nn.Module):
         }
         self.losses = nn.ModuleDict()
         for name, term in self.terms.items():
-            made = getattr(h, type(term).__name__)
-            options = term.model_dump(exclude={"weight", "ramp_epochs", "momentum", "every_epochs"})
-            loss = self.losses[name] = made(*built.get(name, []), **options)
+            loss = self.losses[name] = type(term)(*built.get(name, []), **term.options)
             for part in loss.parts:  # the trainer's are the model's
                 loss.parts[part] = getattr(self.model, part)
                 delattr(self.model, part)
@@ -82,7 +80,7 @@ class Loop(nn.Module):
                 if part == "classifier":
                     self.model.classifier = None
         self.slow = None
-        if momentum := [t.momentum for t in self.terms.values() if isinstance(t, MomentumTerm)]:
+        if momentum := [t.momentum for t in self.terms.values() if isinstance(t, MomentumLoss)]:
             self.slow = h.MomentumEncoder(Branch(*self.model.branch(VIEW)), momentum[0])
 
     def inputs(self) -> list[range]:

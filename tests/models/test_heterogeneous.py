@@ -8,12 +8,12 @@ from torch import nn
 
 from heron.config.errors import ConfigError
 from heron.config.model import Mlp, ModelConfig
+from heron.losses import Loss
+from heron.losses.classification import Bce
+from heron.losses.mib import Mib
+from heron.losses.single_view import SingleViewUnsupervised
+from heron.losses.unsupervised import WeightedUnsupervised
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.classification import Bce
-from heron.objectives.mib import Mib
-from heron.objectives.single_view import SingleViewUnsupervised
-from heron.objectives.term import Term
-from heron.objectives.unsupervised import WeightedUnsupervised
 
 MLP = Mlp(widths=[7, 5])
 
@@ -21,7 +21,7 @@ MLP = Mlp(widths=[7, 5])
 def build(views: int = 2, project_inputs: bool = False, **options: Any) -> Heterogeneous:
     torch.manual_seed(0)
     config, shapes = ModelConfig(encoder=MLP, projection_width=4, **options), [[6]] * views
-    terms: dict[str, Term] = {"bce": Bce(), "weighted_unsupervised": WeightedUnsupervised()}
+    terms: dict[str, Loss] = {"bce": Bce(), "weighted_unsupervised": WeightedUnsupervised()}
     if project_inputs:
         terms["single_view_unsupervised"] = SingleViewUnsupervised()
     return Heterogeneous(config, shapes, 3, terms)
@@ -88,7 +88,7 @@ def test_projectors(kind: str, layers: list[str]) -> None:
 
 
 def test_the_order_of_terms_changes_no_weight() -> None:
-    terms: dict[str, Term] = {
+    terms: dict[str, Loss] = {
         "weighted_unsupervised": WeightedUnsupervised(),
         "single_view_unsupervised": SingleViewUnsupervised(),
         "mib": Mib(),

@@ -7,8 +7,8 @@ from heron.config.errors import TrainingError
 from heron.config.model import Mlp, ModelConfig
 from heron.config.terms import Terms
 from heron.data.batches import Batch
+from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.term import terms_of
 from heron.training.strategy import MicroBatch, refuse_lonely_rows
 
 PRESENT = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1], [1, 0], [1, 1], [0, 1]]).bool()
@@ -18,7 +18,7 @@ SIZES = [4, 3]
 def model() -> Heterogeneous:
     torch.manual_seed(0)
     config = ModelConfig(encoder=Mlp(widths=[5], dropout=0.4), projection_width=4)
-    terms = terms_of(Terms.model_validate({"bce": {}, "nt_xent": {}}))
+    terms = build_losses(Terms.model_validate({"bce": {}, "nt_xent": {}}))
     return Heterogeneous(config, [[6], [3]], 2, terms).double()
 
 

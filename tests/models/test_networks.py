@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from heron.config.errors import ConfigError
 from heron.config.model import ModelConfig
 from heron.config.training import Optim
+from heron.losses.unsupervised import Cmc
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import with_pretrained_configs, without_weights
-from heron.objectives.unsupervised import Cmc
 from heron.training.optim import build_optimizer
 from heron.training.strategy import set_rate
 

@@ -15,14 +15,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 from heron.config.errors import ConfigError
 from heron.job import pretrain
-from heron.objectives.deepmtmv import (
-    Deepmtmv,
-    TaskGroups,
-    affinity,
-    disagreement,
-    embedding,
-    partition,
-)
+from heron.losses.deepmtmv import Deepmtmv
+from heron.losses.task_groups import TaskGroups, affinity, disagreement, embedding, partition
 from heron.training.optim import Lars
 from heron.training.pretrained import from_pretrained
 from heron.training.tracking import read_metrics
@@ -38,7 +32,8 @@ LATER = [[0, 1, 3], [2, 4]]
 
 def tree(**options: Any) -> TaskGroups:
     torch.manual_seed(0)
-    return TaskGroups(Deepmtmv(widths=[4, 3], **options), 3, VIEWS, TASKS).double()
+    loss = Deepmtmv(3, TASKS, VIEWS, widths=[4, 3], **options)
+    return loss.groups.double()
 
 
 class Shared(nn.Module):
@@ -277,7 +272,7 @@ def test_a_view_weighs_as_the_first_layer_takes_of_it(monkeypatch: pytest.Monkey
         seen.append(importance)
         return [[0]]
 
-    monkeypatch.setattr("heron.objectives.deepmtmv.partition", watched)
+    monkeypatch.setattr("heron.losses.task_groups.partition", watched)
     mine = tree()
     mine.weight.fill_(1)
     mine.choose_groups()

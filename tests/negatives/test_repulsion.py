@@ -4,12 +4,14 @@ import math
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from heron.losses import Loss
+from heron.losses.batch import GlobalBatch
 from heron.negatives.neighbours import NearPairs
 from heron.negatives.repulsion import (
     HARDENINGS,
@@ -18,8 +20,6 @@ from heron.negatives.repulsion import (
     measure_repulsion,
     near_weights,
 )
-from heron.objectives.batch import GlobalBatch
-from heron.objectives.term import Term
 from heron.retrieval.embeddings import Embeddings
 from tests.negatives.loops import (
     GAMMA,
@@ -140,14 +140,16 @@ def test_assumption_1_by_loops(
             assert assumption["undefined"] == pytest.approx(undefined / 30)
 
 
-class Mine(Term):
+class Mine(Loss):
     """A term of someone's own that pushes all others apart, from the first view on."""
 
-    tau: float = 0.25
-    anchors: str = "first"
-    repels_all: ClassVar[bool] = True
+    repels_all = True
 
-    def loss(self, batch: GlobalBatch, memory: Any) -> None:
+    def __init__(self, *, tau: float = 0.25, anchors: str = "first") -> None:
+        super().__init__()
+        self.tau, self.anchors = tau, anchors
+
+    def share(self, batch: GlobalBatch) -> None:
         raise NotImplementedError
 
 

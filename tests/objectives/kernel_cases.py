@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives import fused
-from heron.objectives.fused import switch
+from heron.losses import fused
+from heron.losses.fused import switch
 
 INTERPRETED = switch.interpreted()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from heron.objectives import engine
-from heron.objectives.c2ae import c2ae
-from heron.objectives.comco import comco, scl_nl
-from heron.objectives.engine import unit
-from heron.objectives.mib import mib
-from heron.objectives.pico import Disambiguation, pico, pseudo_target_loss
-from heron.objectives.present import OwnRows
+from heron.losses import engine
+from heron.losses.c2ae import c2ae
+from heron.losses.comco import comco, scl_nl
+from heron.losses.engine import unit
+from heron.losses.mib import mib
+from heron.losses.pico import Disambiguation, pico, pseudo_target_loss
+from heron.losses.present import OwnRows
 from tests import baseline_oracles, oracles
 from tests.objectives.test_family import sets
 from tests.objectives.test_terms import assert_same, draw, gradients, labels

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from heron.config.model import ModelConfig
+from heron.losses.clip import MAX_SCALE, LearntScale, Siglip, clip, siglip
 from heron.models.heterogeneous import Encoded, ModelSpec
-from heron.objectives.clip import MAX_SCALE, LearntScale, Siglip, clip, siglip
 from tests import oracles
 
 Loss = Callable[..., Tensor]
@@ -66,7 +66,7 @@ def test_the_largest_scale_is_finite_in_float32() -> None:
 )
 def test_siglip_begins_at_the_odds_of_a_pair(given: float | None, rows: int, bias: float) -> None:
     spec = ModelSpec(ModelConfig(), [], 0, [], 0, rows)
-    part = Siglip(bias=given).parts(spec)["siglip_scale"]()
+    part = Siglip(bias=given).build_parts(spec)["siglip_scale"]()
     assert float(part.state_dict()["bias"]) == pytest.approx(bias)
 
 

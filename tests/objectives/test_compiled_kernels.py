@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from heron.objectives.fused import switch
+from heron.losses.fused import switch
 from tests.objectives.kernel_cases import INTERPRETED, with_triton
 
 LOGITS_PIPED = {128: 7.0, 256: 10.0}  # instructions an element of the plain sums, masks skipped

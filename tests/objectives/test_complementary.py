@@ -12,8 +12,8 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
 from heron.data.protocol import complementary
 from heron.job import pretrain
-from heron.objectives.momentum import MomentumQueue
-from heron.objectives.pico import Disambiguation
+from heron.losses.momentum import MomentumQueue
+from heron.losses.pico import Disambiguation
 from heron.training.checkpoint import complete_checkpoints
 from tests import ranks
 from tests.experiments import frames, merge

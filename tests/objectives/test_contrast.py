@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives import fused
+from heron.losses import fused
 from tests.objectives.test_family import OPTIONS
 from tests.objectives.test_terms import draw, gradients
 

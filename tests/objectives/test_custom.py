@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import Tensor
 
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import dump_config, load_config, parse_config
+from heron.data.plan import even_slice
+from heron.distributed import collectives
 from heron.job import pretrain
-from heron.objectives.term import terms_of
+from heron.losses import Loss
+from heron.shards.dotted import load_class
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
@@ -21,34 +25,42 @@ TERM = "my_lab.losses.Decoupled"
 
 
 WRONG = """
-class Bare(Term):
+class Bare(Loss):
     needs = Needs(gathered=("projections",))
-    def loss(self, batch, memory):
+    def share(self, batch):
         return 0.5
 
 class Rows(Bare):
-    def loss(self, batch, memory):
+    def share(self, batch):
         return batch.projections[0][:, 0]
 
 class Silent(Bare):
-    def loss(self, batch, memory):
+    def share(self, batch):
         return None
 
 class Unasked(Bare):
     needs = Needs(own=("projections",))
-    def loss(self, batch, memory):
+    def share(self, batch):
         return batch.projections[0].sum()
 
 class Remembers(Bare):
-    def memory(self, run):
+    def build_memory(self, run):
         return {}
 
 class Taken(Bare):
-    def parts(self, spec):
+    def build_parts(self, spec):
         return {"encoders": lambda: torch.nn.Linear(1, 1)}
 
 class Old(Bare):
     needs = ("project",)
+
+class Sized(Bare):
+    def __init__(self, dim):
+        super().__init__()
+
+class Weighs(Bare):
+    def __init__(self, *, weight=1.0):
+        super().__init__()
 """
 
 
@@ -58,8 +70,9 @@ def my_lab(my_lab: Path) -> Path:
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     (my_lab / "losses.py").write_text(code)
     needy = "class Needy(Decoupled):\n    needs = Needs(gathered=('attention',))\n"
-    empty = "class Empty(Term):\n    pass\n"
-    (my_lab / "wrong.py").write_text(f"from my_lab.losses import *\n\n{needy}\n{empty}\n{WRONG}")
+    empty = "class Empty(Loss):\n    pass\n"
+    imports = "from my_lab.losses import *\nfrom heron.losses import Loss\n"
+    (my_lab / "wrong.py").write_text(f"{imports}\n{needy}\n{empty}\n{WRONG}")
     return my_lab.parent
 
 
@@ -84,6 +97,34 @@ def test_it_trains_on_two_processes_as_on_one(my_lab: Path) -> None:
         "tau": 0.2,
     }
     assert dump_config(parse_config(yaml.safe_load(dump_config(written)))) == dump_config(written)
+
+
+def in_a_loop(folder: str) -> tuple[Tensor, Tensor]:
+    """The guide's loss of this process's rows in a loop, and their gradient."""
+    kind = load_class(TERM, Loss)
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(2, 7, 4, generator=draw, dtype=torch.float64)
+    own = even_slice(7, collectives.rank(), collectives.world_size())
+    views = z[:, own].clone().requires_grad_()
+    value = kind(tau=0.2)(list(views))
+    value.backward()
+    assert views.grad is not None
+    return value.detach(), views.grad / collectives.world_size()
+
+
+def test_a_loop_calls_it_on_two_processes_as_on_one(my_lab: Path) -> None:
+    ((value, gradient),) = ranks.run(1, in_a_loop, str(my_lab))
+    two = ranks.run(2, in_a_loop, str(my_lab))
+    z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    unit = torch.nn.functional.normalize(z, dim=2)
+    anchors = []
+    for i, u, v in ((i, u, 1 - u) for i in range(7) for u in (0, 1)):
+        others = [unit[w, k] for w in (0, 1) for k in range(7) if k != i]
+        logits = torch.stack([unit[u, i] @ other / 0.2 for other in others])
+        anchors.append(logits.logsumexp(0) - unit[u, i] @ unit[v, i] / 0.2)
+    torch.testing.assert_close(value, torch.stack(anchors).mean())
+    torch.testing.assert_close(torch.stack([two[0][0], two[1][0]]), value.expand(2))
+    torch.testing.assert_close(torch.cat([two[0][1], two[1][1]], 1), gradient)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +182,9 @@ def test_a_need_that_there_is_not(my_lab: Path) -> None:
         ("Unasked", "reads 'projections', which is not among its needs.gathered"),
         ("Remembers", "Remembers: its memory is dict; expected a Memory"),
         ("Taken", "Taken brings a part 'encoders', which every model has"),
-        ("Old", r"Old.needs is \('project',\); expected Needs"),
+        ("Sized", "Sized cannot be built without 'dim'; expected a default, or an option after"),
+        ("Weighs", "Weighs has an option 'weight', which every term has; expected another name"),
+        ("Old", r"Old needs \('project',\); expected Needs"),
     ],
 )
 def test_what_a_term_gives_that_is_wrong_is_named(my_lab: Path, name: str, message: str) -> None:
@@ -155,15 +198,15 @@ def test_an_override_reaches_a_dotted_term(my_lab: Path) -> None:
     tree = frames(my_lab).model_dump(mode="json") | {"objective": {TERM: {"tau": 0.3}, "bce": {}}}
     config.write_text(yaml.safe_dump(tree))
     given = [f"objective.{TERM}.weight=2", "objective.bce.weight=3"]
-    terms = terms_of(load_config(config, given).objective)
+    terms = load_config(config, given).objective.terms()
     assert terms[TERM].model_dump() == {"weight": 2, "ramp_epochs": 0, "tau": 0.3}
     assert terms["bce"].weight == 3
-    assert TERM not in terms_of(load_config(config, [f"objective.{TERM}=null"]).objective)
+    assert TERM not in load_config(config, [f"objective.{TERM}=null"]).objective.terms()
 
 
 def test_a_term_without_a_loss(my_lab: Path) -> None:
     tree = frames(my_lab).model_dump() | {"objective": {"my_lab.wrong.Empty": {}}}
     with pytest.raises(
-        ConfigError, match=r"my_lab.wrong.Empty has no loss; expected a method loss"
+        ConfigError, match=r"my_lab.wrong.Empty has no loss; expected a method share"
     ):
         parse_config(tree)

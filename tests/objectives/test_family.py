@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives import complementary, engine
-from heron.objectives.hard import debiased, hard
-from heron.objectives.hierarchical import hierarchical
-from heron.objectives.mulco import mulco
-from heron.objectives.single_view import single_view_unsupervised
-from heron.objectives.supcon import supcon
-from heron.objectives.unsupervised import (
+from heron.losses import complementary, engine
+from heron.losses.debiased import debiased
+from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
+from heron.losses.mulco import mulco
+from heron.losses.single_view import single_view_unsupervised
+from heron.losses.supcon import supcon
+from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives import fused
-from heron.objectives.fused import switch
+from heron.losses import fused
+from heron.losses.fused import switch
 from tests.objectives.kernel_cases import (
     DEVICE,
     INTERPRETED,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from heron.config.errors import TrainingError
-from heron.objectives import fused
-from heron.objectives.fused import layout, switch
+from heron.losses import fused
+from heron.losses.fused import layout, switch
 from tests.objectives.kernel_cases import DEVICE, INTERPRETED, draw
 
 

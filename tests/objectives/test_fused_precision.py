@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives import fused
-from heron.objectives.fused import layout
+from heron.losses import fused
+from heron.losses.fused import layout
 from tests.objectives import kernel_cases as cases
 from tests.objectives.kernel_cases import DEVICE, INTERPRETED, kernels
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heron.objectives import fused
-from heron.objectives.hard import debiased, hard
-from heron.objectives.mulco import mulco
-from heron.objectives.single_view import single_view_unsupervised
-from heron.objectives.supcon import supcon
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import (
+from heron.losses import fused
+from heron.losses.debiased import debiased
+from heron.losses.hard import hard
+from heron.losses.mulco import mulco
+from heron.losses.single_view import single_view_unsupervised
+from heron.losses.supcon import supcon
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

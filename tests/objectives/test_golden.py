@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives.complementary import ub_exp, ub_log
-from heron.objectives.hard import debiased, hard
-from heron.objectives.hierarchical import hierarchical
-from heron.objectives.mulco import mulco
-from heron.objectives.supcon import supcon
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import (
+from heron.losses.complementary import ub_exp, ub_log
+from heron.losses.debiased import debiased
+from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
+from heron.losses.mulco import mulco
+from heron.losses.supcon import supcon
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

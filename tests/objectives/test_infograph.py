@@ -8,8 +8,8 @@ from torch import Tensor
 
 from heron.config.errors import ConfigError
 from heron.config.model import ModelConfig
+from heron.losses.infograph import Infograph, infograph
 from heron.models.heterogeneous import ModelSpec
-from heron.objectives.infograph import Infograph, infograph
 
 GRAPHS, NODES, DIM = 5, 4, 3
 
@@ -66,4 +66,4 @@ def test_what_cannot_be_compared() -> None:
         infograph(local[:1], graphs[:1], there[:1], 1)
     spec = ModelSpec(ModelConfig(), [[8, 8, 2, 3], [6]], 2, [4, 4], 2)
     with pytest.raises(ConfigError, match=r"shapes \[\(8, 8, 2, 3\), \(6,\)\].*graphs alone"):
-        Infograph().parts(spec)
+        Infograph().build_parts(spec)

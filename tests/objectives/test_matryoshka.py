@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +13,14 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
 from heron.config.model import ModelConfig
 from heron.config.terms import Terms, named_terms
-from heron.losses.disambiguation import _PicoKeys
+from heron.losses.batch import FeatureMap, GlobalBatch
+from heron.losses.comco import scl_nl
+from heron.losses.mib import Bottlenecks
 from heron.losses.momentum import CallerKeyQueue
+from heron.losses.objective import Objective
+from heron.losses.pico import Pico, pseudo_target_loss
+from heron.losses.unsupervised import NtXent
 from heron.models.heterogeneous import Encoded
-from heron.objectives.batch import FeatureMap, GlobalBatch
-from heron.objectives.comco import scl_nl
-from heron.objectives.mib import Bottlenecks
-from heron.objectives.objective import Objective
-from heron.objectives.pico import pseudo_target_loss
-from heron.objectives.term import terms_of
-from heron.objectives.unsupervised import NtXent
 from tests import baseline_oracles, oracles
 from tests.experiments import FRAMES, merge
 from tests.objectives.test_terms import draw
@@ -138,7 +136,7 @@ LOOPS: dict[str, tuple[dict[str, Any], Loop]] = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_term_is_the_mean_of_its_loop_over_the_widths(name: str) -> None:
     options, loop = LOOPS[name]
-    terms = terms_of(Terms.model_validate({name: options}))
+    terms = Terms.model_validate({name: options})
     assert Objective(terms).matryoshka == ()
     known = features()
     leaves = [x for parts in known.values() for x in parts if x.requires_grad]
@@ -157,7 +155,7 @@ def test_a_term_is_the_mean_of_its_loop_over_the_widths(name: str) -> None:
 
 
 def test_every_term_of_projections_has_its_loop() -> None:
-    compared = {k for k, t in named_terms().items() if "projections" in t.needs.features}
+    compared = {k for k, t in named_terms().items() if "projections" in t.loss.needs.features}
     assert compared == LOOPS.keys() | OF_KEYS.keys() | {"mib"}
 
 
@@ -205,13 +203,13 @@ def test_a_term_with_a_queue_compares_first_numbers_and_keeps_whole_keys(name: s
     kinds: dict[tuple[int, ...], Any] = {}
     for widths in (tuple(WIDTHS), ()):
         memory: Any = (
-            _PicoKeys(queue, DIM, WRONG, 0.9)
+            Pico(DIM, WRONG, queue=queue, gamma=0.9).memory
             if name == "pico"
             else CallerKeyQueue(queue, DIM, posteriors.shape[1])
         )
         memory.double().enqueue(QUEUE, posteriors)
-        objective = Objective(terms_of(Terms.model_validate({name: options})), widths)
-        objective.memories = {name: memory}
+        objective = Objective(Terms.model_validate({name: options}), widths)
+        objective.terms[name].memory = memory
         known = features() | {"keys": [KEYS], "logits": [LOGITS]}
         kinds[widths] = objective(batch(known))[0], known["projections"][0], memory
         offered.append(memory.offered)
@@ -240,7 +238,7 @@ def test_a_width_of_bottlenecks_has_its_own() -> None:
     parts = Bottlenecks(WIDTHS, 2).double()
     encoded = Encoded([], rows, [], [BATCH], [], rows, known, None, None, None)
     made = parts.add_features(encoded)
-    terms = terms_of(Terms.model_validate({"mib": {"beta": 0.3}}))
+    terms = Terms.model_validate({"mib": {"beta": 0.3}})
     found = Objective(terms, WIDTHS)(batch({**features(), "projections": known, **made}))[0]
     losses = []
     for at, width in enumerate(WIDTHS):
@@ -262,7 +260,7 @@ def test_a_width_of_bottlenecks_has_its_own() -> None:
 
 
 def test_a_term_of_other_features_is_taken_once() -> None:
-    terms = terms_of(Terms.model_validate({"nt_xent": {}, "weighted_supervised": {}}))
+    terms = Terms.model_validate({"nt_xent": {}, "weighted_supervised": {}})
     (_, nested), (_, whole) = (
         Objective(terms, WIDTHS)(batch(features())),
         Objective(terms)(batch(features())),
@@ -282,7 +280,7 @@ def test_nothing_is_sent_for_a_prefix() -> None:
 class Whole(NtXent):
     """A term of one's own without a meaning on prefixes."""
 
-    nested: ClassVar[tuple[str, ...] | None] = None
+    truncated = None
 
 
 @pytest.mark.parametrize(
@@ -304,7 +302,7 @@ def test_what_has_no_prefix_is_refused(terms: dict[str, Any], kind: str, message
     model = ModelConfig(
         projection_width=4, matryoshka=[2, 4], shared_encoder=True, shared_projector=True
     )
-    objective = Objective(terms_of(Terms.model_validate(terms)), model.matryoshka)
+    objective = Objective(Terms.model_validate(terms), model.matryoshka)
     with pytest.raises(ConfigError, match=message):
         objective.refuse_unfit(kind, VIEWS, 8, model)
     plain = model.model_copy(update={"matryoshka": []})

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heron.objectives import engine
-from heron.objectives.comco import comco
-from heron.objectives.mib import mib
-from heron.objectives.pico import pico
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import input_weighted_unsupervised
+from heron.losses import engine
+from heron.losses.comco import comco
+from heron.losses.mib import mib
+from heron.losses.pico import pico
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import input_weighted_unsupervised
 from tests.objectives.test_family import terms
 from tests.objectives.test_terms import draw, labels
 

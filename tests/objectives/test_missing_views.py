@@ -10,16 +10,15 @@ from torch import Tensor
 
 from heron.config.errors import ConfigError
 from heron.config.terms import Terms
-from heron.objectives import engine
-from heron.objectives.classification import bce
-from heron.objectives.clip import clip, siglip
-from heron.objectives.hard import hard
-from heron.objectives.hierarchical import hierarchical
-from heron.objectives.objective import Objective
-from heron.objectives.supcon import supcon
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.term import terms_of
-from heron.objectives.unsupervised import cmc, nt_xent, weighted_unsupervised
+from heron.losses import engine
+from heron.losses.classification import bce
+from heron.losses.clip import clip, siglip
+from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
+from heron.losses.objective import Objective
+from heron.losses.supcon import supcon
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import cmc, nt_xent, weighted_unsupervised
 from tests.oracles import cos
 
 B, V, TAU = 7, 3, 0.5
@@ -298,12 +297,10 @@ def test_bce_of_labels_that_are_known() -> None:
 
 
 def test_terms_that_are_not_defined_are_refused_by_name() -> None:
-    made = Objective(terms_of(Terms.model_validate({"bce": {}, "mib": {}})))
+    made = Objective(Terms.model_validate({"bce": {}, "mib": {}}))
     made.refuse_partial_rows(False, False)
     with pytest.raises(ConfigError, match="objective.mib is not defined for rows that lack views"):
         made.refuse_partial_rows(True, False)
     with pytest.raises(ConfigError, match="partial_rows=drop"):
-        Objective(terms_of(Terms.model_validate({"c2ae": {}}))).refuse_partial_rows(False, True)
-    Objective(terms_of(Terms.model_validate({"bce": {}, "nt_xent": {}}))).refuse_partial_rows(
-        True, True
-    )
+        Objective(Terms.model_validate({"c2ae": {}})).refuse_partial_rows(False, True)
+    Objective(Terms.model_validate({"bce": {}, "nt_xent": {}})).refuse_partial_rows(True, True)

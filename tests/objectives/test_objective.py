@@ -1,25 +1,28 @@
 """The weighted sum of terms: every weight counts, ramped over epochs, and memories by name."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from heron.config.errors import TrainingError
-from heron.config.terms import Needs, named_terms
-from heron.objectives.batch import FeatureMap, GlobalBatch
-from heron.objectives.objective import Objective
-from heron.objectives.term import Term
+from heron.config.terms import Needs, Terms, named_terms, section_of
+from heron.losses.batch import FeatureMap, GlobalBatch
+from heron.losses.loss import Loss
+from heron.losses.objective import Objective
 
 
-class Square(Term):
+class Square(Loss):
     """The square of a number that is known."""
 
-    needs: ClassVar[Needs] = Needs(own=("projections",))
-    value: float
+    needs = Needs(own=("projections",))
 
-    def loss(self, batch: Any, memory: Any) -> Tensor:
+    def __init__(self, *, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def share(self, batch: GlobalBatch) -> Tensor | None:
         z: Tensor = batch.own["projections"][0]
         return self.value * z.square().sum()
 
@@ -42,14 +45,23 @@ def batch(z: Tensor, epoch: float) -> GlobalBatch:
     )
 
 
+def objective(**terms: tuple[type[Loss], dict[str, Any]]) -> Objective:
+    """The objective of losses and their options by name."""
+    sections = {name: section_of(loss)(**options) for name, (loss, options) in terms.items()}
+    return Objective(Terms.model_validate(sections))
+
+
 @pytest.mark.parametrize(
     ("epoch", "share"), [(0.0, 0.0), (1.0, 0.25), (3.5, 0.875), (4.0, 1.0), (9.0, 1.0)]
 )
 def test_value_and_gradient_are_the_weighted_sum(epoch: float, share: float) -> None:
     """One weight is constant, one rises from 0 over four epochs; the terms are told unweighted."""
-    terms = {"one": Square(weight=0.5, value=3), "two": Square(weight=2, value=7, ramp_epochs=4)}
+    terms = objective(
+        one=(Square, {"weight": 0.5, "value": 3}),
+        two=(Square, {"weight": 2, "value": 7, "ramp_epochs": 4}),
+    )
     z = torch.tensor([2.0], requires_grad=True)
-    loss, told = Objective(terms)(batch(z, epoch))
+    loss, told = terms(batch(z, epoch))
     assert loss.item() == pytest.approx(0.5 * 12 + share * 2 * 28)
     (slope,) = torch.autograd.grad(loss, z)
     assert slope.item() == pytest.approx(0.5 * 12 + share * 2 * 28)  # d/dz z^2 = 4 = z^2 at 2
@@ -59,15 +71,16 @@ def test_value_and_gradient_are_the_weighted_sum(epoch: float, share: float) -> 
 
 def test_a_term_that_gives_none_is_left_out_of_the_sum() -> None:
     class Idle(Square):
-        def loss(self, batch: Any, memory: Any) -> Any:
+        def share(self, batch: GlobalBatch) -> None:
             return None
 
     z = torch.tensor([2.0], requires_grad=True)
-    both = {"idle": Idle(weight=3, value=1), "one": Square(weight=0.5, value=3)}
-    loss, told = Objective(both)(batch(z, 0.0))
+    idle = Idle, {"weight": 3, "value": 1}
+    both = objective(idle=idle, one=(Square, {"weight": 0.5, "value": 3}))
+    loss, told = both(batch(z, 0.0))
     assert loss.item() == 6 and set(told) == {"one"}
     with pytest.raises(TrainingError, match="objective: idle gave no loss; expected one that does"):
-        Objective({"idle": both["idle"]})(batch(z, 0.0))
+        objective(idle=idle)(batch(z, 0.0))
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # what papers and authors' code say: see docs/objectives.md

@@ -7,19 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives import engine
-from heron.objectives.c2ae import c2ae
-from heron.objectives.clip import clip, siglip
-from heron.objectives.comco import comco
-from heron.objectives.hard import debiased, hard
-from heron.objectives.hierarchical import hierarchical
-from heron.objectives.mib import mib
-from heron.objectives.pico import pico
-from heron.objectives.present import OwnRows, Rows, as_slice
-from heron.objectives.single_view import single_view_unsupervised
-from heron.objectives.supcon import supcon
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import (
+from heron.losses import engine
+from heron.losses.c2ae import c2ae
+from heron.losses.clip import clip, siglip
+from heron.losses.comco import comco
+from heron.losses.debiased import debiased
+from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
+from heron.losses.mib import mib
+from heron.losses.pico import pico
+from heron.losses.present import OwnRows, Rows, as_slice
+from heron.losses.single_view import single_view_unsupervised
+from heron.losses.supcon import supcon
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

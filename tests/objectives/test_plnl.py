@@ -14,7 +14,7 @@ from torch import Tensor
 from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
 from heron.job import pretrain
-from heron.objectives.plnl import Plnl, PlnlMemory, enhance, guess, plnl
+from heron.losses.plnl import PlnlMemory, enhance, guess, plnl
 from heron.training.tracking import read_metrics
 from tests import baseline_oracles, ranks
 from tests.distributed.test_strategies import choose
@@ -93,19 +93,20 @@ def test_sets_are_enhanced_as_a_loop_does(neighbours: int, share: float) -> None
 def test_each_network_guesses_for_the_other() -> None:
     numbers = torch.tensor([40, 7, 9])
     ybar = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
-    selection = PlnlMemory(numbers, ybar, Plnl(pretrain_epochs=2, warmup_epochs=1, epochs=3))
+    selection = PlnlMemory(numbers, ybar, epochs=3)
+    rule: dict[str, Any] = {"sure": 0.99, "neighbours": 500, "taken": 0.1}
     torch.testing.assert_close(selection.history.sum(3), torch.ones(2, 3, 3))  # nothing is known
     sure = torch.zeros(3, 2, 4)
     sure[:, 0, 3], sure[0, 1, 1] = 20, 20
     for epoch in range(4):
-        selection.end_epochs(epoch)
+        selection.end_epochs(epoch, guess_from=3, **rule)
         kept, guesses = selection.sets_and_guesses(numbers)
         if epoch < 3:
             assert (guesses == -1).all() and torch.equal(kept[0], ybar)
         selection.record_logits(numbers, sure)
     assert guesses.tolist() == [[1, -1, -1], [3, 3, 3]]
     assert (kept >= ybar).all() and (kept.sum(2) == 2).any()
-    selection.end_epochs(3)  # which is closed already
+    selection.end_epochs(3, guess_from=3, **rule)  # which is closed already
     assert selection.sets_and_guesses(numbers)[1].tolist() == [[1, -1, -1], [3, 3, 3]]
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.objectives import engine
-from heron.objectives.classification import bce, cross_entropy
-from heron.objectives.engine import unit
-from heron.objectives.single_view import single_view_unsupervised
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import weighted_unsupervised
+from heron.losses import engine
+from heron.losses.classification import bce, cross_entropy
+from heron.losses.engine import unit
+from heron.losses.single_view import single_view_unsupervised
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import weighted_unsupervised
 from tests import oracles
 
 UNSUPERVISED = list(itertools.product(["first", "all"], ["all_views", "cross_view"], [0.1, 1.0]))

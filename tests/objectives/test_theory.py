@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from heron.objectives.hard import debiased, hard
-from heron.objectives.hierarchical import hierarchical
-from heron.objectives.mulco import mulco
-from heron.objectives.supcon import supcon
-from heron.objectives.supervised import weighted_supervised
-from heron.objectives.unsupervised import (
+from heron.losses.debiased import debiased
+from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
+from heron.losses.mulco import mulco
+from heron.losses.supcon import supcon
+from heron.losses.supervised import weighted_supervised
+from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,
     nt_xent,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from heron.objectives.hard import hard
-from heron.objectives.mulco import mulco
+from heron.losses.hard import hard
+from heron.losses.mulco import mulco
 from tests.objectives.test_terms import draw
 
 TAU = 0.5

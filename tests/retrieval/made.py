@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from heron.config.experiment import parse_config
 from heron.data.dataset import open_reader
+from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.term import terms_of
 from heron.retrieval.embeddings import (
     FORMAT,
     Embeddings,
@@ -133,7 +133,7 @@ def run(folder: Path, data: Path, changes: dict[str, Any], seed: int = 0) -> Pat
     shapes, labels = signature.shapes, signature.labels
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Heterogeneous(config.model, shapes, labels, terms_of(config.objective))
+        model = Heterogeneous(config.model, shapes, labels, build_losses(config.objective))
         for name, values in model.named_buffers():
             if name.endswith("running_mean"):
                 values.uniform_(-0.1, 0.1)

@@ -9,10 +9,10 @@ from torch import nn
 
 from heron.config.model import Cnn, Linear, ModelConfig, Resnet, Transformer
 from heron.job import pretrain
+from heron.losses.classification import Bce
+from heron.losses.deepmtmv import Deepmtmv
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Heterogeneous
-from heron.objectives.classification import Bce
-from heron.objectives.deepmtmv import Deepmtmv
 from heron.training import throughput
 from heron.training.throughput import (
     model_flops,

@@ -11,8 +11,8 @@ from torch import Tensor
 from heron.config.errors import TrainingError
 from heron.distributed import collectives
 from heron.job import pretrain
+from heron.losses.classification import Bce
 from heron.models.heterogeneous import Features
-from heron.objectives.classification import Bce
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.tracking import read_metrics
 from heron.training.values import refuse_nonfinite
@@ -23,12 +23,12 @@ from tests.experiments import frames
 def test_a_loss_that_is_no_number_stops_the_run_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = Bce.loss, iter(range(9))
+    real, calls = Bce.share, iter(range(9))
 
     def broken(*args: Any) -> Tensor:
         return real(*args) * (float("nan") if next(calls) == 2 else 1.0)
 
-    monkeypatch.setattr(Bce, "loss", broken)
+    monkeypatch.setattr(Bce, "share", broken)
     terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
     config = frames(tmp_path, objective=terms)
     with pytest.raises(TrainingError, match=r"step 2: loss/bce is nan, .* last checkpoint: none"):
@@ -42,12 +42,12 @@ def test_a_step_with_a_nan_is_not_saved(
     last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its numbers are read a step later, and yet before a checkpoint, also that of the end."""
-    real, calls = Bce.loss, iter(range(9))
+    real, calls = Bce.share, iter(range(9))
 
     def broken(*args: Any) -> Tensor:
         return real(*args) * (float("nan") if next(calls) == 2 else 1.0)
 
-    monkeypatch.setattr(Bce, "loss", broken)
+    monkeypatch.setattr(Bce, "share", broken)
     length = {"steps": 3} if last else {"steps": 9, "save_every_steps": 1}
     terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
     with pytest.raises(TrainingError, match="step 2: loss/bce is nan.*; nothing later was saved"):

@@ -1,0 +1,160 @@
+"""The batch of a step as the losses see it."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from heron.losses.present import OwnRows, Rows
+
+
+class FeatureMap(dict[str, list[Tensor]]):
+    """Features by name: a list with a tensor for each view, or with a single tensor."""
+
+    def __init__(self, scope: str, features: Mapping[str, list[Tensor]]) -> None:
+        """Holds the features that terms request by the field of `Needs` that `scope` names."""
+        super().__init__(features)
+        self.scope = scope
+
+    def prefix(self, names: Collection[str], width: int) -> "FeatureMap":
+        """Returns these features, those in `names` cut to their first `width` columns."""
+        return FeatureMap(
+            self.scope,
+            {k: [x[:, :width] for x in v] if k in names else v for k, v in self.items()},
+        )
+
+    def __missing__(self, name: str) -> list[Tensor]:
+        """Raises ValueError: the loss reads a feature that it has not requested."""
+        raise ValueError(f"the loss reads '{name}', which is not among its needs.{self.scope}")
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """The features of the whole batch, and which of its rows are this process's own.
+
+    "All rows" are those of all processes. Labelled rows come before unlabelled ones in `own`,
+    `inputs`, `indices` and `rng_keys`.
+
+    Attributes:
+        own: features of this process's rows.
+        gathered: features of all rows, as the terms need them. Differentiable: backward adds up the
+            gradients that the processes computed for each row.
+        gathered_labelled: features of all labelled rows, differentiable in the same way.
+        targets: labels of all labelled rows, 0/1, [all labelled, labels].
+        rows: the own rows among all rows.
+        labelled: the own labelled rows among all labelled rows.
+        labelled_indices: positions of the labelled rows among all rows, [all labelled].
+        inputs: inputs of this process's rows, a tensor per view.
+        indices: row numbers in the data set of this process's rows.
+        rng_keys: keys of the random numbers of this process's rows.
+        epoch: the current epoch, a float.
+        gather_labelled: maps this process's labelled rows to those of all processes, by rank;
+            differentiable. Every process must call it.
+        present: which views each of all rows has, [all rows, views]; None: all of them. Features of
+            a view that a row lacks are zeros.
+        vectors: features of all rows, of which only `own_rows` have a gradient (see `Needs`).
+        labelled_vectors: the same of all labelled rows and `own_labelled_rows`.
+        own_row_sets: the own rows, and the own labelled rows, where other processes have rows too.
+    """
+
+    own: FeatureMap
+    gathered: FeatureMap
+    gathered_labelled: FeatureMap
+    targets: Tensor
+    rows: slice
+    labelled: slice
+    labelled_indices: Tensor
+    inputs: Sequence[Tensor]
+    indices: Tensor
+    rng_keys: Tensor
+    epoch: float
+    gather_labelled: Callable[[Tensor], Tensor]
+    present: Tensor | None = None
+    vectors: FeatureMap = field(default_factory=lambda: FeatureMap("vectors", {}))
+    labelled_vectors: FeatureMap = field(default_factory=lambda: FeatureMap("labelled_vectors", {}))
+    own_row_sets: tuple[OwnRows, OwnRows] | None = None
+
+    def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
+        """Returns the batch, its features in `names` cut to their first `width` columns.
+
+        They are slices of the gathered tensors: nothing more is sent.
+        """
+        return replace(
+            self,
+            own=self.own.prefix(names, width),
+            gathered=self.gathered.prefix(names, width),
+            gathered_labelled=self.gathered_labelled.prefix(names, width),
+            vectors=self.vectors.prefix(names, width),
+            labelled_vectors=self.labelled_vectors.prefix(names, width),
+        )
+
+    @property
+    def num_labelled(self) -> int:
+        """The number of labelled rows of all processes."""
+        return len(self.targets)
+
+    @property
+    def own_targets(self) -> Tensor:
+        """Labels of this process's labelled rows."""
+        return self.targets[self.labelled]
+
+    def own_labelled(self, name: str) -> list[Tensor]:
+        """Returns features of this process's labelled rows, a tensor per view."""
+        count = self.labelled.stop - self.labelled.start
+        return [feature[:count] for feature in self.own[name]]
+
+    @property
+    def logits(self) -> Tensor:
+        """The classifier's logits of this process's labelled rows."""
+        return self.own_labelled("logits")[0]
+
+    @property
+    def projections(self) -> Sequence[Tensor]:
+        """The projections z of all rows, a tensor per view."""
+        return self.gathered["projections"]
+
+    @property
+    def own_rows(self) -> Rows:
+        """The rows whose `vectors` have a gradient."""
+        return self.rows if self.own_row_sets is None else self.own_row_sets[0]
+
+    @property
+    def own_labelled_rows(self) -> Rows:
+        """The labelled rows whose `labelled_vectors` have a gradient."""
+        return self.labelled if self.own_row_sets is None else self.own_row_sets[1]
+
+    @cached_property
+    def labelled_present(self) -> Tensor | None:
+        """Which views each of all labelled rows has, [all labelled, views]; None: all of them."""
+        return None if self.present is None else self.present.index_select(0, self.labelled_indices)
+
+    @cached_property
+    def unknown(self) -> Tensor | None:
+        """Which labels of all labelled rows are unknown, [all labelled, labels]; None: none."""
+        unknown = self.targets.isnan()
+        return unknown if unknown.any() else None
+
+    @cached_property
+    def class_present(self) -> Tensor | None:
+        """`labelled_present` for terms that compare whole label vectors.
+
+        A row with an unknown label, and so of an unknown class, counts with no view. None: all rows
+        count with all views.
+        """
+        if self.unknown is None:
+            return self.labelled_present
+        present = self.labelled_present
+        if present is None:
+            views = len(self.own["projections"])
+            present = self.targets.new_ones(len(self.targets), views, dtype=torch.bool)
+        return present & ~self.unknown.any(1, keepdim=True)
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """A class number for each labelled row: rows with the same labels share it."""
+        if not len(self.targets):
+            return self.labelled_indices
+        classes: Tensor = torch.unique(self.targets.nan_to_num(2), dim=0, return_inverse=True)[1]
+        return classes

@@ -1,0 +1,173 @@
+"""The exchange of features between processes: the global batch of a step."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from heron.config.terms import Needs
+from heron.distributed.collectives import (
+    gather,
+    gather_all,
+    rank,
+    with_local_gradient,
+    with_summed_gradient,
+)
+from heron.losses.batch import FeatureMap, GlobalBatch
+from heron.losses.present import OwnRows
+from heron.models.heterogeneous import Features
+
+
+@dataclass(frozen=True)
+class ShardSizes:
+    """The number of labelled and unlabelled rows of each process, which the plan determines."""
+
+    labelled: Sequence[int]
+    unlabelled: Sequence[int]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each process."""
+        return [a + b for a, b in zip(self.labelled, self.unlabelled, strict=True)]
+
+    def offsets(self) -> list[int]:
+        """Returns where this process's share of each non-empty stream's global batch begins."""
+        streams = [stream for stream in (self.labelled, self.unlabelled) if sum(stream)]
+        return [sum(stream[: rank()]) for stream in streams]
+
+    @cached_property
+    def labelled_indices(self) -> Tensor:
+        """Indices of the labelled rows among all rows, in the order of `gather`."""
+        starts = itertools.accumulate(self.rows, initial=0)
+        spans = zip(starts, self.labelled, strict=False)
+        return torch.cat([torch.arange(start, start + count) for start, count in spans])
+
+
+def own_row_sets(sizes: ShardSizes) -> tuple[OwnRows, OwnRows] | None:
+    """Returns this process's rows and labelled rows among all; None on a single process."""
+    if len(sizes.rows) == 1:
+        return None
+
+    def own_rows(counts: list[int]) -> OwnRows:
+        return OwnRows(_local_slice(counts), lambda x: gather_all([x], [counts])[0])
+
+    return own_rows(sizes.rows), own_rows(list(sizes.labelled))
+
+
+def exchange(
+    features: Features,
+    needs: Needs,
+    sizes: ShardSizes,
+    targets: Tensor,
+    *,
+    inputs: Sequence[Tensor],
+    indices: Tensor,
+    rng_keys: Tensor,
+    epoch: float,
+    present: Tensor | None = None,
+    wire_dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> GlobalBatch:
+    """Gathers features of all rows, and of the labelled ones, in one collective.
+
+    Where a feature is gathered for all rows, its labelled rows are selected from those. Tensors are
+    of this process's rows, labelled ones first: `targets` of the labelled rows alone, `inputs` one
+    a view, `present` None if every row has all views. `wire_dtypes` are dtypes by feature in which
+    they are sent, and to which they are rounded on one process, too; other features keep theirs.
+    """
+    rows, labelled = sizes.rows, list(sizes.labelled)
+    local_labelled = labelled[_exchange_rank(rows)]
+    labelled_indices = sizes.labelled_indices.to(targets.device)
+    all_rows = dict.fromkeys((*needs.gathered, *needs.vectors))
+    only_labelled = dict.fromkeys(
+        name for name in (*needs.labelled, *needs.labelled_vectors) if name not in all_rows
+    )
+    to_gather = [(name, x, rows) for name in all_rows for x in features[name]]
+    to_gather += [
+        (name, x[:local_labelled], labelled) for name in only_labelled for x in features[name]
+    ]
+    extra = [(targets, labelled)] + ([] if present is None else [(present, rows)])
+    gathered, (targets, *present_of_all) = _gather(to_gather, extra, wire_dtypes)
+
+    def select(names: Sequence[str], of_labelled: bool, sum_grads: bool) -> dict[str, list[Tensor]]:
+        selected: dict[str, list[Tensor]] = {name: [] for name in names}
+        for feature in gathered:
+            if (name := feature.name) in selected:
+                unchanged = len(rows) == 1 and name not in wire_dtypes
+                x = feature.local if unchanged else feature.differentiable(sum_grads)
+                take_labelled = of_labelled and name in all_rows
+                selected[name].append(x.index_select(0, labelled_indices) if take_labelled else x)
+        return selected
+
+    gathered_rows = select(needs.gathered, of_labelled=False, sum_grads=True)
+    gathered_labelled = select(needs.labelled, of_labelled=True, sum_grads=True)
+    vectors = select(needs.vectors, of_labelled=False, sum_grads=False)
+    labelled_vectors = select(needs.labelled_vectors, of_labelled=True, sum_grads=False)
+    return GlobalBatch(
+        own=FeatureMap("own", features),
+        gathered=FeatureMap("gathered", gathered_rows),
+        gathered_labelled=FeatureMap("labelled", gathered_labelled),
+        vectors=FeatureMap("vectors", vectors),
+        labelled_vectors=FeatureMap("labelled_vectors", labelled_vectors),
+        targets=targets,
+        rows=_local_slice(rows),
+        labelled=_local_slice(labelled),
+        labelled_indices=labelled_indices,
+        inputs=inputs,
+        indices=indices,
+        rng_keys=rng_keys,
+        epoch=epoch,
+        gather_labelled=partial(gather, sizes=sizes.labelled),
+        present=present_of_all[0] if present_of_all else None,
+        own_row_sets=own_row_sets(sizes),
+    )
+
+
+class _Gathered(NamedTuple):
+    """One tensor of a feature: this process's rows, all processes' rows, and how many each has."""
+
+    name: str
+    local: Tensor
+    full: Tensor
+    sizes: list[int]
+
+    def differentiable(self, sum_grads: bool) -> Tensor:
+        """Returns `full`, differentiable back to `local`: see `collectives`."""
+        if not self.local.requires_grad:
+            return self.full
+        if sum_grads and len(self.sizes) > 1:
+            return with_summed_gradient(self.local, self.full, self.sizes)
+        return with_local_gradient(self.local, self.full, _local_slice(self.sizes))
+
+
+def _gather(
+    features: Sequence[tuple[str, Tensor, list[int]]],
+    extra: Sequence[tuple[Tensor, list[int]]],
+    wire_dtypes: Mapping[str, torch.dtype],
+) -> tuple[list[_Gathered], list[Tensor]]:
+    """Gathers named features and extra tensors, each with every process's number of rows."""
+    to_send = [
+        (x.detach().to(wire_dtypes.get(name, x.dtype)), sizes) for name, x, sizes in features
+    ]
+    tensors, sizes_by_tensor = zip(*to_send, *extra, strict=True)
+    full = gather_all(tensors, sizes_by_tensor)
+    gathered = [
+        _Gathered(name, x, y.to(x.dtype), sizes)
+        for (name, x, sizes), y in zip(features, full, strict=False)
+    ]
+    return gathered, full[len(features) :]
+
+
+def _local_slice(sizes: Sequence[int]) -> slice:
+    """Returns where this process's rows lie in the order of `gather`."""
+    ends, index = list(itertools.accumulate(sizes, initial=0)), _exchange_rank(sizes)
+    return slice(ends[index], ends[index + 1])
+
+
+def _exchange_rank(sizes: Sequence[int]) -> int:
+    """Returns this process's rank among those that exchange; 0 where it exchanges with none."""
+    return rank() if len(sizes) > 1 else 0

@@ -1,0 +1,219 @@
+"""How tensors are laid out for the kernels: dtype, scale, padding, tiles."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from heron.losses.fused.switch import enabled, interpreted, require
+
+Precision = Literal["fp16", "bf16", "ieee"]
+PRECISION = "HERON_PRECISION"
+WIDEST = 512  # columns of vectors that a tile holds
+WIDEST_SLICE = 256  # columns of a gradient that a program computes beside labels
+WIDEST_SIDE = 128  # columns of labels or pair weights that a tile holds beside them
+LOG2E = 1.4426950408889634
+
+# Number of keys whose products the matrix units add up. They truncate float32 instead of rounding:
+# a sum over a million keys comes out 1e-3 too small, one over a chain of this length 1e-4. The sums
+# of chains are then added as usual, with one launch each: in one kernel this would cost registers.
+CHAIN = 65_536
+TOP = 14  # coefficients of a gradient are scaled below 2^14: fp16 ends at 2^16
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tile of one program, and Triton's options for it.
+
+    A program of `warps` warps keeps `rows` rows of one side and loops over the other, `columns`
+    rows at a time, with `stages` tiles of it in flight.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+Kind = Literal[
+    "sum", "weighted_sum", "pull", "weighted_pull", "label", "label_gradient", "pair", "label_pair"
+]
+
+# For vectors of up to 128, 256 and 512 columns. No tile spills registers (255 a thread; a gradient
+# of rows x columns of vectors stays in them). `sum` and `pull` are the fastest of those that were
+# timed on an H200 (docs/results.md); the others were chosen by `benchmarks.kernels`, so that most
+# leave a multiprocessor's 227 KiB to two programs. The weighted ones hold weights of pairs beside
+# the vectors, for which larger tiles have no room. `pair` has short rows: a class, not the batch.
+BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
+    "sum": (Tiling(64, 64, 4, 3), Tiling(128, 128, 8, 2), Tiling(64, 64, 4, 2)),
+    "weighted_sum": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
+    "pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 2)),
+    "weighted_pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
+    "label": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
+    "label_gradient": (Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
+    "pair": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
+    "label_pair": (Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
+}
+TALLEST = 128  # rows or columns of any tile, a power of two
+COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one per label, are added up
+EXACT = Tiling(16, 16, 4, 1)  # `ieee` runs on the ordinary units: for comparisons, not for speed
+INTERPRETED = Tiling(32, 32, 4, 1)  # small, so that small tests cross the borders of blocks
+
+# Few anchors make few blocks, but a GPU needs several for each of its 132 multiprocessors: then the
+# keys are split as well, and the splits' sums added in order. The number of programs is fixed, not
+# the device's, so that every GPU computes the same sums.
+PROGRAMS = 528
+PROGRAMS_INTERPRETED = 4
+
+_preferred: Precision = "fp16"
+
+
+def set_default_precision(precision: Precision) -> None:
+    """Sets the default precision of products."""
+    global _preferred
+    _preferred = precision
+
+
+def choose_tile(kind: Kind, precision: Precision, width: int) -> Tiling:
+    """Returns the tile of a kernel for vectors of `width` columns."""
+    if interpreted():
+        return INTERPRETED
+    if precision == "ieee":
+        return EXACT
+    return BLOCKS[kind][(width > 128) + (width > 256)]
+
+
+def splits(n_rows: int, n_columns: int, tile: Tiling) -> tuple[int, int]:
+    """Returns the number of splits of the looped side, and the number of columns of each."""
+    programs = PROGRAMS_INTERPRETED if interpreted() else PROGRAMS
+    tiles = -(-n_columns // tile.columns)
+    count = min(max(1, programs // -(-n_rows // tile.rows)), tiles)
+    per_split = -(-tiles // count)
+    return -(-tiles // per_split), per_split * tile.columns
+
+
+def chains(count: int) -> Iterator[tuple[int, int]]:
+    """Yields the begin and the end of each chain of `count` keys."""
+    for begin in range(0, count, CHAIN):
+        yield begin, min(begin + CHAIN, count)
+
+
+def sum_in_place(tensors: Iterable[Tensor]) -> Tensor:
+    """Returns the sum of one or more new tensors, holding two at a time."""
+    return functools.reduce(Tensor.add_, tensors)
+
+
+def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
+    """Returns the precision of products: the given one, HERON_PRECISION, or the default.
+
+    The default is bf16 for vectors in bfloat16, and else that of `set_default_precision`. `tf32` is
+    read as `fp16`, which has its 11 bits at the rate of bf16.
+
+    Raises:
+        ValueError: an unknown precision.
+        TypeError: vectors of a dtype that the fused path does not support.
+    """
+    for x in vectors:
+        if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise TypeError(
+                f"the fused path has vectors of {x.dtype}; expected float32, bfloat16 or float16; "
+                "the block-wise engine takes float64"
+            )
+    precision = precision or os.environ.get(PRECISION)
+    if precision is None:
+        return "bf16" if all(x.dtype == torch.bfloat16 for x in vectors) else _preferred
+    if precision == "tf32":
+        return "fp16"
+    if precision not in ("fp16", "bf16", "ieee"):
+        raise ValueError(f"precision is {precision!r}; expected fp16, bf16 or ieee")
+    return precision  # type: ignore[return-value]
+
+
+def describe_path(device: torch.device) -> str:
+    """Describes how contrastive terms of float32 vectors are computed on a device."""
+    if not enabled(device):
+        return "strips, float32"
+    return f"fused kernels, {choose_precision(None, torch.empty(0))}"
+
+
+def check_vectors(anchors: Tensor, keys: Tensor) -> None:
+    """Raises ValueError for unequal or too large widths, TrainingError for an unsuitable device."""
+    if anchors.shape[1] != keys.shape[1]:
+        raise ValueError(
+            f"anchors have {anchors.shape[1]} columns and keys {keys.shape[1]}; expected as many"
+        )
+    if keys.shape[1] > WIDEST:
+        raise ValueError(
+            f"vectors have {keys.shape[1]} columns; expected at most {WIDEST}: the block-wise "
+            "engine takes wider ones"
+        )
+    require(anchors.device, "a fused term was called")
+
+
+def operands(
+    x: Tensor, y: Tensor, precision: Precision, factor: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Casts both sides of products for the kernels, and pads them with zeros to whole tiles.
+
+    fp16 has 11 bits between 2^-14 and 2^16. x is multiplied, and y divided, by a power of two that
+    brings their largest elements together: the error of an element is 2^-12 of itself or 2^-25,
+    whichever is more. x is also multiplied by `factor`. Returns x, y and the power of two.
+    """
+    x, y = x.detach().float() * factor, y.detach().float()
+    power = x.new_ones(())
+    if precision == "fp16" and x.numel() and y.numel():
+        ratio = y.abs().amax() / x.abs().amax()
+        root = torch.exp2((ratio.log2() / 2).round())
+        power = torch.where((root > 0) & root.isfinite(), root, power)
+        x, y = x * power, y / power
+    return cast_and_pad(x, precision), cast_and_pad(y, precision), power
+
+
+def cast_and_pad(x: Tensor, precision: Precision) -> Tensor:
+    """Casts a float32 matrix to the products' dtype, and pads it with zeros to whole tiles."""
+    columns = max(16, 1 << (x.shape[1] - 1).bit_length())
+    if precision == "fp16":
+        x = x.half()
+    elif precision == "bf16":
+        # The interpreter would multiply the bits of bfloat16 as integers.
+        x = x.bfloat16().float() if interpreted() else x.bfloat16()
+    return pad(x, (0, columns - x.shape[1], 0, -len(x) % TALLEST)).contiguous()
+
+
+def headroom(bound: Tensor) -> Tensor:
+    """Returns powers of two that bring numbers of up to `bound` below 2^14, for fp16.
+
+    The error of a coefficient is then 2^-12 of itself or 2^-38 of its bound, whichever is more.
+    """
+    power = torch.exp2(TOP - bound.log2().ceil())
+    return torch.where((power > 0) & power.isfinite(), power, 1.0)
+
+
+def tile_ranges(numbers: Tensor, size: int) -> Tensor:
+    """Returns the smallest and the largest of each `size` numbers, [2, tiles]."""
+    padded = pad(numbers, (0, -len(numbers) % size))
+    if len(numbers):
+        padded[len(numbers) :] = numbers[-1]
+    low, high = padded.view(-1, size).aminmax(dim=1)
+    return torch.stack([low, high])
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], tile: Tiling, tensor: Tensor, *args: Any, **constants: Any
+) -> None:
+    """Launches a kernel on the device of a tensor, which need not be the current one."""
+    device = tensor.device
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        kernel[grid](
+            *args,
+            **constants,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=True,  # a x + b in one step; Triton 3.9 warns if it is not set
+        )
