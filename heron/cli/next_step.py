@@ -101,7 +101,7 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     "reproduce": _after_reproduce,
     "launchers": "sbatch {out}/slurm/pretrain.sbatch",
     # Verbs that end a piece of work, or only show something:
-    **dict.fromkeys(("config", "completion", "runs", "predict", "export", "serve"), ""),
+    **dict.fromkeys(("check", "config", "completion", "runs", "predict", "export", "serve"), ""),
 }
 
 

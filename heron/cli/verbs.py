@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from heron.cli.arguments import Group, Verb
+from heron.cli.check import check
 from heron.cli.compare import compare, tune
 from heron.cli.completion import script
 from heron.cli.config import config
@@ -40,6 +41,7 @@ VERBS = Group(
         "query": Verb(query),
         "negatives": Verb(negatives),
         "serve": Verb(serve),
+        "check": Verb(check),
         "save": Verb(save),
         "export": Verb(export),
         "reproduce": Verb(run_table),

@@ -155,8 +155,7 @@ class Loss(nn.Module, ABC):
 
     def loop_share(self, batch: GlobalBatch) -> Tensor:
         """Returns the share in a loop of one's own, where no trainer updates a memory."""
-        share = self.nested_share(batch)
-        assert share is not None
+        share: Tensor = self.nested_share(batch)
         return share
 
     def evaluate(

@@ -101,7 +101,7 @@ def test_it_trains_on_two_processes_as_on_one(my_lab: Path) -> None:
 
 def in_a_loop(folder: str) -> tuple[Tensor, Tensor]:
     """The guide's loss of this process's rows in a loop, and their gradient."""
-    kind = load_class(TERM, Loss)
+    kind: Any = load_class(TERM, Loss)
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(2, 7, 4, generator=draw, dtype=torch.float64)
     own = even_slice(7, collectives.rank(), collectives.world_size())

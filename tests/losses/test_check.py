@@ -1,0 +1,102 @@
+"""`heron check`: Heron's losses pass, and planted faults are found."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heron.cli.main import main
+from heron.config.terms import named_terms
+from heron.distributed import collectives
+from heron.losses.check import Finding, Result, _alone, _compare, check_loss, evaluate, passed
+from heron.losses.check_inputs import Inputs, LossSpec, guess_form
+from tests import ranks
+
+ROWS = 12
+LOSSES = [f"heron.losses.{section.loss.__name__}" for section in named_terms().values()]
+SPECS = [LossSpec(path, {}, "heron") for path in LOSSES] + [
+    LossSpec("heron.losses.Hard", {"supervised": False, "positives": "augmentation"}, "heron"),
+    LossSpec("heron.losses.Mulco", {"kind": "soft"}, "heron"),
+]
+
+
+def shares_of(world: int, even: bool) -> list[int]:
+    return {2: [6, 6], 3: [4, 4, 4]}[world] if even else {2: [8, 4], 3: [6, 4, 2]}[world]
+
+
+def on_this_process(even: bool) -> list[list[Any]]:
+    """The results of every loss of Heron for this process's rows."""
+    shares, rank = shares_of(collectives.world_size(), even), collectives.rank()
+    start = sum(shares[:rank])
+    found = []
+    for spec in SPECS:
+        own = Inputs.draw(spec.inputs, ROWS).double().rows(slice(start, start + shares[rank]))
+        result = evaluate(spec, own)
+        found.append([result.value, list(result.gradients), list(result.learnt), result.error])
+    return found
+
+
+@pytest.mark.parametrize(("world", "even"), [(2, True), (2, False), (3, False)])
+def test_every_loss_of_heron_is_exact_on_processes(world: int, even: bool) -> None:
+    ranks_found = ranks.run(world, on_this_process, even)
+    for number, spec in enumerate(SPECS):
+        results = [
+            Result(value, tuple(gradients), tuple(learnt), error)
+            for value, gradients, learnt, error in (found[number] for found in ranks_found)
+        ]
+        true = evaluate(spec, Inputs.draw(spec.inputs, ROWS).double())
+        finding = _compare(spec.path, true, results)
+        assert finding.passed, (spec, finding)
+        assert finding.text == "value exact, gradient exact", (spec, finding)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=[spec.path.split(".")[-1] for spec in SPECS])
+def test_every_loss_of_heron_passes_alone(spec: LossSpec) -> None:
+    draw = Inputs.draw(spec.inputs, ROWS)
+    true = evaluate(spec, draw.double())
+    assert not true.error and true.gradients
+    findings = _alone(spec, draw, true)
+    assert passed(findings), findings
+
+
+def test_faults_are_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["check", "tests.losses.faulty.Detached", "--processes", "2"]) == 1
+    out = capsys.readouterr().out
+    assert "tests.losses.faulty.Detached, called as loss(z1, z2)" in out
+    even = next(line for line in out.splitlines() if "2 processes, even" in line)
+    assert "FAILS" in even and "value exact, gradient of another loss" in even
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "text"),
+    [
+        ("Halved", "2 processes, even", "value exact, gradient 0.500 of the true one"),
+        ("Own", "2 processes, even", "on average, gradient of another loss"),
+    ],
+)
+def test_what_a_gathering_does_wrong_is_said(name: str, case: str, text: str) -> None:
+    findings = check_loss(LossSpec(f"tests.losses.faulty.{name}", {}, "pair"), [2])
+    finding = next(finding for finding in findings if finding.case.startswith(case))
+    assert finding.passed is False and text in finding.text, finding
+
+
+def test_what_one_process_does_wrong_is_said() -> None:
+    found: dict[tuple[str, str], Finding] = {}
+    for name in ("unguarded", "Drawn"):
+        spec = LossSpec(f"tests.losses.faulty.{name}", {}, "pair")
+        draw = Inputs.draw("pair", ROWS)
+        found |= {(name, f.case): f for f in _alone(spec, draw, evaluate(spec, draw.double()))}
+    assert found["unguarded", "a row of zeros"].passed is False
+    assert found["unguarded", "second derivative"] == ("second derivative", True, "right")
+    assert found["Drawn", "called twice"] == ("called twice", False, "other bits")
+
+
+def test_how_a_loss_is_called_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guess_form("tests.losses.faulty.Own") == "pair"
+    assert guess_form("torch.nn.CrossEntropyLoss") == "labelled"
+    assert main(["check", "torch.nn.CrossEntropyLoss", "--inputs", "logits", "label_smoothing=.1"])
+    assert "2 processes, even rows (6, 6)" in capsys.readouterr().out
+    assert main(["check", "torch.nn.nothing"]) == 1
+    assert "torch.nn.nothing cannot be imported (AttributeError" in capsys.readouterr().err
+    assert main(["check", "torch.relu"]) == 1
+    assert "say how by --inputs (views: loss([z1, z2]);" in capsys.readouterr().err
