@@ -11,8 +11,9 @@ from torch import Tensor
 from benchmarks.loaders import FOREVER
 from benchmarks.scaling_turns import Gate
 from heron.config.experiment import Config, parse_config
-from heron.data.batches import Batch, ShardBatches, batches
-from heron.data.streams import Streams, open_streams
+from heron.data.batches import Batch, batches
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches, Streams
 from heron.data.views import Views
 from heron.job import pretrain
 from heron.models.heterogeneous import Features, Heterogeneous

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from heron.config.experiment import load_config
-from heron.data.batches import Batch, ShardBatches, batches
-from heron.data.streams import open_streams
+from heron.data.batches import Batch, batches
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.data.views import Views
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.objectives.exchange import ShardSizes, gather_batch

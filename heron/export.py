@@ -24,7 +24,7 @@ from heron.config.errors import InputError
 from heron.config.extras import require
 from heron.config.version import __version__
 from heron.data.batches import Batch
-from heron.data.texts import NONE
+from heron.data.decoders import NONE
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.layers import ExportLayer, LayerModel, no_layer

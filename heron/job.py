@@ -27,7 +27,7 @@ from heron.config.errors import (
 )
 from heron.config.experiment import Config, load_config
 from heron.config.shipped import find_config
-from heron.data.workers import worker_count
+from heron.data.batches import worker_count
 from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog, leave

@@ -11,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.config.errors import (
-    InputError,
-)
+from heron.config.errors import InputError
 from heron.config.experiment import Config, load_config
 from heron.data.batches import Batch
-from heron.data.given_rows import InputRows, InputView, refuse_names
+from heron.data.input_rows import InputRows, InputView, refuse_names
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embeddings import Layer

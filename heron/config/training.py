@@ -4,14 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from heron.config.sections import (
-    BelowOne,
-    Natural,
-    NonNegative,
-    Positive,
-    Section,
-    Share,
-)
+from heron.config.sections import BelowOne, Natural, NonNegative, Positive, Section, Share
 from heron.shards.artefact import Count
 
 
@@ -53,7 +46,7 @@ class Optim(Section):
 class Negatives(Section):
     """Mined hard negatives: near rows with far labels, beside the random labelled rows.
 
-    See `pipeline.negatives.mine`.
+    See `heron.training.mining`.
 
     Attributes:
         mine: number of mined hard negatives that are added to every labelled batch; 0: none.

@@ -16,9 +16,9 @@ from heron.config.data import Data
 from heron.config.errors import RetrievalError
 from heron.config.experiment import Config, load_config
 from heron.data.dataset import open_reader
-from heron.data.plan import Rows
-from heron.data.protocol import Roles, assign, drop_partial, hide_labels
+from heron.data.protocol import assign, drop_partial, hide_labels
 from heron.data.reader import Reader
+from heron.data.rows import Roles, Rows
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, rank
 from heron.retrieval.embedder import Choice, Embedder, PartManifest

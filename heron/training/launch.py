@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from heron.config.errors import TrainingError
 from heron.config.experiment import Config
 from heron.config.training import Precision
-from heron.data.workers import cores_per_process
+from heron.data.batches import cores_per_process
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous, run_facts
 from heron.distributed.watchdog import leave

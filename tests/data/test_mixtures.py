@@ -9,10 +9,10 @@ import pytest
 from heron.cli.main import main
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, parse_config
-from heron.data.batches import ShardBatches
-from heron.data.blend import apportion
+from heron.data.plan import apportion
 from heron.data.random_keys import rng_keys
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.errors import ShardError

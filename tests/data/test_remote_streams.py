@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from heron.config.errors import ConfigError
-from heron.data.batches import ShardBatches, batches
+from heron.data.batches import batches
 from heron.data.dataset import build_data
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.job import pretrain
 from heron.shards.errors import ShardError
 from tests.experiments import frames

@@ -15,8 +15,8 @@ import heron
 from heron.cli.main import main
 from heron.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
 from heron.data.dataset import open_reader
-from heron.data.given_rows import InputView
-from heron.data.texts import TextDecoder
+from heron.data.decoders import TextDecoder
+from heron.data.input_rows import InputView
 from heron.job import pretrain
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.term import terms_of
@@ -175,9 +175,9 @@ def test_resume_refuses_another_tokenizer(run: Path) -> None:
     pretrain(mixed(run, "resumed", **changes))
     write_tokenizer(run / "other.json", ["blue and large"] * 3)
     more = changes | {"train": {"steps": 3}, "run": {"resume": "auto"}}
-    from heron.data import texts
+    from heron.data import decoders
 
-    texts._tokenizer_text.cache_clear()
+    decoders._tokenizer_text.cache_clear()
     with pytest.raises(CheckpointError, match="texts of 'caption' by another tokenizer"):
         pretrain(mixed(run, "resumed", **more))
 

@@ -10,7 +10,7 @@ from heron.config.errors import ConfigError
 from heron.data.dataset import build_data
 from heron.data.protocol import assign, stratified
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
 from heron.job import pretrain
 from heron.training.tracking import read_metrics
 from tests.experiments import frames

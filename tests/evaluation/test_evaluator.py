@@ -9,7 +9,8 @@ import torch
 
 from heron.config.errors import TrainingError
 from heron.data.dataset import build_data
-from heron.data.streams import Streams, open_streams
+from heron.data.run_data import open_streams
+from heron.data.streams import Streams
 from heron.data.views import Views
 from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.evaluator import Evaluator

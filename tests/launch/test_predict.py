@@ -10,7 +10,7 @@ import pytest
 
 from heron.cli.main import main
 from heron.data.dataset import build_data, load_or_assign_roles, open_reader
-from heron.data.roles import write_roles
+from heron.data.protocol import write_roles
 from heron.evaluation.metrics import multi_class_scores
 from heron.job import pretrain
 from heron.shards.build import build

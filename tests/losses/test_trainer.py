@@ -13,7 +13,7 @@ from torch.optim import SGD
 from heron import losses as h
 from heron.config.experiment import Config
 from heron.data.batches import Batch, batches
-from heron.data.webdataset import open_process_batches
+from heron.data.run_data import open_process_batches
 from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog

@@ -12,7 +12,7 @@ import heron
 from heron.config.errors import ConfigError, InputError
 from heron.config.model import Gin
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
 from heron.export import ExportError
 from heron.job import pretrain
 from heron.models.graphs import GinEncoder

@@ -10,7 +10,7 @@ import torch
 from heron.config.data import Protocol
 from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
-from heron.data.protocol import complementary
+from heron.data.streams import complementary
 from heron.job import pretrain
 from heron.objectives.momentum import MomentumQueue
 from heron.objectives.pico import Disambiguation
