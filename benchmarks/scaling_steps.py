@@ -10,12 +10,12 @@ from torch import Tensor
 
 from benchmarks.loaders import FOREVER
 from benchmarks.scaling_turns import Gate
+from heron.api.job import pretrain
 from heron.config.experiment import Config, parse_config
 from heron.data.batches import Batch, batches
 from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches, Streams
 from heron.data.views import Views
-from heron.job import pretrain
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.objectives import classification
 from heron.objectives.supervised import WeightedSupervised, weighted_supervised

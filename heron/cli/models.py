@@ -28,7 +28,7 @@ def save(
     heron save runs/faces --out models/faces
     heron save runs/faces --push org/faces
     """
-    from heron.model import from_pretrained
+    from heron.api.model import from_pretrained
 
     if out is None and push is None:
         raise UsageError("neither --out nor --push is given; expected one of them, or both")
@@ -53,7 +53,7 @@ def export(
 
     heron export runs/faces --format onnx --out faces.onnx
     """
-    from heron.model import from_pretrained
+    from heron.api.model import from_pretrained
 
     from_pretrained(model).export(out, format, layer, overwrite)
     print(f"{out}: layer {layer}, {out.stat().st_size:,} bytes, as the model computes it")

@@ -14,7 +14,7 @@ def shipped(name: str) -> Path:
 
 CONFIGS, LAUNCH = shipped("configs"), shipped("launch")
 STUDIES, ACCELERATE = CONFIGS / "studies", LAUNCH / "accelerate"
-JOB = "heron.job"  # the module of the main job, for `accelerate launch -m`
+JOB = "heron.api.job"  # the module of the main job, for `accelerate launch -m`
 NO_EXPERIMENT = ("methods",)  # files among the experiments that are not experiments
 
 

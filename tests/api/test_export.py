@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import heron
+from heron.api.job import pretrain
 from heron.config.errors import InputError
-from heron.job import pretrain
 from heron.models.heterogeneous import Encoded, Features
 from heron.objectives.mib import Bottlenecks
 from tests.api.test_travel import computed

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.experiment import Config, parse_config
 from heron.data.batches import Batch, batches
 from heron.data.open_shards import OpenShard
@@ -17,7 +18,6 @@ from heron.data.reader import Reader
 from heron.data.rows import Listed, SkippedRows
 from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches, Streams
-from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.data import Protocol
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, parse_config
@@ -21,7 +22,6 @@ from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.knn import vote
 from heron.evaluation.metrics import multi_label_scores
 from heron.evaluation.probe import fit_logistic
-from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from tests.experiments import frames, merge

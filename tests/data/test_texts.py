@@ -12,12 +12,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heron
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
 from heron.data.dataset import open_reader
 from heron.data.decoders import TextDecoder
 from heron.data.input_rows import InputView
-from heron.job import pretrain
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.term import terms_of
 from heron.retrieval.query import Retriever

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
-from heron.job import pretrain
 from heron.objectives.deepmtmv import (
     Deepmtmv,
     TaskGroups,

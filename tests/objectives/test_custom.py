@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import dump_config, load_config, parse_config
-from heron.job import pretrain
 from heron.objectives.term import terms_of
 from heron.training.tracking import read_metrics
 from tests import ranks

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
+from heron.api.job import pretrain
 from heron.data.reader import Reader
 from heron.distributed import collectives
 from heron.evaluation.evaluator import Predictions
 from heron.evaluation.metrics import label_f1
-from heron.job import pretrain
 from heron.report import charts
 from heron.report.charts import MAX_POINTS, confusion, curves, label_map
 from heron.report.examples import nearest_rows

@@ -1,6 +1,6 @@
 """Pretrain: the main job, from configuration to report.
 
-    accelerate launch -m heron.job --config scene optim.lr=0.1
+    accelerate launch -m heron.api.job --config scene optim.lr=0.1
 
 The training loop is `training/trainer.py`. It runs on one CPU, one GPU, or many of either with
 DistributedDataParallel, FSDP2 or DeepSpeed's ZeRO 0 to 3; only the accelerate configuration

@@ -185,8 +185,8 @@ class Model:
         layer: ExportLayer = "hidden",
         overwrite: bool = False,
     ) -> None:
-        """Writes one file that computes a layer from raw rows without Heron; see `heron.export`."""
-        from heron.export import export  # the exporters take seconds to load
+        """Writes one file that computes a layer from raw rows without Heron: see `api.export`."""
+        from heron.api.export import export  # the exporters take seconds to load
 
         export(self.network, self.config.data, self.signature, Path(out), format, layer, overwrite)
 
