@@ -8,9 +8,13 @@ size of /dev/shm, often small in containers, is no limit.
 import math
 import mmap
 import os
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from typing import Any, Protocol
 
@@ -23,7 +27,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from heron.config.augmentations import Blur, Color, Crop, Flip
 from heron.config.data import Data
 from heron.data.decoders import Decoder
-from heron.distributed.signals import follow_parent
 from heron.shards.errors import ShardError
 
 MAX_WORKERS = 16  # of a training process, under `auto`
@@ -236,7 +239,16 @@ def batches(
 
 
 def _init_worker(_: int) -> None:
-    follow_parent()
+    """Makes a reading process exit when the training process is gone, and ignore signals."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):  # the training process stops
+        signal.signal(number, signal.SIG_IGN)
+    if (parent := parent_process()) is not None:
+        threading.Thread(target=_exit_after, args=[parent], daemon=True).start()
+
+
+def _exit_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(0)
 
 
 def _identity(item: Any) -> Any:
