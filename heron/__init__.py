@@ -15,7 +15,7 @@ Names are imported when they are first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from heron.config.version import __version__
+from heron.config.shipped import __version__
 
 if TYPE_CHECKING:
     from heron import losses, metrics

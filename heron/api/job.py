@@ -31,10 +31,10 @@ from heron.data.batches import worker_count
 from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog, leave
-from heron.models.allocator import release_freed_memory
 from heron.report.run_report import write_report
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
+from heron.training.host_memory import release_freed_memory
 from heron.training.launch import end, fail, resolve_precision
 from heron.training.run_lock import RunLock
 from heron.training.trainer import train

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 from heron.cli.arguments import Location, Override, Overwrite, UsageError
 from heron.config.errors import InputError
 from heron.retrieval.embeddings import Role
-from heron.shards.atomic import atomic_write
-from heron.shards.set_aside import make_room, refuse_taken
+from heron.shards.atomic import atomic_write, make_room, refuse_taken
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels

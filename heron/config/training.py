@@ -147,7 +147,7 @@ class Evaluate(Section):
             then also measures RankMe of the test rows; null: no vote.
         knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
         cross_view: whether to measure recall@k of each view's test rows by the projections of each
-            other view: see `evaluation.cross_view`.
+            other view: see `evaluation.metrics`.
         threshold: probability above which a label of a multi-label row is predicted; F1 and
             subset accuracy depend on it, AUC and mAP do not. `fitted`: the one with the best
             weighted F1 on the validation rows, the same for all labels.

@@ -20,9 +20,10 @@ from heron.data.rows import Rows, SkippedRows
 from heron.data.streams import Streams
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import ShardError, short_repr
-from heron.shards.stream import TarReader
+from heron.shards.tarball import TarReader
 
 Sample = Mapping[str, Any]  # bytes by suffix, with `__key__` and `__url__`
+MAX_CONSECUTIVE = 1000  # faults without a readable sample between them: none is to be expected
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,6 @@ class EndlessStreams(Streams):
 
 def _members(sample: Sample) -> list[str]:
     return [name for name in sample if not name.startswith("__")][:8]
-
-
-MAX_CONSECUTIVE = 1000  # faults without a readable sample between them: none is to be expected
 
 
 class EndlessBatches:

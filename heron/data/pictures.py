@@ -32,9 +32,12 @@ AUGMENTATIONS = {
     "graph": ("drop_nodes", "perturb_edges", "mask_nodes", "subgraph"),
     "text": ("none of these, but the dotted path of your own",),
 }
-
-
 DRAFTS = (8, 4, 2)  # divisors of the size at which scaled decoding is faster than full decoding
+DRAWS = 6  # uniform numbers that an augmentation of a picture may use
+FINEST = 4  # most samples along each side of an output pixel, where a picture is shrunk
+Images = Float[Tensor, "batch channels height width"]
+Resized = Float[Tensor, "batch channels rows columns"]
+Draws = Float[Tensor, "batch draws"]
 
 
 @dataclass(frozen=True)
@@ -188,13 +191,6 @@ def _scale(view: ModelView, stored: Sequence[int]) -> float:
 
 def _size_text(size: Sequence[int]) -> str:
     return " × ".join(map(str, size[:2]))
-
-
-DRAWS = 6  # uniform numbers that an augmentation of a picture may use
-FINEST = 4  # most samples along each side of an output pixel, where a picture is shrunk
-Images = Float[Tensor, "batch channels height width"]
-Resized = Float[Tensor, "batch channels rows columns"]
-Draws = Float[Tensor, "batch draws"]
 
 
 def crop(x: Images, options: Crop, draws: Draws, size: Sequence[int]) -> Resized:

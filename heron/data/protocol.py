@@ -21,6 +21,7 @@ from heron.data.rows import ROLES, Marked, Roles, Rows
 from heron.shards.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
 
 VALIDATION_DRAW = 1  # joins seed and fold, so that validation and labelled rows differ in draw
+MARKS, SIZES = "marks.npy", "sizes.npy"  # marks [rows], and row counts [roles, shards]
 
 
 def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
@@ -257,9 +258,6 @@ def _stratified_classes(classes: NDArray[np.int64], count: int, rng: np.random.G
     quotas[np.argsort(quotas - expected, kind="stable")[: count - quotas.sum()]] += 1
     drawn = [rng.permutation(np.flatnonzero(classes == k))[:n] for k, n in enumerate(quotas)]
     return np.sort(np.concatenate([np.empty(0, np.int64), *drawn]))
-
-
-MARKS, SIZES = "marks.npy", "sizes.npy"  # marks [rows], and row counts [roles, shards]
 
 
 class WrittenRoles(Artefact):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from heron.shards.errors import ShardError
 
 Rows = NDArray[np.int64]
+ROLES = "labelled", "unlabelled", "test", "validation"  # role i is bit i of a mark
 
 
 def positions_by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
@@ -187,9 +188,6 @@ class Marked(ShardRows):
         spans = pairwise(self.starts.tolist())
         sizes = [np.count_nonzero(self._mapped_marks[first:last] & bits) for first, last in spans]
         return Marked(self.starts, np.array(sizes), self.marks, bits)
-
-
-ROLES = "labelled", "unlabelled", "test", "validation"  # role i is bit i of a mark
 
 
 class Roles:

@@ -21,7 +21,7 @@ from heron.shards.annotation import Annotation
 from heron.shards.foreign import draft_manifest
 from heron.shards.layout import Layout
 from heron.shards.manifest import LABELS, Labels, Manifest
-from heron.shards.stream import TarReader
+from heron.shards.tarball import TarReader
 
 
 def open_data(config: Config) -> Streams:

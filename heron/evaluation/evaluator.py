@@ -21,9 +21,9 @@ from heron.data.views import Views
 from heron.distributed.collectives import broadcast_object, gather, gather_objects, rank, world_size
 from heron.distributed.watchdog import Watchdog
 from heron.evaluation import collapse
-from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.metrics import (
     Scores,
+    cross_view_recalls,
     fitted_threshold,
     multi_class_scores,
     multi_label_scores,

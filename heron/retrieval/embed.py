@@ -35,9 +35,8 @@ from heron.retrieval.embeddings import (
 from heron.retrieval.layers import EmbeddingModel, refuse_options
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, parse_json
-from heron.shards.atomic import save_json
+from heron.shards.atomic import aside_name, make_room, refuse_taken, save_json
 from heron.shards.errors import HeronError, short_repr
-from heron.shards.set_aside import aside_name, make_room, refuse_taken
 from heron.shards.store import is_remote
 from heron.training.launch import start_processes
 from heron.training.pretrained import locate, weights_sha256

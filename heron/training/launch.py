@@ -17,8 +17,8 @@ from heron.data.batches import cores_per_process
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous, run_facts
 from heron.distributed.watchdog import leave
-from heron.models.allocator import keep_freed_memory
 from heron.models.heterogeneous import Heterogeneous
+from heron.training.host_memory import keep_freed_memory
 from heron.training.strategy import Strategy
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")  # one process, DDP, or FSDP2: see `prepare`

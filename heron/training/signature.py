@@ -21,7 +21,7 @@ LabelKind = Literal["multi_label", "multi_class", "hierarchical", "complementary
 
 
 class Text(Record):
-    """How texts are read: see `data.texts.TextDecoder`."""
+    """How texts are read: see `data.decoders.TextDecoder`."""
 
     tokens: int = Field(ge=1, le=2**14)
     tokenizer: str

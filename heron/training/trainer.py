@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heron.config.errors import CheckpointError, Stopped
 from heron.config.experiment import Config, dump_config
-from heron.config.version import __version__
+from heron.config.shipped import __version__
 from heron.data.batches import Batch, batches, worker_count
 from heron.data.dataset import build_data
 from heron.data.plan import even_sizes

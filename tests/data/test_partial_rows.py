@@ -18,9 +18,8 @@ from heron.data.reader import Reader
 from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches
 from heron.evaluation.collapse import measure
-from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.knn import vote
-from heron.evaluation.metrics import multi_label_scores
+from heron.evaluation.metrics import cross_view_recalls, multi_label_scores
 from heron.evaluation.probe import fit_logistic
 from heron.shards.build import build
 from heron.shards.sources import make_source

@@ -12,9 +12,8 @@ from heron.data.dataset import build_data
 from heron.data.run_data import open_streams
 from heron.data.streams import Streams
 from heron.data.views import Views
-from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.evaluator import Evaluator
-from heron.evaluation.metrics import fitted_threshold, multi_label_scores
+from heron.evaluation.metrics import cross_view_recalls, fitted_threshold, multi_label_scores
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.classification import Bce
 from heron.objectives.supervised import WeightedSupervised

@@ -15,7 +15,7 @@ from heron.config.errors import ConfigError, InputError
 from heron.config.model import Gin
 from heron.data.reader import Reader
 from heron.data.run_data import open_streams
-from heron.models.graphs import GinEncoder
+from heron.models.encoders import GinEncoder
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.graphs import drawn, graphs, row
