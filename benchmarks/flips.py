@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from heron.api.job import pretrain
 from heron.config.experiment import parse_config
 from heron.data.reader import Reader
-from heron.job import pretrain
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.embedder import Choice

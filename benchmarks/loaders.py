@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
 from heron.config.experiment import parse_config
-from heron.data.batches import ShardBatches, batches
-from heron.data.endless import open_data
+from heron.data.batches import batches
 from heron.data.reader import Reader
-from heron.data.webdataset import open_process_batches
+from heron.data.run_data import open_data, open_process_batches
+from heron.data.streams import ShardBatches
 
 FOREVER = 1 << 40
 SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents

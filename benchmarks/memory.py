@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from benchmarks.sets import open_set
-from heron.data.batches import ShardBatches, batches
+from heron.data.batches import batches
+from heron.data.streams import ShardBatches
 
 
 def measure(folder: Path, views: list[str], batch: int, workers: int, epochs: int) -> list[float]:

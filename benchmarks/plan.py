@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from heron.config.experiment import parse_config
-from heron.data import dataset, streams
+from heron.data import dataset, run_data
 from heron.data.plan import even_slice
 from heron.shards.artefact import fingerprint
 from heron.shards.cache import LocalFile
@@ -102,7 +102,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
         }
     )
     before, clock = peak_mb(), time.process_time()
-    plan = streams.open_streams(config).unlabelled
+    plan = run_data.open_streams(config).unlabelled
     started = time.process_time() - clock
     assert plan is not None
     draw, batch_seconds, share_seconds = random.Random(0), list[float](), list[float]()

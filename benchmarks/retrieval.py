@@ -47,8 +47,8 @@ from benchmarks.vectors import draw, index_million, write_embeddings
 from heron.config.experiment import Config, dump_config
 from heron.data.batches import Batch
 from heron.data.dataset import build_data, open_reader
-from heron.data.plan import Rows
 from heron.data.reader import Reader
+from heron.data.rows import Rows
 from heron.data.views import Views
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
@@ -58,15 +58,7 @@ from heron.retrieval.embedder import Embedder
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.in_memory import prepare_vectors
 from heron.retrieval.index import Index
-from heron.retrieval.kinds import (
-    CODED,
-    KINDS,
-    MAX_POINTS,
-    Kind,
-    Plan,
-    format_bytes,
-    parse_bytes,
-)
+from heron.retrieval.kinds import CODED, KINDS, MAX_POINTS, Kind, Plan, format_bytes, parse_bytes
 from heron.training.signature import Signature
 
 PARTS = ["build", "search", "embed", "million"]

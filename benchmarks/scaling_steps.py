@@ -10,11 +10,12 @@ from torch import Tensor
 
 from benchmarks.loaders import FOREVER
 from benchmarks.scaling_turns import Gate
+from heron.api.job import pretrain
 from heron.config.experiment import Config, parse_config
-from heron.data.batches import Batch, ShardBatches, batches
-from heron.data.streams import Streams, open_streams
+from heron.data.batches import Batch, batches
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches, Streams
 from heron.data.views import Views
-from heron.job import pretrain
 from heron.losses import classification
 from heron.losses.objective import build_losses
 from heron.losses.supervised import WeightedSupervised, weighted_supervised

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from heron.config.experiment import load_config
-from heron.data.batches import Batch, ShardBatches, batches
-from heron.data.streams import open_streams
+from heron.data.batches import Batch, batches
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.data.views import Views
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective, gather_batch

@@ -10,7 +10,8 @@ import simplejpeg
 
 from heron.config.experiment import parse_config
 from heron.data.reader import Reader
-from heron.data.streams import Streams, open_streams
+from heron.data.run_data import open_streams
+from heron.data.streams import Streams
 from heron.shards.build import build, npy
 from heron.shards.manifest import Labels, View
 from heron.shards.sources import make_source

@@ -28,10 +28,11 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from PIL import Image
 
 from heron.config.augmentations import Blur, Color, Crop
-from heron.data import augment
-from heron.data.plan import Listed, Stream, even_slice
+from heron.data import pictures as augment
+from heron.data.plan import Stream, even_slice
+from heron.data.rows import Listed
 from heron.shards.sources import make_source
-from heron.studies.halving import goes_on
+from heron.studies.drive import goes_on
 from heron.studies.study import Study
 
 ROOT = Path(__file__).parent.parent

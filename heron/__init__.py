@@ -15,14 +15,14 @@ Names are imported when they are first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from heron.config.version import __version__
+from heron.config.shipped import __version__
 
 if TYPE_CHECKING:
     from heron import losses, metrics
+    from heron.api.model import Model, from_pretrained
+    from heron.api.run import Run, load_config, pretrain
     from heron.config.experiment import Config
-    from heron.model import Model, from_pretrained
     from heron.retrieval.index import Index
-    from heron.run import Run, load_config, pretrain
     from heron.shards.errors import HeronError
 
 _MODULES = "losses", "metrics"
@@ -30,11 +30,11 @@ _OBJECTS = {  # the module that defines each
     "Config": "heron.config.experiment",
     "HeronError": "heron.shards.errors",
     "Index": "heron.retrieval.index",
-    "Model": "heron.model",
-    "Run": "heron.run",
-    "from_pretrained": "heron.model",
-    "load_config": "heron.run",
-    "pretrain": "heron.run",
+    "Model": "heron.api.model",
+    "Run": "heron.api.run",
+    "from_pretrained": "heron.api.model",
+    "load_config": "heron.api.run",
+    "pretrain": "heron.api.run",
 }
 __all__ = [
     "Config",

@@ -2,7 +2,7 @@
 
 import sys
 
-from heron.job import main
+from heron.api.job import main
 
 if __name__ == "__main__":
     sys.exit(main())

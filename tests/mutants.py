@@ -34,8 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+DATA = "plan", "rows", "batches", "streams", "random_keys", "protocol"
 PLACES = ["heron/losses", "heron/distributed", "heron/training/checkpoint.py"]
-PLACES += [f"heron/data/{name}.py" for name in ("plan", "batches", "random_keys", "protocol")]
+PLACES += [f"heron/data/{name}.py" for name in DATA]
 SPEED = {  # module constants that decide how fast, in how much memory or how patiently, no value
     "AHEAD", "BLOCKS", "EXACT", "INTERPRETED", "IN_USE", "JOIN_S", "LEAVING_S", "LOOKS",
     "MATCH_PART", "MIN_STRIP_ROWS", "PROGRAMS", "PROGRAMS_INTERPRETED", "SHARED_KIB", "STRIP",

@@ -17,7 +17,7 @@ LATER += ["plotly.graph_objects", "transformers.modeling_utils", "torch._inducto
 LATER += ["deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"]
 LATER += ["deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.superoffload"]
 LATER += ["accelerate.commands.launch", "torch.testing", "pytest", "setuptools"]
-OWN = ["heron.job", "heron.cli.main", "heron.retrieval.query"]
+OWN = ["heron.api.job", "heron.cli.main", "heron.retrieval.query"]
 OWN += ["tests.experiments", "tests.forked", "tests.ranks"]
 
 for name in LATER:

@@ -19,7 +19,7 @@ HELP = "import contextlib, heron.cli.main as cli\nwith contextlib.suppress(Syste
 RUN = """
 import tempfile
 from pathlib import Path
-from heron.job import pretrain
+from heron.api.job import pretrain
 from tests import reference_runs
 with tempfile.TemporaryDirectory() as folder:
     reference_runs.data(Path(folder))
@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
 @pytest.mark.parametrize(
     ("code", "needed", "late"),
     [
-        ("import heron.job", {"torch", "accelerate"}, LATE),
+        ("import heron.api.job", {"torch", "accelerate"}, LATE),
         ("import heron.losses.functional", {"torch"}, LATE | {"accelerate", "PIL"}),
         (f"{HELP}(['--help'])", {"argparse"}, LATE | {"torch", "accelerate"}),
         (RUN, {"torch._dynamo"}, LATE - {"fsspec", "tensorboard"}),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from heron import load_config
 from heron.cli.arguments import Group, Verb, parse
-from heron.cli.verbs import VERBS
+from heron.cli.main import VERBS
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium")

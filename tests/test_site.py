@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_reference_of_the_code_has_its_classes(site: Path) -> None:
     for page, name in (
-        ("heron", "heron.model.Model.encode"),
+        ("heron", "heron.api.model.Model.encode"),
         ("losses", "heron.losses.supervised.WeightedSupervised.forward"),
         ("metrics", "heron.evaluation.metrics.label_auc"),
         ("terms", "heron.losses.run.Memory.update"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from heron.cli.arguments import Group, parser_of
-from heron.cli.reproduce import TABLE_NAMES
+from heron.cli.study import TABLE_NAMES
 from heron.config.shipped import ACCELERATE, CONFIGS, STUDIES, names_in
 
 BASH = """\

@@ -1,21 +1,71 @@
-"""The command line: `heron VERB`."""
+"""The command line: `heron VERB`, and its verbs by name."""
 
 import os
 import re
 import select
 import sys
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from heron.cli.arguments import Group, UsageError, Verb, choose, parse
+from heron.cli.check import check
+from heron.cli.compare import compare, tune
+from heron.cli.completion import script
+from heron.cli.config import config
+from heron.cli.init import init
+from heron.cli.models import export, predict, save
 from heron.cli.next_step import next_commands
-from heron.cli.verbs import VERBS
+from heron.cli.pretrain import launchers, pretrain
+from heron.cli.retrieval import embed, index, negatives, query, serve
+from heron.cli.runs import runs
+from heron.cli.shards import SHARDS
+from heron.cli.study import report, run_table, study
 from heron.config.errors import INTERRUPTED, STOPPED, Stopped
-from heron.config.version import __version__
+from heron.config.shipped import __version__
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
 
 STDOUT = 1  # its file descriptor
 SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8
+
+
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], "bash, zsh or fish"]) -> None:
+    """Prints the shell's completion: source it, or put the line into the shell's start-up file.
+
+    heron completion bash > ~/.local/share/bash-completion/completions/heron
+    heron completion zsh >> ~/.zshrc
+    heron completion fish > ~/.config/fish/completions/heron.fish
+    """
+    print(script(shell, VERBS))
+
+
+VERBS = Group(
+    "Contrastive pretraining for data with several views and several labels.\n\n"
+    "--version says which Heron this is.",
+    {
+        "pretrain": Verb(pretrain),
+        "init": Verb(init),
+        "config": Verb(config),
+        "shards": SHARDS,
+        "embed": Verb(embed),
+        "predict": Verb(predict),
+        "index": Verb(index),
+        "query": Verb(query),
+        "negatives": Verb(negatives),
+        "serve": Verb(serve),
+        "check": Verb(check),
+        "save": Verb(save),
+        "export": Verb(export),
+        "reproduce": Verb(run_table),
+        "tune": Verb(tune),
+        "compare": Verb(compare),
+        "study": Verb(study),
+        "report": Verb(report),
+        "launchers": Verb(launchers),
+        "completion": Verb(completion),
+        "runs": Verb(runs),
+    },
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 from heron.cli.arguments import Location, Override, Overwrite, UsageError
 from heron.config.errors import InputError
 from heron.retrieval.embeddings import Role
-from heron.shards.atomic import atomic_write
-from heron.shards.set_aside import make_room, refuse_taken
+from heron.shards.atomic import atomic_write, make_room, refuse_taken
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels
@@ -28,7 +27,7 @@ def save(
     heron save runs/faces --out models/faces
     heron save runs/faces --push org/faces
     """
-    from heron.model import from_pretrained
+    from heron.api.model import from_pretrained
 
     if out is None and push is None:
         raise UsageError("neither --out nor --push is given; expected one of them, or both")
@@ -53,7 +52,7 @@ def export(
 
     heron export runs/faces --format onnx --out faces.onnx
     """
-    from heron.model import from_pretrained
+    from heron.api.model import from_pretrained
 
     from_pretrained(model).export(out, format, layer, overwrite)
     print(f"{out}: layer {layer}, {out.stat().st_size:,} bytes, as the model computes it")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heron.cli import compare, reproduce, study
+from heron.cli import compare, study
 from heron.config.errors import STOPPED
 from heron.config.overrides import as_typed
 from heron.config.shipped import CONFIGS, find_config, names_in
@@ -67,7 +67,7 @@ def _after_reproduce(args: Arguments) -> list[str]:
     if args["dry_run"]:
         words = ["heron", "reproduce", args["table"], *args["overrides"]]
         return [_with_options(words, args, "runs", "first", "only", "out")]
-    return [shlex.join(["heron", "runs", str(args["out"] or reproduce.folder_of(args["table"]))])]
+    return [shlex.join(["heron", "runs", str(args["out"] or study.folder_of_table(args["table"]))])]
 
 
 # A template that the verb's arguments fill, or a function of them that returns one, or commands.

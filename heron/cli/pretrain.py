@@ -45,7 +45,7 @@ def pretrain(
     words += ["--method", method] if method else []
     words += ["--overwrite"] if overwrite else []
     if processes is None and accelerate is None:
-        from heron.job import main
+        from heron.api.job import main
 
         return main(words)
     if accelerate is None:

@@ -123,13 +123,13 @@ def write_protocol(
     """
     from heron.config.experiment import load_config
     from heron.config.shipped import find_config
-    from heron.data import opened
+    from heron.data import open_shards
     from heron.data.dataset import load_or_assign_roles, open_reader
-    from heron.data.roles import write_roles
+    from heron.data.protocol import write_roles
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})
-    opened.MAX_REQUEST_BYTES = INT64_MAX  # no limit: the amount is printed
+    open_shards.MAX_REQUEST_BYTES = INT64_MAX  # no limit: the amount is printed
     reader = open_reader(data)
     rows, labels = int(reader.starts[-1]), reader.manifest.labels
     row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16

@@ -1,13 +1,24 @@
-"""`heron study | report`: many trials of one experiment, and their report."""
+"""`heron study | report | reproduce`: many trials of one experiment, or a paper's table."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import AfterValidator
+
 from heron.cli.arguments import Override, Overwrite
 from heron.config.errors import INTERRUPTED, ConfigError
-from heron.config.shipped import STUDIES, find_shipped, names_in
-from heron.shards.terminal import print_table
+from heron.config.experiment import load_config
+from heron.config.sections import Natural
+from heron.config.shipped import CONFIGS, STUDIES, find_shipped, names_in
+from heron.shards.dotted import suggest
+from heron.shards.terminal import print_markdown, print_table
+from heron.studies.reproduction import missing, reproduce
+from heron.studies.tables import GROUPS, TABLES, PublishedTable
+
+TABLE_NAMES = [*TABLES, *GROUPS]
 
 
 def folder_of(study: Path, small: bool) -> Path:
@@ -109,3 +120,68 @@ def report(
     print_table(*readable_table(results, page.ys), piped=(out / "table.md").read_text() + "\n")
     print(results.progress)
     print(f"report: {path}")
+
+
+def _missing_data(table: PublishedTable, overrides: Sequence[str]) -> str:
+    """Returns how to get a table's data if it is missing, else ""."""
+    own = next(iter(table.methods.values())).overrides
+    data = load_config(CONFIGS / table.config, [*overrides, *own]).data
+    return f"{data.path} holds no shards; {table.data}" if data.missing else ""
+
+
+def _check_table_name(name: str) -> str:
+    if name not in TABLE_NAMES:
+        raise ValueError(f"unknown table {name!r}; {suggest(name, TABLE_NAMES)}")
+    return name
+
+
+def folder_of_table(table: str) -> Path:
+    """Returns the default folder of a table's runs."""
+    return Path("runs") / f"{table}-table"
+
+
+def run_table(
+    table: Annotated[
+        str, AfterValidator(_check_table_name), f"published table: {', '.join(TABLE_NAMES)}"
+    ],
+    *overrides: Annotated[Override, "key=value on every run"],
+    runs: Annotated[Natural | None, "folds or seeds to run (default: the table's)"] = None,
+    first: Annotated[int, "first of them"] = 0,
+    only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
+    out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[bool, "list the runs that are missing, and stop"] = False,
+) -> None:
+    """Runs a published table, and shows its scores beside the published ones.
+
+    heron reproduce scene
+    """
+    from heron.training.earlier_run import begin_anew
+
+    folder = out or folder_of_table(table)
+    tables = {
+        folder / name if table in GROUPS else folder: replace(
+            TABLES[name], runs=runs or TABLES[name].runs, first=first
+        )
+        for name in GROUPS.get(table, (table,))
+    }
+    hints = {path: _missing_data(published, overrides) for path, published in tables.items()}
+    if all(hints.values()) and not (dry_run and table in GROUPS):
+        raise ConfigError("; ".join(hints.values()))
+    if dry_run:
+        to_run = [
+            config.run.dir
+            for path, published in tables.items()
+            if not hints[path]
+            for config in missing(published, path, overrides, only)
+        ]
+        print("\n".join([*to_run, f"runs to be made: {len(to_run)}"]))
+        return
+    if overwrite:
+        begin_anew(folder)
+    for path, published in tables.items():
+        if hints[path]:
+            text = f"{published.source}: {hints[path]}\n"
+        else:
+            text = reproduce(published, path, overrides, only)
+        print_markdown(text + "\n")

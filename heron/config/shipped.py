@@ -1,9 +1,15 @@
-"""What comes with Heron beside its code: configuration files by their names, and the main job."""
+"""What comes with Heron beside its code: its version, configuration files, and the main job."""
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from heron.config.errors import ConfigError
 from heron.shards.dotted import suggest
+
+try:
+    __version__ = version("heron-pretrain")
+except PackageNotFoundError:  # a checkout that was never installed
+    __version__ = "not installed"
 
 
 def shipped(name: str) -> Path:
@@ -14,7 +20,7 @@ def shipped(name: str) -> Path:
 
 CONFIGS, LAUNCH = shipped("configs"), shipped("launch")
 STUDIES, ACCELERATE = CONFIGS / "studies", LAUNCH / "accelerate"
-JOB = "heron.job"  # the module of the main job, for `accelerate launch -m`
+JOB = "heron.api.job"  # the module of the main job, for `accelerate launch -m`
 NO_EXPERIMENT = ("methods",)  # files among the experiments that are not experiments
 
 

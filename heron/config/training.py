@@ -4,14 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from heron.config.sections import (
-    BelowOne,
-    Natural,
-    NonNegative,
-    Positive,
-    Section,
-    Share,
-)
+from heron.config.sections import BelowOne, Natural, NonNegative, Positive, Section, Share
 from heron.shards.artefact import Count
 
 
@@ -53,7 +46,7 @@ class Optim(Section):
 class Negatives(Section):
     """Mined hard negatives: near rows with far labels, beside the random labelled rows.
 
-    See `pipeline.negatives.mine`.
+    See `heron.training.mining`.
 
     Attributes:
         mine: number of mined hard negatives that are added to every labelled batch; 0: none.
@@ -154,7 +147,7 @@ class Evaluate(Section):
             then also measures RankMe of the test rows; null: no vote.
         knn_tau: temperature of the neighbours' votes: see `evaluation.knn.vote`.
         cross_view: whether to measure recall@k of each view's test rows by the projections of each
-            other view: see `evaluation.cross_view`.
+            other view: see `evaluation.metrics`.
         threshold: probability above which a label of a multi-label row is predicted; F1 and
             subset accuracy depend on it, AUC and mAP do not. `fitted`: the one with the best
             weighted F1 on the validation rows, the same for all labels.

@@ -1,26 +1,108 @@
-"""Yields the batches of one process: its share of every global batch, read by workers, in order."""
+"""The batch of a step, and what loads it: worker processes that fill buffers in shared memory.
 
-from collections.abc import Callable, Generator, Sequence
+Touching fresh pages takes about as long as decoding a picture, so the buffer of a batch is reused
+as soon as nothing refers to its arrays or tensors. The memory belongs to no file system, so the
+size of /dev/shm, often small in containers, is no limit.
+"""
+
+import math
+import mmap
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from heron.data.buffers import ArraySpec, Buffer, BufferPool
-from heron.data.mined import AnyStream
-from heron.data.plan import Rows, even_slice
-from heron.data.random_keys import rng_keys
-from heron.data.reader import Reader
-from heron.data.streams import Streams
-from heron.distributed.signals import follow_parent
+from heron.config.augmentations import Blur, Color, Crop, Flip
+from heron.config.data import Data
+from heron.data.decoders import Decoder
 from heron.shards.errors import ShardError
 
+MAX_WORKERS = 16  # of a training process, under `auto`
 AHEAD = 4  # batches that a worker reads ahead
 IN_USE = 2  # batches that the trainer holds: the last one, and the one that it asks for
 VIEW_PREFIX = "view "  # prefix of a stored view's name among the arrays of a batch
+ALIGNMENT = 64  # arrays begin at multiples of so many bytes
+ArraySpec = tuple[tuple[int, ...], str]  # shape and dtype of an array
+Buffer = Mapping[str, NDArray[Any]]  # the arrays of a batch, by name
+
+
+class BufferPool:
+    """Buffers of equal size in shared memory, a few for each loader worker.
+
+    A worker marks the buffer that it fills, and the trainer clears the mark once nothing refers to
+    its arrays, so neither waits for the other.
+    """
+
+    def __init__(self, specs: Mapping[str, ArraySpec], readers: int, count: int) -> None:
+        """Reserves `count` buffers per worker; pages are allocated when first written."""
+        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in specs.values()]
+        ends = np.cumsum([0, *map(_aligned, sizes)]).tolist()
+        self.specs, self.offsets = dict(specs), dict(zip(specs, ends, strict=False))
+        self.count, self.bytes = count, ends[-1]
+        self._header_bytes = _aligned(readers * count)  # a byte per buffer: its mark
+        self._descriptor = os.memfd_create("heron-batches")
+        os.ftruncate(self._descriptor, self._header_bytes + readers * count * self.bytes)
+        self._map()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state to pickle for a loader worker, with the same memory."""
+        return self.__dict__ | {"_memory": None, "_descriptor": DupFd(self._descriptor)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Maps the memory of the process that pickled the pool."""
+        self.__dict__ = state
+        self._descriptor = state["_descriptor"].detach()
+        self._map()
+
+    def _map(self) -> None:
+        weakref.finalize(self, os.close, self._descriptor)
+        self._memory = mmap.mmap(self._descriptor, 0)
+
+    def acquire(self, reader: int) -> int | None:
+        """Marks a worker's lowest free buffer and returns its number; None if all are in use."""
+        first = reader * self.count
+        number = self._memory.find(b"\0", first, first + self.count)
+        if number < 0:
+            return None
+        self._memory[number] = 1
+        return number
+
+    def buffer(self, number: int | None) -> Buffer:
+        """Returns the arrays of a buffer; newly allocated ones for None."""
+        if number is None:
+            return {name: np.empty(*spec) for name, spec in self.specs.items()}
+        return self._arrays(self._memory_of(number))
+
+    def release_after_use(self, number: int) -> Buffer:
+        """Returns the arrays of a buffer, and frees it once nothing refers to them or views."""
+        memory = self._memory_of(number)
+        weakref.finalize(memory, self._memory.__setitem__, number, 0).atexit = False
+        return self._arrays(memory)
+
+    def _memory_of(self, number: int) -> NDArray[np.uint8]:
+        return np.ndarray(
+            self.bytes, np.uint8, self._memory, self._header_bytes + number * self.bytes
+        )
+
+    def _arrays(self, memory: NDArray[np.uint8]) -> Buffer:
+        # The base of each array is `memory` itself, since its own base is no array; so `memory`
+        # outlives all arrays and views.
+        return {
+            name: np.ndarray(shape, dtype, memory, self.offsets[name])
+            for name, (shape, dtype) in self.specs.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -81,8 +163,7 @@ class BatchSource(Protocol):
 
 
 def array_specs(
-    reader: Reader,
-    stored: Sequence[str],
+    decoders: Mapping[str, Decoder],
     rows: int,
     targets: tuple[int, ...] = (0, 0),
     levels: int = 0,
@@ -90,10 +171,10 @@ def array_specs(
 ) -> dict[str, ArraySpec]:
     """Returns the shape and dtype of every array of a batch.
 
-    `targets` is the shape of the labels, [labelled, labels]; `levels` is the depth of hierarchical
-    ones. `n_model_views` is 0 unless rows may lack some of the model's views.
+    `decoders` are those of the stored views, by name. `targets` is the shape of the labels,
+    [labelled, labels]; `levels` is the depth of hierarchical ones. `n_model_views` is 0 unless rows
+    may lack some of the model's views.
     """
-    decoders = {name: reader.decoders[name] for name in stored}
     views = {
         VIEW_PREFIX + name: ((rows, *decoder.shape), decoder.dtype)
         for name, decoder in decoders.items()
@@ -105,84 +186,6 @@ def array_specs(
         "paths": ((targets[0], levels), "int64"),
     }
     return specs | ({"present": ((rows, n_model_views), "bool")} if n_model_views else {})
-
-
-class ShardBatches:
-    """Reads the share that process `rank` of `world` has of every global batch."""
-
-    def __init__(self, streams: Streams, seed: int, rank: int, world: int) -> None:
-        """Reads nothing yet."""
-        self.streams, self.seed, self.rank, self.world = streams, seed, rank, world
-
-    def specs(self) -> dict[str, ArraySpec]:
-        """Returns the shape and dtype of every array of a batch."""
-        streams, reader, no_rows = self.streams, self.streams.reader, np.empty(0, np.int64)
-        sizes = {stream.name: len(rows) for stream, rows in self._local_rows(0)}
-        targets = sizes.get("labelled", 0), *streams.targets(no_rows).shape[1:]
-        levels = reader.label_paths(no_rows).shape[1]
-        rows, model_views = (
-            sum(sizes.values()),
-            len(streams.stored_by_view) if reader.may_lack_views else 0,
-        )
-        return array_specs(reader, streams.stored, rows, targets, levels, model_views)
-
-    def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
-        """Fills a buffer with the process's share of batch t; returns `sizes` and `lost`."""
-        drawn = self._local_rows(t)
-        planned = np.concatenate([rows for _, rows in drawn])
-        rows = self._read(planned, drawn, buffer)
-        labelled, reader = rows[: len(buffer["targets"])], self.streams.reader
-        buffer["targets"][:] = self.streams.targets(labelled)
-        buffer["paths"][:] = reader.label_paths(labelled)
-        buffer["indices"][:] = rows
-        if reader.may_lack_views:
-            buffer["present"][:] = reader.present(rows, self.streams.stored_by_view)
-        keys = []
-        for stream, local in drawn:
-            passes = stream.passes(t)
-            if len(passes) > 1:  # one per row
-                passes = passes[even_slice(stream.batch, self.rank, self.world)]
-            keys.append(rng_keys(self.seed, passes, local))
-        buffer["rng_keys"][:] = np.concatenate(keys)
-        lost = {int(row): reader.lost[int(row)] for row in planned[planned != rows]}
-        return [len(rows) for _, rows in drawn], lost
-
-    def _local_rows(self, t: int) -> list[tuple[AnyStream, Rows]]:
-        streams = self.streams.labelled, self.streams.unlabelled
-        return [
-            (s, s.batch_rows(t, even_slice(s.batch, self.rank, self.world))) for s in streams if s
-        ]
-
-    def _read(self, planned: Rows, drawn: Sequence[tuple[AnyStream, Rows]], buffer: Buffer) -> Rows:
-        """Reads the stored views; returns the rows read, in which others replace lost ones."""
-        reader, names, rows = self.streams.reader, self.streams.stored, planned.copy()
-        self._replace_lost(rows, drawn)
-        reader.fill({name: buffer[VIEW_PREFIX + name] for name in names}, rows)
-        while len(replaced := self._replace_lost(rows, drawn)):
-            for name in names:
-                buffer[VIEW_PREFIX + name][replaced] = reader.read(name, rows[replaced])
-        return rows
-
-    def _replace_lost(self, rows: Rows, drawn: Sequence[tuple[AnyStream, Rows]]) -> Rows:
-        """Replaces lost rows in place by the next of their stream; returns their positions."""
-        if not (lost := self.streams.reader.lost):
-            return np.empty(0, np.int64)
-        replaced = np.flatnonzero([int(row) in lost for row in rows])
-        ends = np.cumsum([len(own) for _, own in drawn])
-        for i in replaced.tolist():
-            stream = drawn[int(np.searchsorted(ends, i, side="right"))][0]
-            rows[i] = self._next_readable(stream, int(rows[i]))
-        return replaced
-
-    def _next_readable(self, stream: AnyStream, row: int) -> int:
-        """Returns the next readable row by number: the same on any process and after a restart."""
-        lost = self.streams.reader.lost
-        for candidate in stream.by_shard.following(row):
-            if candidate not in lost:
-                return candidate
-        raise ShardError(
-            f"no row of the {stream.name} stream can be read; the last fault: {lost[row]}"
-        )
 
 
 class _BatchDataset(Dataset[Any]):
@@ -236,7 +239,16 @@ def batches(
 
 
 def _init_worker(_: int) -> None:
-    follow_parent()
+    """Makes a reading process exit when the training process is gone, and ignore signals."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):  # the training process stops
+        signal.signal(number, signal.SIG_IGN)
+    if (parent := parent_process()) is not None:
+        threading.Thread(target=_exit_after, args=[parent], daemon=True).start()
+
+
+def _exit_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(0)
 
 
 def _identity(item: Any) -> Any:
@@ -250,3 +262,31 @@ def _to_batch(buffer: Buffer, sizes: list[int], lost: dict[int, str]) -> Batch:
         n.removeprefix(VIEW_PREFIX): tensors.pop(n) for n in buffer if n.startswith(VIEW_PREFIX)
     }
     return Batch(stored, sizes=sizes, lost=lost, **tensors)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def cores_per_process() -> int:
+    """Returns the number of cores per process of this machine, at least one."""
+    all_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (all_cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def worker_count(data: Data) -> int:
+    """Returns `data.workers`; `auto` gives pictures one worker per core available for decoding.
+
+    With a GPU these are all cores but one; on a CPU, whose cores also train, a quarter of them; 16
+    at most. Other data is copied, not decoded: 1 worker with a GPU, else 0.
+    """
+    if data.workers != "auto":
+        return data.workers
+    of_pictures = Crop, Color, Flip, Blur
+    decodes = any(
+        view.size is not None or any(isinstance(x.options, of_pictures) for x in view.augment)
+        for view in data.views
+    )
+    if not torch.cuda.is_available():
+        return min(MAX_WORKERS, cores_per_process() // 4) if decodes else 0
+    return min(MAX_WORKERS, max(1, cores_per_process() - 1)) if decodes else 1

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from heron.config.data import Data
 from heron.config.errors import ConfigError
+from heron.data.batches import worker_count
 from heron.data.decoders import decoder_for_views
 from heron.data.plan import MAX_STREAMS, default_streams
-from heron.data.protocol import Roles, assign, drop_partial, hide_labels, hide_views
+from heron.data.protocol import assign, drop_partial, hide_labels, hide_views, read_roles
 from heron.data.reader import MAX_OPEN_SHARDS, Reader
-from heron.data.roles import read_roles
-from heron.data.workers import worker_count
+from heron.data.rows import Roles
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError

@@ -1,30 +1,29 @@
-"""The streams of a run on tars without an index: the members of a sample, and the scored rows."""
+"""The streams of a run on tars without an index, and a process's share of each batch."""
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
 
-from heron.config.endless import WebDataset, expand
+from heron.config.endless import WebDataset
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config
-from heron.data.dataset import open_reader, prepare_decoders
-from heron.data.plan import Rows
-from heron.data.protocol import Roles, assign
-from heron.data.reader import Reader
-from heron.data.skipped import SkippedRows
-from heron.data.streams import Streams, open_streams, refuse_unscored
+from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs, worker_count
+from heron.data.plan import even_slice
+from heron.data.random_keys import rng_keys
+from heron.data.rows import Rows, SkippedRows
+from heron.data.streams import Streams
 from heron.shards.annotation import Annotation, Label
 from heron.shards.errors import ShardError, short_repr
-from heron.shards.foreign import draft_manifest
-from heron.shards.layout import Layout
-from heron.shards.manifest import LABELS, Labels, Manifest
-from heron.shards.stream import TarReader
+from heron.shards.tarball import TarReader
 
 Sample = Mapping[str, Any]  # bytes by suffix, with `__key__` and `__url__`
+MAX_CONSECUTIVE = 1000  # faults without a readable sample between them: none is to be expected
 
 
 @dataclass(frozen=True)
@@ -144,146 +143,156 @@ def _members(sample: Sample) -> list[str]:
     return [name for name in sample if not name.startswith("__")][:8]
 
 
-def open_data(config: Config) -> Streams:
-    """Opens the data of a run: indexed shards, or tars without an index."""
-    if config.data.webdataset is None:
-        return open_streams(config)
-    return open_endless(config)
+class EndlessBatches:
+    """The share of process `rank` of `world` of every global batch: a `batches.BatchSource`.
 
-
-def open_endless(config: Config) -> EndlessStreams:
-    """Opens the data set, or makes the declaration, that samples must fit; opens no tar yet.
-
-    Raises ConfigError if an option needs an index, SourceError if a declared member or label cannot
-    be read, ShardError if the data set for scoring is missing or damaged.
+    Each loader worker has a webdataset pipeline of its own, with its own tars, order and shuffle
+    buffer. A row is numbered by its position in the run: batch, then position in the global batch.
     """
-    data = config.data
-    assert data.webdataset is not None
-    for key, why in _unsupported(config):
-        raise ConfigError(
-            f"{key}, but data.webdataset streams samples without an index: {why}; leave it out, or "
-            "index the tars (heron shards index) and give data.path"
-        )
-    reader, layout = open_reader(data) if data.path else _declared(config), None
-    if (manifest := reader.manifest).block_rows is not None:
-        raise ConfigError(
-            f"{reader.store} packs {manifest.block_rows} rows in a sample, and data.webdataset "
-            "reads a row a sample; train on such tars by data.path alone"
-        )
-    if manifest.foreign:
-        layout = Layout.of(manifest.built_from.options)
-    views = zip(manifest.views, manifest.members, strict=False)
-    suffixes: dict[str, tuple[str, ...]] = {view.name: (member,) for view, member in views}
-    suffixes |= {column.name: column.suffixes for column in layout.columns} if layout else {}
-    annotation = layout.annotation if layout else Annotation(LABELS)
-    if data.batch.labelled and manifest.labels.kind not in ("multi_class", "multi_label"):
-        raise ConfigError(
-            f"data.batch.labelled is {data.batch.labelled}, and the labels of {reader.store} are "
-            f"{manifest.labels.kind}; expected multi_class or multi_label: data.webdataset.label "
-            "and classes, or 0 labelled rows"
-        )
-    no_rows = np.empty(0, np.int64)
-    roles = Roles(reader.starts, no_rows, no_rows, no_rows, no_rows)
-    if data.path:
-        roles = assign(reader, data.split, data.protocol)
-    refuse_unscored(reader, roles)
-    labelled, unlabelled = _stream("labelled", config), _stream("unlabelled", config)
-    active = [stream for stream in (labelled, unlabelled) if stream is not None]
-    if not active:
-        raise ConfigError(
-            "data.batch asks for no rows; expected labelled or unlabelled above 0, with tars of "
-            "that name in data.webdataset"
-        )
-    return EndlessStreams(
-        reader=reader,
-        roles=roles,
-        labelled=labelled,
-        unlabelled=unlabelled,
-        epoch_stream=next((stream for stream in active if stream.name == data.epoch), active[0]),
-        stored=list(dict.fromkeys(view.stored for view in data.views)),
-        stored_by_view=[view.stored for view in data.views],
-        protocol=data.protocol,
-        kind=manifest.labels.kind,
-        config=data.webdataset,
-        tar_reader=TarReader(data.webdataset.tar_bytes, data.storage_options),
-        suffixes=suffixes,
-        annotation=annotation,
-    )
 
+    def __init__(
+        self, streams: EndlessStreams, config: Config, rank: int, world: int, start: int
+    ) -> None:
+        """Opens no tar; another `start` gives another order. ConfigError if a worker has none."""
+        self.streams, self.seed, self.rank, self.world = streams, config.seed, rank, world
+        self.start, self.on_error = start, config.data.on_error
+        self.max_bad_fraction = config.data.max_bad_fraction
+        self.active_streams = [s for s in (streams.labelled, streams.unlabelled) if s is not None]
+        workers = worker_count(config.data)
+        needed = world * max(1, workers)
+        for stream in self.active_streams:
+            if not streams.config.resampled and len(stream.tars) < needed:
+                raise ConfigError(
+                    f"data.webdataset.{stream.name} has {len(stream.tars)} tars for {needed} "
+                    f"reading processes ({world} with {workers} workers each); "
+                    "expected one for each at least; set data.webdataset.resampled, or fewer "
+                    "workers"
+                )
+        self._samples: dict[str, Iterator[Sample]] = {}
+        self._faults: dict[int, str] = {}  # of the current batch
+        self._distinct: dict[bool, set[str]] = {True: set(), False: set()}  # of tars, of samples
+        self._consecutive_faults = 0
 
-def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the options that need an index, and the reasons."""
-    data = config.data
-    for name, term in config.objective.terms().items():
-        if term.loss.remembers_rows:
-            yield f"objective.{name} remembers rows", "none comes again under a number"
-    if config.negatives.mine:
-        yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"
-    if config.evaluate.baselines:
-        yield "evaluate.baselines is true", "they would train on other rows than the run"
-    if data.roles is not None:
-        yield f"data.roles is {data.roles}", "samples have no numbers, by which roles are written"
-    if data.protocol.complementary is not None:
-        yield "data.protocol.complementary is set", "it is drawn by the number of the row"
-    if data.protocol.hide_labels:
-        hidden = data.protocol.hide_labels
-        yield f"data.protocol.hide_labels is {hidden:g}", "they are drawn by the number of the row"
-    if data.protocol.partial_rows != "keep":
-        rows = data.protocol.partial_rows
-        yield f"data.protocol.partial_rows is {rows}", "a sample that lacks a view is unreadable"
-    if data.canonical_streams is not None:
-        yield f"data.canonical_streams is {data.canonical_streams}", "nothing plans the order"
-    if data.standardise and not data.path:
-        yield "data.standardise is true", "there are no statistics but those of data.path"
-    for name in ("labelled", "unlabelled"):
-        if getattr(data.batch, name) == "all":
-            yield f"data.batch.{name} is 'all'", "the number of samples is unknown"
+    def specs(self) -> dict[str, ArraySpec]:
+        """Returns the shape and dtype of every array of a batch."""
+        sizes, reader = self._sizes(), self.streams.reader
+        targets = sizes[0] if self.streams.labelled else 0, len(reader.manifest.labels.names)
+        return array_specs(self.streams.decoders, sum(sizes), targets)
 
+    def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
+        """Fills a buffer with the next samples as batch t; returns its `sizes` and faults."""
+        row, first, numbers = 0, t * sum(s.batch for s in self.active_streams), []
+        for stream in self.active_streams:
+            local = even_slice(stream.batch, self.rank, self.world)
+            for position in range(local.start, local.stop):
+                while not self._try_fill(stream.name, row, buffer):
+                    pass
+                numbers.append(first + position)
+                row += 1
+            first += stream.batch
+        buffer["indices"][:] = numbers
+        epoch = np.array([t // self.streams.epoch_stream.steps_per_epoch])
+        buffer["rng_keys"][:] = rng_keys(self.seed, epoch, np.array(numbers, np.int64))
+        faults, self._faults = self._faults, {}
+        return self._sizes(), faults
 
-def _declared(config: Config) -> Reader:
-    """Returns a reader without rows whose manifest has what `data.webdataset` declares."""
-    data, options = config.data, config.data.webdataset
-    assert options is not None
-    layout_options = {
-        "image": options.image,
-        "vector": list(options.vector),
-        "text": options.text,
-        "label": options.label,
-    }
-    layout = Layout.of(layout_options)
-    if (options.label is None) != (not options.names):
-        raise ConfigError(
-            f"data.webdataset has label {options.label} and {len(options.names)} classes; expected "
-            "both, or neither: labels are counted before the first sample is read"
-        )
-    drafted = draft_manifest(Path("data.webdataset"), layout, {})
-    widths = iter(options.vector.values())
-    views = [
-        view.model_copy(update={"shape": (next(widths),)}) if view.kind == "vector" else view
-        for view in drafted.views
-    ]
-    labels = Labels(kind=options.label_kind if options.label else "none", names=options.names)
-    changes = {"views": views, "labels": labels}
-    manifest = Manifest.model_validate(dict(drafted) | changes).sealed()
-    reader = Reader(Path("data.webdataset"), data.on_error, manifest=manifest)
-    prepare_decoders(reader, data)
-    return reader
+    def _sizes(self) -> list[int]:
+        return [
+            len(range(s.batch)[even_slice(s.batch, self.rank, self.world)])
+            for s in self.active_streams
+        ]
 
+    def _try_fill(self, name: str, row: int, buffer: Buffer) -> bool:
+        """Reads the next sample of a stream into a row; returns False if it cannot be read."""
+        if name not in self._samples:
+            self._samples[name] = iter(self._pipeline(name))
+        if (sample := next(self._samples[name], None)) is None:
+            raise ShardError(
+                f"data.webdataset.{name}: a pass over the tars of a reading process had no sample; "
+                "expected some"
+                + "".join(f"; the last fault: {fault}" for fault in [*self._faults.values()][-1:])
+            )
+        try:
+            for stored in self.streams.stored:
+                self.streams.fill(stored, sample, buffer[VIEW_PREFIX + stored][row])
+            if name == "labelled":
+                buffer["targets"][row] = self.streams.target(sample)
+        except (ValueError, ShardError) as fault:
+            self._record_fault(
+                f"{sample['__url__']} sample {sample['__key__']}: {fault}", tar=False
+            )
+            return False
+        self._consecutive_faults = 0
+        return True
 
-def _stream(name: str, config: Config) -> EndlessStream | None:
-    data, options = config.data, config.data.webdataset
-    assert options is not None
-    batch, tars = getattr(data.batch, name), getattr(options, name)
-    if bool(batch) != bool(tars):
-        raise ConfigError(
-            f"data.batch.{name} is {batch}, and data.webdataset.{name} has "
-            f"{len(tars) or 'no'} tars; expected both, or neither"
-        )
-    if not batch:
-        return None
-    if not 2 <= batch <= options.samples_per_epoch:
-        raise ConfigError(
-            f"data.batch.{name} is {batch}; expected 2 to {options.samples_per_epoch}, which is "
-            "data.webdataset.samples_per_epoch"
-        )
-    return EndlessStream(name, expand(tars), batch, options.samples_per_epoch)
+    def _pipeline(self, name: str) -> Iterable[Sample]:
+        """Returns webdataset's pipeline: this worker's tars, shuffled, then their samples."""
+        import webdataset as wds  # here: it imports a lot
+
+        info, options = get_worker_info(), self.streams.config
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        (stream,) = (s for s in self.active_streams if s.name == name)
+        key = repr((self.seed, name, self.rank, worker, self.start)).encode()
+        seed = int.from_bytes(hashlib.sha256(key).digest()[:6])
+
+        def own_tars(tars: Iterator[Sample]) -> Iterator[Sample]:
+            # Like split_by_node and split_by_worker, which read rank and world from environment.
+            return islice(islice(tars, self.rank, None, self.world), worker, None, workers)
+
+        read = self._read_tars
+        if options.resampled:
+            tars = wds.ResampledShards(
+                stream.tars, seed=seed, worker_seed=lambda: 0, deterministic=True
+            )
+            stages = [tars, read]
+        else:
+            tars = wds.SimpleShardList(stream.tars)
+            count = len(stream.tars)
+            stages = [tars, own_tars, wds.detshuffle(count, initial=count, seed=seed), read]
+        if options.shuffle:
+            stages.append(wds.detshuffle(options.shuffle, seed=seed))
+        endless: Iterable[Sample] = wds.DataPipeline(*stages).repeat()
+        return endless
+
+    def _read_tars(self, tars: Iterable[Sample]) -> Iterator[Sample]:
+        """Yields the samples of the tars in turn, grouped by webdataset and not yet decoded."""
+        from webdataset.tariterators import group_by_keys
+
+        streams = self.streams
+        suffixes = {suffix for name in streams.stored for suffix in streams.suffixes[name]}
+        if streams.annotation is not None:
+            suffixes.add(streams.annotation.suffix)
+        for tar in tars:
+            url, any_sample = str(tar["url"]), False
+            try:
+                files = streams.tar_reader.files(url, suffixes)
+                named = ({"fname": n, "data": data, "__url__": url} for n, data in files)
+                for sample in group_by_keys(named):
+                    any_sample = True
+                    yield sample
+                if not any_sample:
+                    raise ShardError(f"{url}: no sample in it; expected some")
+            except ShardError as fault:
+                self._record_fault(str(fault), tar=True)
+            except ValueError as fault:  # from `group_by_keys`
+                self._record_fault(f"{url}: {fault.args[0]}", tar=True)
+
+    def _record_fault(self, text: str, tar: bool) -> None:
+        """Records an unreadable tar or sample; ShardError if the run may not go on without it."""
+        if self.on_error == "raise":
+            raise ShardError(text)
+        # The same fault, met again here or in another process, has the same number.
+        number = -1 - int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+        self._faults[number] = text
+        self._distinct[tar].add(text)
+        self._consecutive_faults += 1
+        tars = sum(len(stream.tars) for stream in self.active_streams)
+        allowed = self.max_bad_fraction * (tars if tar else self.streams.config.samples_per_epoch)
+        count = len(self._distinct[tar])
+        if count > allowed or self._consecutive_faults >= MAX_CONSECUTIVE:
+            what = f"of {tars:,} tars" if tar else "samples"
+            raise ShardError(
+                f"{count:,} {what} cannot be read, more than data.max_bad_fraction = "
+                f"{self.max_bad_fraction:g} allows, or {MAX_CONSECUTIVE:,} one after the other; "
+                f"the last fault: {text}"
+            )

@@ -8,28 +8,22 @@ about C / P streams, hence few shards at a time.
 
 A stream that fits into one window is permuted by a generator; in a longer one, a row's position in
 its window is computed by a bijection. So a plan needs only memory for a list of shards, and only
-the requested rows are computed. Rows that take part are looked up by shard: in a list of eight
-bytes a row, or in a file of one byte a row.
+the requested rows are computed. Streams are combined by the same arithmetic: sources by weight, or
+classes in turn.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heron.config.errors import ConfigError
 from heron.data.random_keys import rng_keys
+from heron.data.rows import Listed, Rows, ShardRows, positions_by_number
 
-Rows = NDArray[np.int64]
 FEISTEL_ROUNDS = 6  # four are enough for a permutation that looks random
 MAX_STREAMS = 64  # canonical streams, by default
 
@@ -48,172 +42,6 @@ def even_sizes(total: int, world: int) -> list[int]:
 def default_streams(batch: int, limit: int = MAX_STREAMS) -> int:
     """Returns the largest divisor of the batch up to `limit`."""
     return max(c for c in range(1, min(limit, batch) + 1) if batch % c == 0)
-
-
-def positions_by_number(numbers: Rows) -> Iterator[tuple[int, Rows]]:
-    """Yields each distinct number, ascending, and its positions in `numbers`."""
-    order = np.argsort(numbers, kind="stable")
-    for positions in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        if len(positions):
-            yield int(numbers[positions[0]]), positions
-
-
-class ShardRows(ABC):
-    """The selected rows of each shard, ascending; `sizes` are their numbers by shard, [shards]."""
-
-    sizes: Rows
-
-    def __iter__(self) -> Iterator[Rows]:
-        """Yields the rows of each shard."""
-        return map(self.rows_of, range(len(self)))
-
-    def __len__(self) -> int:
-        """The number of shards, including those without a selected row."""
-        return len(self.sizes)
-
-    @abstractmethod
-    def rows_of(self, shard: int) -> Rows:
-        """Returns the rows of a shard."""
-
-    @abstractmethod
-    def shard_range(self, first: int, last: int) -> ShardRows:
-        """Returns the rows of shards `first` to `last` - 1."""
-
-    @cached_property
-    def total(self) -> int:
-        """The number of rows."""
-        return int(self.sizes.sum())
-
-    @property
-    def all_rows(self) -> Rows:
-        """All rows in one array."""
-        return np.concatenate([np.empty(0, np.int64), *self])
-
-    def take(self, shards: Rows, offsets: Rows) -> Rows:
-        """Returns row number `offsets[i]` of shard `shards[i]` for every i, [rows]."""
-        out = np.empty(len(shards), np.int64)
-        for shard, at_shard in positions_by_number(shards):
-            out[at_shard] = self.rows_of(shard)[offsets[at_shard]]
-        return out
-
-    @abstractmethod
-    def contains(self, rows: Rows) -> NDArray[np.bool_]:
-        """Returns which of `rows` are selected, [rows]."""
-
-    def following(self, row: int) -> Iterator[int]:
-        """Yields the rows after a selected row in the data set's order, then those before it."""
-        nonempty = np.flatnonzero(self.sizes).tolist()
-        index = bisect_right(nonempty, row, key=lambda shard: self.rows_of(shard)[0]) - 1
-        rows = self.rows_of(nonempty[index])
-        yield from rows[rows > row].tolist()
-        for shard in (*nonempty[index + 1 :], *nonempty[:index]):
-            yield from self.rows_of(shard).tolist()
-        yield from rows[rows < row].tolist()
-
-
-@dataclass(frozen=True, eq=False)
-class Listed(ShardRows):
-    """Rows in one array: those of shard i are `rows[bounds[i] : bounds[i + 1]]`."""
-
-    rows: Rows
-    bounds: Rows
-
-    @classmethod
-    def from_shards(cls, shards: Sequence[Rows]) -> Listed:
-        """Concatenates the rows of each shard."""
-        bounds = np.cumsum([0, *map(len, shards)])
-        return cls(np.concatenate([np.empty(0, np.int64), *shards]), bounds)
-
-    @classmethod
-    def cut(cls, rows: Rows, starts: Rows) -> Listed:
-        """Assigns ascending rows to shards; shard i begins at row `starts[i]`, [shards + 1]."""
-        return cls(rows, np.searchsorted(rows, starts))
-
-    @cached_property
-    def sizes(self) -> Rows:  # type: ignore[override]
-        """See `ShardRows`."""
-        return np.diff(self.bounds)
-
-    @property
-    def all_rows(self) -> Rows:
-        """See `ShardRows`."""
-        return self.rows[self.bounds[0] : self.bounds[-1]]
-
-    def rows_of(self, shard: int) -> Rows:
-        """See `ShardRows`."""
-        return self.rows[self.bounds[shard] : self.bounds[shard + 1]]
-
-    def shard_range(self, first: int, last: int) -> Listed:
-        """See `ShardRows`."""
-        return Listed(self.rows, self.bounds[first : last + 1])
-
-    def take(self, shards: Rows, offsets: Rows) -> Rows:
-        """See `ShardRows`."""
-        taken: Rows = self.rows[self.bounds[shards] + offsets]
-        return taken
-
-    def contains(self, rows: Rows) -> NDArray[np.bool_]:
-        """See `ShardRows`."""
-        return np.isin(rows, self.all_rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Marked(ShardRows):
-    """Rows whose mark has any of `bits` set; without marks all rows.
-
-    Attributes:
-        starts: the first row of each shard, then the end of the last one, [shards + 1].
-        sizes: see `ShardRows`; shards of size 0 are not looked up.
-        marks: an npy file with one byte per row of the data set, memory-mapped.
-    """
-
-    starts: Rows
-    sizes: Rows
-    marks: Path | None = None
-    bits: int = 0
-
-    @cached_property
-    def _mapped_marks(self) -> NDArray[np.uint8]:
-        assert self.marks is not None
-        return np.load(self.marks, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state to pickle: the other process maps the file itself."""
-        return {name: value for name, value in vars(self).items() if name != "_mapped_marks"}
-
-    def rows_of(self, shard: int) -> Rows:
-        """See `ShardRows`."""
-        first, last = self.starts[shard : shard + 2].tolist()
-        if not self.sizes[shard]:
-            return np.empty(0, np.int64)
-        if self.marks is None:
-            return np.arange(first, last)
-        rows: Rows = first + np.flatnonzero(self._mapped_marks[first:last] & self.bits)
-        return rows
-
-    def shard_range(self, first: int, last: int) -> Marked:
-        """See `ShardRows`."""
-        starts, sizes = self.starts[first : last + 1], self.sizes[first:last]
-        return Marked(starts, sizes, self.marks, self.bits)
-
-    def take(self, shards: Rows, offsets: Rows) -> Rows:
-        """See `ShardRows`."""
-        if self.marks is not None:
-            return super().take(shards, offsets)
-        taken: Rows = self.starts[shards] + offsets
-        return taken
-
-    def contains(self, rows: Rows) -> NDArray[np.bool_]:
-        """See `ShardRows`."""
-        shards = np.searchsorted(self.starts, rows, side="right") - 1
-        inside: NDArray[np.bool_] = self.sizes[shards] > 0
-        return inside if self.marks is None else inside & (self._mapped_marks[rows] & self.bits > 0)
-
-    def with_bits(self, bits: int) -> Marked:
-        """Returns the rows whose marks have any of other `bits` set; reads all marks."""
-        spans = pairwise(self.starts.tolist())
-        sizes = [np.count_nonzero(self._mapped_marks[first:last] & bits) for first, last in spans]
-        return Marked(self.starts, np.array(sizes), self.marks, bits)
 
 
 @dataclass(frozen=True)
@@ -388,3 +216,130 @@ def _permute(positions: Rows, sizes: Rows, keys: Rows) -> Rows:
         out[pending] = high << half | low
         pending = out >= sizes
     return out
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """A stream that takes a row of each class in turn (class-aware sampling, Shen et al. 2016).
+
+    Draw n of the run is the next row of class n mod classes, so classes are equally frequent
+    whatever their sizes. A row with several labels is in the class of each.
+
+    Attributes:
+        classes: endless streams of batch 1, one over the rows of each class.
+        batch: rows of the global batch.
+        by_shard: the rows of each shard that take part, each once.
+    """
+
+    name: str
+    classes: Sequence[Stream]
+    batch: int
+    by_shard: ShardRows
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows that take part."""
+        return self.by_shard.total
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that together have as many draws as there are rows."""
+        return max(1, self.rows // self.batch)
+
+    def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t, or a slice of them, [rows]."""
+        classes, turns = (drawn[local] for drawn in self._draws(t))
+        rows = np.empty(len(classes), np.int64)
+        for number, positions in positions_by_number(classes):
+            rows[positions] = self.classes[number].rows_of_batches(turns[positions])[:, 0]
+        return rows
+
+    def passes(self, t: int) -> Rows:
+        """Returns a number for each row of batch t that differs between draws of the same row."""
+        classes, turns = self._draws(t)
+        steps = np.array([stream.steps_per_epoch for stream in self.classes])
+        passes: Rows = turns // steps[classes] * len(self.classes) + classes
+        return passes
+
+    def describe(self) -> str:
+        """Returns one line: rows, batch and classes."""
+        sizes = [stream.rows for stream in self.classes]
+        return (
+            f"{self.name}: {self.rows:,} rows = {self.steps_per_epoch:,} steps x {self.batch:,} an "
+            f"epoch, {len(sizes)} classes of {min(sizes):,} to {max(sizes):,} rows in turn"
+        )
+
+    def _draws(self, t: int) -> tuple[Rows, Rows]:
+        """Returns the class of each row of a batch, and the number of the draw from that class."""
+        draws = np.arange(t * self.batch, (t + 1) * self.batch)
+        return draws % len(self.classes), draws // len(self.classes)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """A stream in which every batch has a fixed number of rows of each source.
+
+    Each source is a stream with its own epochs, so a small one repeats sooner than a large one. The
+    rows of each source are spread over the batch, so processes get nearly equal shares of it.
+    """
+
+    name: str
+    streams: Sequence[Stream | Balanced]
+
+    @property
+    def batch(self) -> int:
+        """Rows of the global batch."""
+        return sum(stream.batch for stream in self.streams)
+
+    @cached_property
+    def by_shard(self) -> ShardRows:
+        """The rows of each shard of every source."""
+        return Listed.from_shards([rows for stream in self.streams for rows in stream.by_shard])
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of all sources."""
+        return sum(stream.rows for stream in self.streams)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that together have as many draws as there are rows."""
+        return self.rows // self.batch
+
+    def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
+        """Returns the rows of global batch t, or a slice of them, [rows]."""
+        return np.concatenate([stream.batch_rows(t) for stream in self.streams])[self._order[local]]
+
+    def passes(self, t: int) -> Rows:
+        """Returns the number of the pass over its source of each row of batch t, [batch]."""
+        passes = [np.broadcast_to(stream.passes(t), stream.batch) for stream in self.streams]
+        return np.concatenate(passes)[self._order]
+
+    def describe(self) -> str:
+        """Returns one line: rows, batch, and the share of each source."""
+        sources = ", ".join(f"{stream.batch:,} of {stream.rows:,}" for stream in self.streams)
+        return (
+            f"{self.name}: {self.rows:,} rows = {self.steps_per_epoch:,} steps x {self.batch:,} an "
+            f"epoch; a batch takes of its sources {sources} rows"
+        )
+
+    @cached_property
+    def _order(self) -> Rows:
+        """The permutation that spreads each source evenly over the batch."""
+        positions = [(np.arange(stream.batch) + 0.5) / stream.batch for stream in self.streams]
+        return np.argsort(np.concatenate(positions), kind="stable")
+
+
+def apportion(batch: int, weights: Sequence[float], name: str) -> list[int]:
+    """Apportions rows by largest remainders, ties to the first; ConfigError if any source has 0."""
+    quotas = np.array(weights) / sum(weights) * batch
+    rows = np.floor(quotas).astype(int)
+    rows[np.argsort(rows - quotas, kind="stable")[: batch - int(rows.sum())]] += 1
+    if rows.min() < 1:
+        source = int(rows.argmin())
+        raise ConfigError(
+            f"data.sources.{source} has no row in a batch: its weight {weights[source]:g} is "
+            f"{quotas[source]:.2f} rows of data.batch.{name} = {batch}; expected at least 1; raise "
+            "the weight or the batch, or leave the source out"
+        )
+    return [int(count) for count in rows]

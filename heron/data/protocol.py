@@ -1,22 +1,27 @@
-"""Chooses labelled, validation and test rows, and hides views and labels, at load time."""
+"""Chooses labelled, validation and test rows, and hides views and labels, at load time.
+
+The roles of a large data set, one byte per row, are written once and memory-mapped by training.
+"""
 
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.config.data import Protocol
+from heron.config.data import Data, Protocol
 from heron.config.errors import ConfigError
-from heron.data.plan import Marked, Rows
 from heron.data.random_keys import rng_keys, uniforms
 from heron.data.reader import Reader
-from heron.data.roles import Roles as Roles
+from heron.data.rows import ROLES, Marked, Roles, Rows
+from heron.shards.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
 
 VALIDATION_DRAW = 1  # joins seed and fold, so that validation and labelled rows differ in draw
+MARKS, SIZES = "marks.npy", "sizes.npy"  # marks [rows], and row counts [roles, shards]
 
 
 def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
@@ -85,22 +90,6 @@ def _draw_validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows
         )
     rng = np.random.default_rng([protocol.seed, protocol.fold, VALIDATION_DRAW])
     return labelled[stratified(reader.targets(labelled), count, rng)]
-
-
-def complementary(
-    y: NDArray[np.float32], rows: Rows, count: int, protocol: Protocol
-) -> NDArray[np.float32]:
-    """Draws complementary labels: `count` of the wrong classes of each row, uniformly.
-
-    MulCo, Section 5.1, with s = `count`, 1 to classes - 1; y is one-hot. The classes of a row are a
-    function of (seed, fold, row) alone. The result is 1 where a class is marked, [rows, classes].
-    """
-    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([protocol.fold]), rows))
-    draws = uniforms(row_keys, salt=7, count=y.shape[1]).numpy()
-    order = np.argsort(np.where(y == 1, np.inf, draws), axis=1, kind="stable")
-    wrong = np.zeros_like(y)
-    np.put_along_axis(wrong, order[:, :count], 1.0, axis=1)
-    return wrong
 
 
 def _labelled_by_fold(labels: NDArray[Any], protocol: Protocol) -> Rows:
@@ -269,3 +258,72 @@ def _stratified_classes(classes: NDArray[np.int64], count: int, rng: np.random.G
     quotas[np.argsort(quotas - expected, kind="stable")[: count - quotas.sum()]] += 1
     drawn = [rng.permutation(np.flatnonzero(classes == k))[:n] for k, n in enumerate(quotas)]
     return np.sort(np.concatenate([np.empty(0, np.int64), *drawn]))
+
+
+class WrittenRoles(Artefact):
+    """The manifest of written roles, with the data set and the protocol that they belong to."""
+
+    description: ClassVar[str] = "the manifest of roles"
+    error: ClassVar[type[ConfigError]] = ConfigError
+    remedy: ClassVar[str] = "write them again with heron shards protocol"
+    versions: ClassVar[tuple[int, ...]] = (1,)
+
+    format: Literal[1] = 1
+    data: Fingerprint
+    protocol: dict[str, Any]
+    files: dict[FileName, FileSum]
+
+
+def role_inputs(data: Data) -> dict[str, Any]:
+    """Returns the options that determine the roles of a data set's rows."""
+    protocol = data.protocol.model_dump(mode="json", exclude={"complementary"})
+    return {**protocol, "split": data.split, "views": sorted({v.stored for v in data.views})}
+
+
+def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> WrittenRoles:
+    """Writes the roles of a data set's rows to a new folder.
+
+    Raises ConfigError if the folder exists, or the protocol hides views or labels.
+    """
+    if data.protocol.hide_views or data.protocol.hide_labels:
+        raise ConfigError(
+            "data.protocol hides views or labels, which is for studies of small data sets; "
+            "expected none hidden where roles are written"
+        )
+    if folder.exists():
+        raise ConfigError(f"{folder} exists; expected a new folder; choose another")
+    folder.mkdir(parents=True)
+    marks = np.lib.format.open_memmap(
+        folder / MARKS, "w+", np.uint8, (int(reader.starts[-1]),), version=(1, 0)
+    )
+    for bit, shard_rows in enumerate(roles.by_shard.values()):
+        for number in np.flatnonzero(shard_rows.sizes).tolist():
+            marks[shard_rows.rows_of(number)] |= 1 << bit
+    marks.flush()
+    np.save(folder / SIZES, np.array([shard_rows.sizes for shard_rows in roles.by_shard.values()]))
+    files = {name: FileSum.of(folder / name) for name in (MARKS, SIZES)}
+    return WrittenRoles(
+        data=reader.manifest.fingerprint, protocol=role_inputs(data), files=files
+    ).write(folder / MANIFEST)
+
+
+def read_roles(reader: Reader, data: Data, folder: Path) -> Roles:
+    """Returns written roles; ConfigError if they belong to other data or were altered."""
+    manifest = WrittenRoles.read(folder / MANIFEST)
+    for what, found, expected in (
+        ("the data set", manifest.data, reader.manifest.fingerprint),
+        ("the protocol", manifest.protocol, role_inputs(data)),
+    ):
+        if found != expected:
+            raise ConfigError(
+                f"data.roles: {folder} was written for {what} {found}; expected {expected}; "
+                f"{manifest.remedy}"
+            )
+    if sorted(manifest.files) != [MARKS, SIZES]:
+        raise ConfigError(f"{folder} lists {sorted(manifest.files)}; expected {MARKS}, {SIZES}")
+    manifest.check_files(folder, manifest.files)
+    sizes = np.load(folder / SIZES, allow_pickle=False)
+    marks = [
+        Marked(reader.starts, sizes[bit], folder / MARKS, 1 << bit) for bit in range(len(ROLES))
+    ]
+    return Roles(reader.starts, *marks)

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.config.errors import ConfigError
-from heron.data.decoders import stored_decoder
-from heron.data.opened import Indexes, OpenShard, copy_rows
-from heron.data.plan import Marked, Rows
-from heron.data.texts import TextDecoder
+from heron.data.decoders import TextDecoder, stored_decoder
+from heron.data.open_shards import Indexes, OpenShard, copy_rows
+from heron.data.rows import Marked, Rows
 from heron.shards.artefact import FileSum
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.manifest import Manifest, Shard, View, load_manifest

@@ -1,24 +1,136 @@
-"""Opens the data of a run: its shards, the roles of their rows, and the streams of batches."""
+"""The streams that a run on indexed shards draws from, and a process's share of each batch."""
 
-from dataclasses import dataclass
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from heron.config.data import Protocol
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
-from heron.data.blend import Balanced, Blend, apportion
-from heron.data.dataset import load_or_assign_roles, open_reader
-from heron.data.mined import MINED, AnyStream, MinedStream
-from heron.data.plan import MAX_STREAMS, Listed, Rows, ShardRows, Stream, default_streams
-from heron.data.protocol import Roles, complementary
+from heron.config.training import Negatives
+from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs
+from heron.data.decoders import Decoder
+from heron.data.plan import Balanced, Blend, Stream, even_slice
+from heron.data.random_keys import rng_keys, uniforms
 from heron.data.reader import Reader
-from heron.data.skipped import SkippedRows
+from heron.data.rows import Roles, Rows, ShardRows, SkippedRows
+from heron.shards.errors import ShardError
 from heron.shards.show import count_views
+
+MINED = "negatives"  # folder of the tables in a run's folder
+POLL_S = 0.02
+CONTEXT = multiprocessing.get_context("forkserver")  # that of the loader workers
+
+
+@dataclass(frozen=True)
+class MinedStream:
+    """A stream in which every batch ends with hard negatives of its random rows.
+
+    The random rows are those of the stream without mining. The mined rows are a function of the
+    seed, the number of the batch and a table on disk, so batches do not depend on processes, loader
+    workers or restarts. The table mined after step s is used from step s + `every_steps` on; until
+    then it is computed in the background. Before the first table, random rows take the place of
+    mined ones.
+
+    Attributes:
+        config: how many rows to mine, and how often the tables change.
+        folder: of the tables, written by `heron.training.mining` and visible to all processes.
+        ended: set when the run ends, so that no loader worker waits for a table forever.
+    """
+
+    base: Stream | Blend
+    config: Negatives
+    folder: Path
+    seed: int
+    ended: Event = field(default_factory=CONTEXT.Event, repr=False, compare=False)
+    _tables: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.base.name
+
+    @property
+    def batch(self) -> int:
+        """Rows of the global batch, including the mined ones."""
+        return self.base.batch + self.config.mine
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in a pass over the random rows."""
+        return self.base.steps_per_epoch
+
+    @property
+    def by_shard(self) -> ShardRows:
+        """See `Stream`."""
+        return self.base.by_shard
+
+    def describe(self) -> str:
+        """Returns one line: that of the random rows, and the number of mined rows."""
+        return f"{self.base.describe()}, and {self.config.mine:,} mined hard negatives a batch"
+
+    @cached_property
+    def candidates(self) -> Rows:
+        """All labelled rows, ascending; row i of a table has the neighbours of candidate i."""
+        return self.by_shard.all_rows
+
+    def passes(self, t: int) -> Rows:
+        """Returns the number of the pass of each row of batch t, [1] or [batch]."""
+        if len(passes := self.base.passes(t)) == 1:
+            return passes
+        mined = np.full(self.config.mine, t // self.steps_per_epoch)
+        return np.concatenate([passes, mined])
+
+    def batch_rows(self, t: int, local: slice = slice(None)) -> Rows:
+        """See `Stream.batch_rows`; random rows come first, and each row is there once."""
+        random = self.base.batch_rows(t)
+        return np.concatenate([random, self._mined(t, random)])[local]
+
+    def _mined(self, t: int, random: Rows) -> Rows:
+        """Returns shuffled hard negatives of the random rows, filled up with random rows."""
+        rng = np.random.default_rng([self.seed, *b"mined", t])
+        chosen = np.empty(0, np.int64)
+        if (table := self._table(t)) is not None:
+            near = table[np.searchsorted(self.candidates, random)].ravel()
+            chosen = _unique(rng.permutation(near[near >= 0]), random)
+        if len(chosen) < self.config.mine:
+            others = rng.permutation(self.candidates)
+            chosen = np.concatenate([chosen, _unique(others, np.concatenate([random, chosen]))])
+        return chosen[: self.config.mine]
+
+    def _table(self, t: int) -> NDArray[np.int64] | None:
+        """Waits for the table that batch t uses and returns it; None before the first table."""
+        interval = self.config.every_steps
+        mined_at = (t // interval - 1) * interval
+        if mined_at <= 0:
+            return None
+        if mined_at not in self._tables:
+            path = self.folder / table_name(mined_at)
+            while not path.exists():  # it is being mined; the watchdog ends a wait that is too long
+                if self.ended.wait(POLL_S):
+                    raise ShardError(f"{path} will not come: the run has ended")
+            self._tables.clear()
+            self._tables[mined_at] = np.load(path, allow_pickle=False)
+        return self._tables[mined_at]
+
+
+AnyStream = Stream | Balanced | Blend | MinedStream
+
+
+def table_name(step: int) -> str:
+    """Returns the file name of the table that is mined after `step` steps."""
+    return f"step-{step:08d}.npy"
+
+
+def _unique(rows: Rows, excluded: Rows) -> Rows:
+    """Returns the distinct rows in order of first occurrence, without the excluded ones."""
+    rows = rows[~np.isin(rows, excluded)]
+    return rows[np.sort(np.unique(rows, return_index=True)[1])]
 
 
 @dataclass(frozen=True)
@@ -44,6 +156,11 @@ class Streams:
     stored_by_view: list[str]
     protocol: Protocol
     kind: str
+
+    @property
+    def decoders(self) -> dict[str, Decoder]:
+        """The decoders of the stored views that are read, by name."""
+        return {name: self.reader.decoders[name] for name in self.stored}
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
         """Returns the labels of labelled rows that training sees, 0/1, [rows, labels]."""
@@ -101,182 +218,95 @@ class Streams:
         return lines
 
 
-def open_streams(config: Config) -> Streams:
-    """Opens the shards and plans the batches.
+def complementary(
+    y: NDArray[np.float32], rows: Rows, count: int, protocol: Protocol
+) -> NDArray[np.float32]:
+    """Draws complementary labels: `count` of the wrong classes of each row, uniformly.
 
-    Raises ConfigError if the protocol or a batch size does not fit the data, or both streams are
-    empty; ShardError if the data set is missing or damaged.
+    MulCo, Section 5.1, with s = `count`, 1 to classes - 1; y is one-hot. The classes of a row are a
+    function of (seed, fold, row) alone. The result is 1 where a class is marked, [rows, classes].
     """
-    data = config.data
-    reader = open_reader(data)
-    kind = reader.manifest.labels.kind
-    count = data.protocol.complementary
-    if count is not None:
-        if kind not in ("multi_class", "hierarchical"):
-            raise ConfigError(
-                f"data.protocol.complementary draws from one class a row, but the labels of "
-                f"{reader.store} are {kind}; set it to null"
-            )
-        if count >= (classes := len(reader.manifest.labels.names)):
-            raise ConfigError(
-                f"data.protocol.complementary is {count}, but there are {classes} classes; "
-                f"expected 1 to {classes - 1}, so that a class is left"
-            )
-        kind = "complementary"
-    stored = list(dict.fromkeys(view.stored for view in data.views))
-    roles = load_or_assign_roles(reader, data)
+    row_keys = torch.from_numpy(rng_keys(protocol.seed, np.array([protocol.fold]), rows))
+    draws = uniforms(row_keys, salt=7, count=y.shape[1]).numpy()
+    order = np.argsort(np.where(y == 1, np.inf, draws), axis=1, kind="stable")
+    wrong = np.zeros_like(y)
+    np.put_along_axis(wrong, order[:, :count], 1.0, axis=1)
+    return wrong
 
-    def plan(name: Literal["labelled", "unlabelled"]) -> Stream | Balanced | Blend | None:
-        size = getattr(data.batch, name)
-        batch = roles.count(name) if size == "all" else size
-        if batch == 0:
-            return None
-        if batch == 1:
-            raise ConfigError(
-                f"data.batch.{name} is 1; expected at least 2, since batch norm has no variance of "
-                "one row, or 0 for none"
-            )
-        split = reader.shards_of(data.split)
-        by_shard = roles.by_shard[name].shard_range(split.start, split.stop)
-        if data.sources is None and (data.balance is None or name == "unlabelled"):
-            canonical = data.canonical_streams or default_streams(batch)
-            return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
-        return _plan_mixed(reader, config, name, batch, by_shard)
 
-    random, unlabelled = plan("labelled"), plan("unlabelled")
-    _refuse_repeated_rows(config, random)
-    if config.negatives.mine and (reader.may_lack_views or reader.may_lack_labels):
-        raise ConfigError(
-            f"negatives.mine is {config.negatives.mine}, and rows lack views or labels; hard "
-            "negatives are mined among whole rows: expected 0, or data.protocol.partial_rows=drop "
-            "and a data set of whole rows"
+class ShardBatches:
+    """Reads the share that process `rank` of `world` has of every global batch."""
+
+    def __init__(self, streams: Streams, seed: int, rank: int, world: int) -> None:
+        """Reads nothing yet."""
+        self.streams, self.seed, self.rank, self.world = streams, seed, rank, world
+
+    def specs(self) -> dict[str, ArraySpec]:
+        """Returns the shape and dtype of every array of a batch."""
+        streams, reader, no_rows = self.streams, self.streams.reader, np.empty(0, np.int64)
+        sizes = {stream.name: len(rows) for stream, rows in self._local_rows(0)}
+        targets = sizes.get("labelled", 0), *streams.targets(no_rows).shape[1:]
+        levels = reader.label_paths(no_rows).shape[1]
+        rows, model_views = (
+            sum(sizes.values()),
+            len(streams.stored_by_view) if reader.may_lack_views else 0,
         )
-    labelled = _with_mined(random, config, kind) if config.negatives.mine else random
-    drawn = [stream for stream in (labelled, unlabelled) if stream is not None]
-    if not drawn:
-        raise ConfigError(
-            f"data.batch asks for no rows; expected labelled (of {roles.count('labelled')}) or "
-            f"unlabelled (of {roles.count('unlabelled')}) above 0"
+        return array_specs(streams.decoders, rows, targets, levels, model_views)
+
+    def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
+        """Fills a buffer with the process's share of batch t; returns `sizes` and `lost`."""
+        drawn = self._local_rows(t)
+        planned = np.concatenate([rows for _, rows in drawn])
+        rows = self._read(planned, drawn, buffer)
+        labelled, reader = rows[: len(buffer["targets"])], self.streams.reader
+        buffer["targets"][:] = self.streams.targets(labelled)
+        buffer["paths"][:] = reader.label_paths(labelled)
+        buffer["indices"][:] = rows
+        if reader.may_lack_views:
+            buffer["present"][:] = reader.present(rows, self.streams.stored_by_view)
+        keys = []
+        for stream, local in drawn:
+            passes = stream.passes(t)
+            if len(passes) > 1:  # one per row
+                passes = passes[even_slice(stream.batch, self.rank, self.world)]
+            keys.append(rng_keys(self.seed, passes, local))
+        buffer["rng_keys"][:] = np.concatenate(keys)
+        lost = {int(row): reader.lost[int(row)] for row in planned[planned != rows]}
+        return [len(rows) for _, rows in drawn], lost
+
+    def _local_rows(self, t: int) -> list[tuple[AnyStream, Rows]]:
+        streams = self.streams.labelled, self.streams.unlabelled
+        return [
+            (s, s.batch_rows(t, even_slice(s.batch, self.rank, self.world))) for s in streams if s
+        ]
+
+    def _read(self, planned: Rows, drawn: Sequence[tuple[AnyStream, Rows]], buffer: Buffer) -> Rows:
+        """Reads the stored views; returns the rows read, in which others replace lost ones."""
+        reader, names, rows = self.streams.reader, self.streams.stored, planned.copy()
+        self._replace_lost(rows, drawn)
+        reader.fill({name: buffer[VIEW_PREFIX + name] for name in names}, rows)
+        while len(replaced := self._replace_lost(rows, drawn)):
+            for name in names:
+                buffer[VIEW_PREFIX + name][replaced] = reader.read(name, rows[replaced])
+        return rows
+
+    def _replace_lost(self, rows: Rows, drawn: Sequence[tuple[AnyStream, Rows]]) -> Rows:
+        """Replaces lost rows in place by the next of their stream; returns their positions."""
+        if not (lost := self.streams.reader.lost):
+            return np.empty(0, np.int64)
+        replaced = np.flatnonzero([int(row) in lost for row in rows])
+        ends = np.cumsum([len(own) for _, own in drawn])
+        for i in replaced.tolist():
+            stream = drawn[int(np.searchsorted(ends, i, side="right"))][0]
+            rows[i] = self._next_readable(stream, int(rows[i]))
+        return replaced
+
+    def _next_readable(self, stream: AnyStream, row: int) -> int:
+        """Returns the next readable row by number: the same on any process and after a restart."""
+        lost = self.streams.reader.lost
+        for candidate in stream.by_shard.following(row):
+            if candidate not in lost:
+                return candidate
+        raise ShardError(
+            f"no row of the {stream.name} stream can be read; the last fault: {lost[row]}"
         )
-    epoch_stream = next((stream for stream in drawn if stream.name == data.epoch), drawn[0])
-    viewed = [view.stored for view in data.views]
-    streams = Streams(
-        reader, roles, labelled, unlabelled, epoch_stream, stored, viewed, data.protocol, kind
-    )
-    if labelled is not None:
-        _check_labels(streams)
-    refuse_unscored(reader, roles)
-    return streams
-
-
-def _plan_mixed(
-    reader: Reader, config: Config, name: str, batch: int, shards: ShardRows
-) -> Stream | Balanced | Blend:
-    """Plans a stream that mixes sources by weight, takes classes in turn, or both."""
-    data, seed = config.data, config.seed
-    if getattr(data.batch, name) == "all":
-        key = "sources" if data.sources else "balance"
-        raise ConfigError(
-            f"data.batch.{name} is 'all', and data.{key} draws rows by shares; expected a number"
-        )
-
-    def plan_source(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
-        if data.balance is None or name == "unlabelled":
-            streams = default_streams(count, data.canonical_streams or MAX_STREAMS)
-            return Stream(name, rows, count, seed, streams, data.window_rows, salt)
-        all_rows = rows.all_rows
-        has = reader.targets(all_rows) > 0  # an unknown label counts as absent
-        classes = [all_rows[column] for column in has.T if column.any()]
-        if not has.any(1).all():  # rows without a label form a class of their own
-            classes.append(all_rows[~has.any(1)])
-        class_streams = []
-        for number, class_rows in enumerate(classes):
-            bounds = np.unique(np.searchsorted(class_rows, reader.starts))  # of non-empty shards
-            listed, class_salt = Listed(class_rows, bounds), f"{salt} class {number}"
-            class_streams.append(Stream(name, listed, 1, seed, 1, data.window_rows, class_salt))
-        return Balanced(name, class_streams, count, rows)
-
-    if data.sources is None:
-        return plan_source(shards, batch, "")
-    counts = apportion(batch, [source.weight for source in data.sources], name)
-    source_of_shard = [file.file.partition(".")[0] for file in reader.manifest.splits[data.split]]
-    source_streams = []
-    for number, (source, count) in enumerate(zip(data.sources, counts, strict=True)):
-        first = source_of_shard.index(str(number)) if str(number) in source_of_shard else 0
-        source_rows = shards.shard_range(first, first + source_of_shard.count(str(number)))
-        if source_rows.total < count:
-            raise ConfigError(
-                f"data.sources.{number}: {source.path} has {source_rows.total} {name} rows in "
-                f"split '{data.split}', and {count} of every batch; expected as many at least; "
-                "lower its weight, or leave it out"
-            )
-        source_streams.append(plan_source(source_rows, count, f"source {number}"))
-    return Blend(name, source_streams)
-
-
-def _refuse_repeated_rows(config: Config, labelled: AnyStream | None) -> None:
-    """Refuses `data.balance` together with options that need each row once per batch."""
-    terms = config.objective.terms()
-    unsupported = [f"objective.{name}" for name, term in terms.items() if term.loss.remembers_rows]
-    unsupported += ["negatives.mine"] if config.negatives.mine else []
-    unsupported += ["data.batch.labelled = 0"] if labelled is None else []
-    if config.data.balance is not None and unsupported:
-        raise ConfigError(
-            f"data.balance is {config.data.balance}, and may draw a labelled row twice in a batch; "
-            f"expected no {unsupported[0]} with it; leave one of them out"
-        )
-
-
-def refuse_unscored(reader: Reader, roles: Roles) -> None:
-    """Raises the errors of `Reader.ground_truth` for scored rows, before the run's first step."""
-    if reader.manifest.labels.kind == "complementary":
-        for role in (roles.test, roles.validation):
-            reader.ground_truth(role)
-
-
-def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
-    """Returns the labelled stream with hard negatives; ConfigError if no labels define them."""
-    supported = "multi_label", "multi_class", "hierarchical"
-    if random is None or isinstance(random, Balanced) or kind not in supported:
-        reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
-        raise ConfigError(
-            f"negatives.mine is {config.negatives.mine}, with {reason}; hard negatives are told by "
-            f"labels: expected {', '.join(supported)}; set data.batch.labelled, or "
-            "negatives.mine to 0"
-        )
-    if (batch := random.batch + config.negatives.mine) > random.rows:
-        raise ConfigError(
-            f"data.batch.labelled + negatives.mine is {batch}, but there are {random.rows} "
-            f"labelled rows; expected at most {random.rows}"
-        )
-    return MinedStream(random, config.negatives, Path(config.run.dir) / MINED, config.seed)
-
-
-def _check_labels(streams: Streams) -> None:
-    """Raises ConfigError for labels that no loss can use."""
-    reader = streams.reader
-    if reader.manifest.labels.kind not in ("complementary", "hierarchical"):
-        return
-    rows = streams.roles.labelled
-    if reader.manifest.labels.kind == "complementary":
-        counts = reader.targets(rows).sum(1)
-        classes = len(reader.manifest.labels.names)
-        if len(bad := np.flatnonzero((counts < 1) | (counts > classes - 1))):
-            raise ConfigError(
-                f"{reader.store}: sample {reader.sample_key(int(rows[bad[0]]))} has "
-                f"{int(counts[bad[0]])} complementary labels of {classes} classes; expected 1 to "
-                f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
-            )
-    levels = reader.manifest.labels.levels or []
-    paths = reader.label_paths(rows)
-    for level in range(1, len(levels)):
-        parents = np.unique(paths[:, level - 1 : level + 1], axis=0)
-        child, count = np.unique(parents[:, 1], return_counts=True)
-        if (count > 1).any():
-            pairs = parents[parents[:, 1] == child[count > 1][0]]
-            names = [levels[level - 1][parent] for parent in pairs[:2, 0]]
-            raise ConfigError(
-                f"{reader.store}: the hierarchy is no tree: '{levels[level][pairs[0, 1]]}' of "
-                f"level {level + 1} lies below '{names[0]}' and below '{names[1]}'; expected one "
-                "parent; give classes under different parents different numbers"
-            )

@@ -16,10 +16,9 @@ from torch import Tensor
 from heron.config.augmentations import Augmentation, OwnAugmentation
 from heron.config.data import Data
 from heron.config.errors import ConfigError
-from heron.data.augment import DRAWS, blur, color, crop, fit, flip
 from heron.data.batches import Batch
 from heron.data.graphs import drop_nodes, mask_nodes, perturb_edges, subgraph
-from heron.data.pictures import input_shape
+from heron.data.pictures import DRAWS, blur, color, crop, fit, flip, input_shape
 from heron.data.random_keys import normals, uniforms
 from heron.shards.manifest import View
 

@@ -24,7 +24,7 @@ import torch
 from heron.config.data import without_locations
 from heron.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.config.experiment import Config
-from heron.config.version import __version__
+from heron.config.shipped import __version__
 from heron.distributed.collectives import default_store, rank, world_size
 from heron.distributed.watchdog import leave
 from heron.shards.artefact import fingerprint

@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, parent_process, resource_tracker
-from multiprocessing.process import BaseProcess
+from multiprocessing import forkserver, resource_tracker
 from types import FrameType
 from typing import Any, Self
 
@@ -73,16 +72,3 @@ class StopSignals:
         """Restores the handlers that were there before."""
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-
-
-def follow_parent() -> None:
-    """Makes a reading process exit when the training process is gone, and ignore signals."""
-    for number in (*SIGNALS, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    if (parent := parent_process()) is not None:
-        threading.Thread(target=_exit_after, args=[parent], daemon=True).start()
-
-
-def _exit_after(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(0)

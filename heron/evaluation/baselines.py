@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.config.experiment import CLASSIFIERS, Config, parse_config
-from heron.data.protocol import Roles
+from heron.data.rows import Roles
 from heron.distributed.collectives import broadcast_object, rank
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.metrics import Scores

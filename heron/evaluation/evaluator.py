@@ -14,22 +14,16 @@ from heron.config.errors import ConfigError, TrainingError
 from heron.config.extras import require
 from heron.config.training import Evaluate
 from heron.data.batches import Batch
-from heron.data.plan import Rows, even_sizes, even_slice
-from heron.data.protocol import Roles
+from heron.data.plan import even_sizes, even_slice
 from heron.data.reader import Reader
+from heron.data.rows import Roles, Rows
 from heron.data.views import Views
-from heron.distributed.collectives import (
-    broadcast_object,
-    gather,
-    gather_objects,
-    rank,
-    world_size,
-)
+from heron.distributed.collectives import broadcast_object, gather, gather_objects, rank, world_size
 from heron.distributed.watchdog import Watchdog
 from heron.evaluation import collapse
-from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.metrics import (
     Scores,
+    cross_view_recalls,
     fitted_threshold,
     multi_class_scores,
     multi_label_scores,

@@ -1,13 +1,23 @@
-"""Scores predictions against labels; exact, because every row is counted once."""
+"""Scores predictions against labels, and projections of one view against those of another.
+
+They are exact, because every row is counted once.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
 
 Scores = dict[str, float]
 THRESHOLDS = 200  # tried at most
+RECALL_AT = 1, 5, 10  # the k of recall@k
+COSINES_AT_ONCE = 1 << 22  # cosines computed at a time
+TIE = 1e-6  # cosines this close are ties, so that rounding, which depends on the batch, has no say
 
 
 def multi_label_scores(
@@ -135,3 +145,45 @@ def _ranking(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores
     defined = [pair for pair in _by_label(probability, y) if not math.isnan(pair[0])]
     auc, precision = np.mean(defined, axis=0).tolist() if defined else (math.nan, math.nan)
     return {"auc_macro": auc, "map": precision, "auc_labels": float(len(defined))}
+
+
+def cross_view_recalls(
+    views: Sequence[Float[Tensor, "rows dim"]],  # projections, a tensor a view
+    names: Sequence[str],  # of the views
+    present: Bool[Tensor, "rows views"] | None = None,  # which views each row has
+) -> dict[str, float]:
+    """Returns recall@k from each view to each other view, such as `recall@10_caption_image`.
+
+    A row's projection in the first view finds its row if fewer than k other rows have, in the
+    second view, a cosine at least as large as its own. Ties and NaN count against the query: equal
+    vectors find nothing. Chance level is k / rows. Queries need both views, candidates the second.
+    """
+    unit = [normalize(view.double(), dim=1) for view in views]
+    recalls = {}
+    for u, name in enumerate(names):
+        for v, other in enumerate(names):
+            if present is None:
+                queries, keys = unit[u], unit[v]
+            else:  # the keys of the queries come first
+                both, keys_only = present[:, u] & present[:, v], present[:, v] & ~present[:, u]
+                queries, keys = unit[u][both], torch.cat([unit[v][both], unit[v][keys_only]])
+            if u != v and len(queries):
+                ranks = _ranks(queries, keys)
+                for k in RECALL_AT:
+                    recalls[f"recall@{k}_{name}_{other}"] = float((ranks < k).double().mean())
+    return recalls
+
+
+def _ranks(queries: Tensor, keys: Tensor) -> Tensor:
+    """Counts the keys that are at least as near to each query as its own key, [queries].
+
+    The first keys belong to the queries, in order.
+    """
+    own = (queries * keys[: len(queries)]).sum(1)
+    ranks = []
+    for rows in torch.split(torch.arange(len(queries)), max(1, COSINES_AT_ONCE // len(keys))):
+        cosines = queries[rows] @ keys.T
+        near = ~(cosines < own[rows, None] - TIE)  # True for NaN, which must not count as found
+        near[torch.arange(len(rows)), rows] = False
+        ranks.append(near.sum(1))
+    return torch.cat(ranks)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.config.errors import ConfigError
-from heron.data.plan import Rows
+from heron.data.rows import Rows
 from heron.evaluation.evaluator import Columns, Evaluator
 from heron.evaluation.metrics import label_auc
 from heron.evaluation.probe import fit_logistic

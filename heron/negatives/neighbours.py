@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True)
 class NearPairs:
-    """Anchors with their nearest neighbours; see `pipeline.negatives.definition` for the terms."""
+    """Anchors with their nearest neighbours; see `heron.evaluation.negatives` for the terms."""
 
     question: Question
     embeddings: Embeddings

@@ -1,22 +1,30 @@
-"""Self-contained pages with Plotly charts: one file that opens from disk and fetches nothing."""
+"""Self-contained pages with Plotly charts: one file that opens from disk and fetches nothing.
+
+`PageLinks` leads from a page to that of `heron serve`.
+"""
 
 import base64
 import gzip
 import html
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import jinja2
 from PIL import Image
 from pydantic_core import to_json
 
+from heron.config.errors import RetrievalError
 from heron.report.charts import Chart
+from heron.retrieval.filters import quoted
 
 PAGE = Path(__file__).parent / "page"
+ADDRESS = "http://127.0.0.1:8000/"  # of `heron serve`, by default
 
 
 def render(
@@ -85,3 +93,44 @@ def png(picture: Image.Image) -> str:
     out = BytesIO()
     picture.save(out, "PNG")
     return base64.b64encode(out.getvalue()).decode()
+
+
+@dataclass(frozen=True)
+class PageLinks:
+    """Addresses of views of the page of `heron serve` for the report's samples.
+
+    Raises a RetrievalError if the address is not that of a web page.
+    """
+
+    address: str = ADDRESS
+
+    def __post_init__(self) -> None:
+        """Refuses what a browser would not open as a page."""
+        try:
+            scheme = urlsplit(self.address).scheme
+        except ValueError:  # malformed, such as half of an IPv6 address
+            scheme = ""
+        if scheme not in ("http", "https"):
+            raise RetrievalError(
+                f"'{self.address}' is no address of a page; expected one such as {ADDRESS}; give "
+                "--page what `heron serve` prints"
+            )
+
+    def sample(self, key: str, relation: str) -> str:
+        """Returns the address that shows a sample with its `hard` or `false` negatives."""
+        return self._with(key=key, relation=relation)
+
+    def confused(self, anchor: str, neighbour: str) -> str:
+        """Returns the address of a random sample with one label only, beside those with the other.
+
+        If both labels are the same, it is shown beside others that have it.
+        """
+        if anchor == neighbour:
+            return self._with(among=quoted(anchor), where=quoted(anchor))
+        pair = quoted(anchor), quoted(neighbour)
+        return self._with(
+            among=f"{pair[0]} and not {pair[1]}", where=f"{pair[1]} and not {pair[0]}"
+        )
+
+    def _with(self, **query: str) -> str:
+        return f"{self.address}{'&' if '?' in self.address else '?'}{urlencode(query)}"

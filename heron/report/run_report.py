@@ -3,20 +3,24 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
+from PIL import Image
 
 from heron.config.experiment import Config
 from heron.data.reader import Reader
 from heron.evaluation.evaluator import Predictions
 from heron.evaluation.metrics import label_auc, label_f1
 from heron.evaluation.scikit import KINDS, NAMES
-from heron.report import charts, examples, pages
-from heron.report.links import ADDRESS, PageLinks
+from heron.report import charts, pages
+from heron.report.pages import ADDRESS, PageLinks, png
 from heron.shards.atomic import atomic_write
+from heron.shards.show import DRAWABLE_CHANNELS
 from heron.training.tracking import START, read_metrics, read_result
 
 MULTI_LABEL_SCORES = {"auc_macro": "AUC, macro", "f1_weighted": "F1, weighted"}
@@ -24,6 +28,8 @@ CLASS_SCORES = {"accuracy": "accuracy", **MULTI_LABEL_SCORES}
 FEWEST_ROWS = 5  # for a map and neighbours
 Seeds = Sequence[Mapping[str, Any]]  # results of the run, then of its repetitions by seed
 CONFUSED = 8  # pairs of classes that are listed
+ANCHORS, NEIGHBOURS = 6, 5
+SIDE = 96  # the longest side of a picture, in pixels
 
 
 def write_report(
@@ -45,7 +51,7 @@ def write_report(
     labels = _labels(predictions, reader, threshold)
     scatter, near = None, []
     if embedding and embedding.hidden is not None and len(embedding.hidden) >= FEWEST_ROWS:
-        near = examples.nearest_rows(embedding, reader)
+        near = nearest_rows(embedding, reader)
         keys, names = reader.sample_keys(embedding.rows), reader.manifest.labels.names
         order = [row["number"] for row in labels] or range(len(names))
         scatter = charts.label_map(embedding.hidden, keys, embedding.y, names, order)
@@ -202,3 +208,76 @@ def _facts(
         f"{result['contrast']}",
         "skipped rows": str(result["skipped_rows"]),
     }
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row, and how it compares with its anchor."""
+
+    key: str
+    picture: str  # base64 of a PNG; "" without one
+    labels: list[str]
+    cosine: float  # of its features with the anchor's; 1 for the anchor itself
+    more: list[str]  # labels that the row has and the anchor lacks
+    fewer: list[str]  # labels that the anchor has and the row lacks
+
+
+def nearest_rows(embedding: Predictions, reader: Reader) -> list[list[Example]]:
+    """Returns a few evenly spaced rows, each followed by its nearest neighbours by cosine.
+
+    The pictures come from the first stored view of images with 1 or 3 channels.
+    """
+    hidden, views = embedding.hidden, reader.manifest.views
+    assert hidden is not None
+    length = np.linalg.norm(hidden, axis=1, keepdims=True)
+    vectors = hidden / np.where(length > 0, length, 1)
+    count = min(ANCHORS, len(vectors))
+    anchors = np.unique(np.linspace(0, len(vectors) - 1, count + 2).astype(int)[1:-1])
+    drawable = (v for v in views if v.kind == "image" and v.shape[2] in DRAWABLE_CHANNELS)
+    stored = next((view.name for view in drawable), None)
+    groups = []
+    for anchor in anchors.tolist():
+        cosine = vectors @ vectors[anchor]
+        cosine[anchor] = np.inf
+        near = np.argsort(-cosine)[: NEIGHBOURS + 1]
+        cosine[anchor] = 1
+        groups.append(_examples(near, cosine[near], embedding, reader, stored))
+    return groups
+
+
+def _examples(
+    near: NDArray[np.int64],  # positions in `embedding` of the anchor and its nearest neighbours
+    cosine: NDArray[np.float32],  # of each with the anchor
+    embedding: Predictions,
+    reader: Reader,
+    stored: str | None,  # the view of pictures; None if there is none
+) -> list[Example]:
+    rows, names = embedding.rows[near], reader.manifest.labels.names
+    labels = [[names[a] for a in np.flatnonzero(has).tolist()] for has in embedding.y[near] == 1]
+    pictures = [""] * len(rows)
+    if stored:
+        present = reader.present(rows, [stored])[:, 0].tolist()
+        pictures = [
+            _png(pixels) if is_present else ""
+            for pixels, is_present in zip(reader.read(stored, rows), present, strict=True)
+        ]
+    columns = zip(reader.sample_keys(rows), pictures, labels, cosine.tolist(), strict=True)
+    return [
+        Example(
+            key,
+            picture,
+            names_of_row,
+            score,
+            more=[name for name in names_of_row if name not in labels[0]],
+            fewer=[name for name in labels[0] if name not in names_of_row],
+        )
+        for key, picture, names_of_row, score in columns
+    ]
+
+
+def _png(pixels: NDArray[np.uint8]) -> str:
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    scale = SIDE / max(image.size)
+    # Small pictures are enlarged without smoothing, so that the report shows what the encoder saw.
+    method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    return png(image.resize([max(1, round(side * scale)) for side in image.size], method))

@@ -16,9 +16,9 @@ from heron.config.data import Data
 from heron.config.errors import RetrievalError
 from heron.config.experiment import Config, load_config
 from heron.data.dataset import open_reader
-from heron.data.plan import Rows
-from heron.data.protocol import Roles, assign, drop_partial, hide_labels
+from heron.data.protocol import assign, drop_partial, hide_labels
 from heron.data.reader import Reader
+from heron.data.rows import Roles, Rows
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, rank
 from heron.retrieval.embedder import Choice, Embedder, PartManifest
@@ -35,9 +35,8 @@ from heron.retrieval.embeddings import (
 from heron.retrieval.layers import EmbeddingModel, refuse_options
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, parse_json
-from heron.shards.atomic import save_json
+from heron.shards.atomic import aside_name, make_room, refuse_taken, save_json
 from heron.shards.errors import HeronError, short_repr
-from heron.shards.set_aside import aside_name, make_room, refuse_taken
 from heron.shards.store import is_remote
 from heron.training.launch import start_processes
 from heron.training.pretrained import locate, weights_sha256

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from heron.config.errors import RetrievalError
 from heron.config.experiment import Config
-from heron.data.batches import VIEW_PREFIX, array_specs, batches
-from heron.data.buffers import ArraySpec, Buffer
-from heron.data.plan import Rows
-from heron.data.workers import worker_count
+from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs, batches, worker_count
+from heron.data.rows import Rows
 from heron.distributed.collectives import rank, world_size
 from heron.retrieval.embeddings import FORMAT, Layer, LayerRecord, Part, Role, part_name
 from heron.retrieval.layers import EmbeddingModel
@@ -58,7 +56,8 @@ class _PartBatches:
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and type of every array of a batch."""
         partial = len(self.stored_by_view) if self.reader.may_lack_views else 0
-        return array_specs(self.reader, self.names, self.size, n_model_views=partial)
+        decoders = {name: self.reader.decoders[name] for name in self.names}
+        return array_specs(decoders, self.size, n_model_views=partial)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Reads batch t; a short one repeats its rows, so that all have the same size."""

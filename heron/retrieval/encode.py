@@ -14,9 +14,9 @@ from torch.nn.functional import normalize
 from heron.config.errors import RetrievalError
 from heron.config.experiment import load_config
 from heron.data.batches import Batch
+from heron.data.decoders import TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
-from heron.data.texts import TextDecoder
 from heron.retrieval.embeddings import Layer
 from heron.retrieval.index_manifest import IndexManifest
 from heron.retrieval.layers import EmbeddingModel, refuse_options

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from heron.config.errors import RetrievalError
-from heron.shards.atomic import is_at
-from heron.shards.set_aside import make_room, refuse_taken
+from heron.shards.atomic import is_at, make_room, refuse_taken
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.shards.artefact import MANIFEST
-from heron.shards.atomic import atomic_write, is_at, save_json
+from heron.shards.atomic import atomic_write, is_at, save_json, set_aside
 from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
 from heron.shards.errors import ShardError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
@@ -33,7 +33,6 @@ from heron.shards.manifest import (
     member_names,
 )
 from heron.shards.moments import Moments
-from heron.shards.set_aside import set_aside
 from heron.shards.sources.base import Rows, Source, rows_with_view
 from heron.shards.terminal import Bar
 from heron.shards.texts import write_tokenizers

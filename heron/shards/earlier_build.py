@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from heron.shards.artefact import MANIFEST, parse_json
+from heron.shards.atomic import aside_name
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import JOURNAL, BuiltFrom, Manifest, load_manifest
-from heron.shards.set_aside import aside_name
 from heron.shards.sources.base import Source
 
 

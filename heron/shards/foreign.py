@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from heron.shards.annotation import encode_labels
 from heron.shards.artefact import MANIFEST, FileSum, describe_errors
+from heron.shards.atomic import aside_name
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, suggestion
@@ -29,7 +30,6 @@ from heron.shards.manifest import (
     load_manifest,
 )
 from heron.shards.moments import Moments
-from heron.shards.set_aside import aside_name
 from heron.shards.sources.base import file_record
 from heron.shards.survey import Survey, survey_tar
 from heron.shards.tarball import read_contents

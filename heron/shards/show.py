@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 
+from heron.shards.atomic import set_aside
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode
-from heron.shards.set_aside import set_aside
 from heron.shards.store import Store, open_store
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # file types of a contact sheet

@@ -14,10 +14,9 @@ from pydantic_core import to_json
 from heron.config.data import without_locations
 from heron.config.errors import StudyError
 from heron.config.experiment import CLASSIFIERS, Config
-from heron.data.plan import Rows
-from heron.data.protocol import Roles
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
+from heron.data.rows import Roles, Rows
+from heron.data.run_data import open_streams
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.scikit import Kind, Matrix, raw_inputs, tune

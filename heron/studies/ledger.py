@@ -20,8 +20,7 @@ from heron.shards.artefact import (
     parse_json,
     sha256,
 )
-from heron.shards.atomic import atomic_write
-from heron.shards.set_aside import aside_name
+from heron.shards.atomic import aside_name, atomic_write
 from heron.studies.study import Pbt, Study, dump_study
 from heron.studies.trials import Trial
 from heron.training.run_lock import LOCK, try_lock

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from heron.config.errors import CheckpointError
 from heron.config.experiment import Config, dump_config, load_config
 from heron.config.sections import Plain
-from heron.data.mined import MINED
+from heron.data.streams import MINED
 from heron.distributed.watchdog import Watchdog
 from heron.shards.artefact import Count
 from heron.studies.ledger import Ledger, write_rows

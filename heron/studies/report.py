@@ -11,7 +11,7 @@ import pandas as pd
 
 from heron.report.pages import figure, render
 from heron.studies import figures, text
-from heron.studies.fits import Law, fit
+from heron.studies.figures import Law, fit
 from heron.studies.repeats import paired_test
 from heron.studies.results import (
     Results,

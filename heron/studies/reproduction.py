@@ -28,7 +28,7 @@ def reproduce(
             with how to get it; always before the first run.
         Stopped: a signal came; the state of the current run is saved.
     """
-    from heron.job import pretrain
+    from heron.api.job import pretrain
     from heron.studies.measured import write
 
     for config in missing(table, out, overrides, only):

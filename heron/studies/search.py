@@ -175,7 +175,7 @@ def search(
 def run(config: Config, log: Path) -> dict[str, Any]:
     """Returns the result of a run, training it first where it has none."""
     # Imported here, as they load slowly.
-    from heron.job import pretrain
+    from heron.api.job import pretrain
     from heron.models.networks import with_pretrained_configs
 
     model = with_pretrained_configs(config.model)  # as the run saves it

@@ -105,8 +105,8 @@ def run_worker(trial: Trial, config: Config, root: Path) -> None:
     """
     os.chdir(root)
     os.environ.update(environment(trial.launch_strategy, trial.study.gpus))
+    from heron.api.job import EXPECTED, pretrain
     from heron.distributed import collectives
-    from heron.job import EXPECTED, pretrain
 
     run, rank = trial.run, os.environ["RANK"]
     if os.environ["WORLD_SIZE"] == "1" and trial.launch_strategy == "ddp":

@@ -5,7 +5,7 @@ from typing import Any
 
 from heron.config.errors import TrainingError
 from heron.distributed.collectives import on_main
-from heron.shards.set_aside import aside_name, make_room, set_aside
+from heron.shards.atomic import aside_name, make_room, set_aside
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.run_lock import LOCK, RunLock, holder
 from heron.training.tracking import read_metrics, read_result

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from heron.config.errors import TrainingError
 from heron.config.experiment import Config
 from heron.config.training import Precision
-from heron.data.workers import cores_per_process
+from heron.data.batches import cores_per_process
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous, run_facts
 from heron.distributed.watchdog import leave
-from heron.models.allocator import keep_freed_memory
 from heron.models.heterogeneous import Heterogeneous
+from heron.training.host_memory import keep_freed_memory
 from heron.training.strategy import Strategy
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")  # one process, DDP, or FSDP2: see `prepare`

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from heron.config.errors import CheckpointError, TrainingError
 from heron.config.extras import require
 from heron.config.training import Negatives
-from heron.data.mined import MinedStream, table_name
-from heron.data.plan import Rows
+from heron.data.rows import Rows
+from heron.data.streams import MinedStream, table_name
 from heron.distributed.collectives import broadcast_object, gather_if_any, rank
 from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.negatives import LabelPairs, hard_difference, label_difference
@@ -167,7 +167,7 @@ def mine(
 ) -> Rows:
     """Returns the numbers of the nearest hard negatives of every row, [rows, nearest].
 
-    `pipeline.negatives.definition` defines hard; the median is over a fixed sample of the rows.
+    `heron.evaluation.negatives` defines hard; the median is over a fixed sample of the rows.
     `SEARCHED_PER_HARD` times `nearest` neighbours are searched; -1 fills rows with fewer hard ones.
     """
     from heron.evaluation.knn import exact_nearest, faiss  # only mining needs FAISS

@@ -6,9 +6,8 @@ from typing import Any, Literal, Protocol
 
 from heron.config.experiment import Config
 from heron.config.training import Evaluate
-from heron.data.plan import Rows
 from heron.data.reader import Reader
-from heron.data.roles import Roles
+from heron.data.rows import Roles, Rows
 from heron.evaluation.evaluator import Predictions
 
 LONG_S = 120.0  # of training, compared with which a map costs little

@@ -2,9 +2,9 @@
 
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config
+from heron.data.batches import worker_count
 from heron.data.streams import Streams
 from heron.data.views import Views
-from heron.data.workers import worker_count
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective
 from heron.training.strategy import Strategy

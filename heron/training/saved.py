@@ -26,7 +26,7 @@ from heron.shards.artefact import (
     parse_json,
     sha256,
 )
-from heron.shards.set_aside import make_room, refuse_taken
+from heron.shards.atomic import make_room, refuse_taken
 from heron.training.checkpoint import STATE, CheckpointManifest
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.tracking import scores_of

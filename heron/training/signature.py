@@ -9,11 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from heron.config.data import ModelView
 from heron.config.errors import CheckpointError
-from heron.data.decoders import Decoder
+from heron.data.decoders import Decoder, TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder, input_shape
 from heron.data.reader import Reader
-from heron.data.texts import TextDecoder
 from heron.shards.artefact import MAX_MANIFEST_BYTES, Record, describe_errors, parse_json
 from heron.shards.manifest import View
 
@@ -22,7 +21,7 @@ LabelKind = Literal["multi_label", "multi_class", "hierarchical", "complementary
 
 
 class Text(Record):
-    """How texts are read: see `data.texts.TextDecoder`."""
+    """How texts are read: see `data.decoders.TextDecoder`."""
 
     tokens: int = Field(ge=1, le=2**14)
     tokenizer: str

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from heron.config.errors import TrainingError
 from heron.config.sections import Plain
-from heron.config.version import __version__
+from heron.config.shipped import __version__
 from heron.shards.artefact import MAX_MANIFEST_BYTES, Count, describe_errors, parse_json
 from heron.shards.atomic import atomic_write, save_json
 

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from heron.config.errors import CheckpointError, Stopped
 from heron.config.experiment import Config, dump_config
-from heron.config.version import __version__
-from heron.data.batches import Batch, batches
+from heron.config.shipped import __version__
+from heron.data.batches import Batch, batches, worker_count
 from heron.data.dataset import build_data
-from heron.data.endless import open_data
-from heron.data.mined import MinedStream
 from heron.data.plan import even_sizes
+from heron.data.run_data import open_data, open_process_batches
+from heron.data.streams import MinedStream
 from heron.data.views import Views
-from heron.data.webdataset import open_process_batches
-from heron.data.workers import worker_count
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, run_fingerprint
 from heron.distributed.signals import StopSignals

@@ -51,7 +51,7 @@ trap '' USR1 TERM INT # until Python listens, the processes ignore what is sent 
 pids=()
 for ((i = 0; i < PROCESSES; i++)); do
   RANK=$((HOST * PROCESSES + i)) LOCAL_RANK=$i \
-    "$PYTHON" -m heron.job "$@" run.resume=auto &
+    "$PYTHON" -m heron.api.job "$@" run.resume=auto &
   pids+=($!)
 done
 trap 'told=1; kill -TERM "${pids[@]}" 2>/dev/null' USR1 TERM INT

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from torch import Tensor
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
 from heron.config.experiment import METHODS, load_config
-from heron.job import pretrain
 from heron.losses.deepmtmv import Deepmtmv
 from heron.losses.hard import Hard
 from heron.losses.mulco import Mulco

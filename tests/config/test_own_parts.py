@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
 from heron.config.experiment import dump_config, load_config, parse_config
 from heron.config.overrides import as_typed, override
 from heron.config.sections import leaves
-from heron.job import pretrain
 from heron.training.pretrained import from_pretrained
 from heron.training.tracking import read_metrics
 from tests import ranks

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from heron.config.experiment import Config, parse_config
-from heron.data.batches import Batch, batches
-from heron.data.endless import EndlessStreams, open_data
-from heron.data.webdataset import open_process_batches
-from heron.data.workers import worker_count
+from heron.data.batches import Batch, batches, worker_count
+from heron.data.endless import EndlessStreams
+from heron.data.run_data import open_data, open_process_batches
 from tests.experiments import merge
 from tests.shards import others
 

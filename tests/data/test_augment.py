@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from heron.config.augmentations import Blur, Color, Crop, Flip
 from heron.config.data import ModelView
-from heron.data.augment import DRAWS, blur, color, crop, fit, flip
+from heron.data.pictures import DRAWS, blur, color, crop, fit, flip
 
 PICTURES = torch.rand(4, 3, 12, 18, generator=torch.Generator().manual_seed(0))
 DRAWN = torch.rand(4, DRAWS, generator=torch.Generator().manual_seed(1))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from heron.data.buffers import BufferPool
+from heron.data.batches import BufferPool
 
 SPECS = {"view": ((3, 5), "float32"), "rows": ((3,), "int64"), "none": ((0, 4), "int64")}
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.experiment import Config, parse_config
-from heron.data.batches import Batch, ShardBatches, batches
-from heron.data.opened import OpenShard
-from heron.data.plan import Listed
+from heron.data.batches import Batch, batches
+from heron.data.open_shards import OpenShard
 from heron.data.reader import Reader
-from heron.data.skipped import SkippedRows
-from heron.data.streams import Streams, open_streams
-from heron.job import pretrain
+from heron.data.rows import Listed, SkippedRows
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches, Streams
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source
@@ -259,7 +259,7 @@ def test_what_the_machine_lacks_is_no_fault_of_the_data(
     def full(*_: Any) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("heron.data.opened.os.open", full)
+    monkeypatch.setattr("heron.data.open_shards.os.open", full)
     with pytest.raises(OSError, match="Too many open files"):
         reader.read("image", np.array([1]))
     assert not reader.lost

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, parse_config
-from heron.data.batches import ShardBatches
-from heron.data.blend import apportion
+from heron.data.plan import apportion
 from heron.data.random_keys import rng_keys
-from heron.data.streams import open_streams
-from heron.job import pretrain
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source

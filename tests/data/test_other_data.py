@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.config.data import SourceShare, without_locations
 from heron.config.experiment import parse_config
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, with_means
 from heron.evaluation.scikit import raw_inputs
-from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from heron.training.saved import portable

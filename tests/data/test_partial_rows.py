@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.data import Protocol
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, parse_config
-from heron.data.batches import ShardBatches, batches
+from heron.data.batches import batches
 from heron.data.dataset import build_data
 from heron.data.protocol import hide_views
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.evaluation.collapse import measure
-from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.knn import vote
-from heron.evaluation.metrics import multi_label_scores
+from heron.evaluation.metrics import cross_view_recalls, multi_label_scores
 from heron.evaluation.probe import fit_logistic
-from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from tests.experiments import frames, merge

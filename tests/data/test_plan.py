@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 
 from heron.config.errors import ConfigError
-from heron.data.plan import (
-    Listed,
-    Marked,
-    Stream,
-    _permute,
-    default_streams,
-    even_sizes,
-    even_slice,
-)
+from heron.data.plan import Stream, _permute, default_streams, even_sizes, even_slice
+from heron.data.rows import Listed, Marked
 
 FIRST = [51, 54, 44, 14, 17, 18, 35, 70, 36, 79, 75, 92]
 LATER = [69, 72, 65, 43, 82, 85, 53, 8, 0, 19, 35, 27]

@@ -10,11 +10,12 @@ from sklearn.model_selection import StratifiedKFold
 
 from heron.config.data import Data, Protocol
 from heron.config.errors import ConfigError
-from heron.data.batches import Batch, ShardBatches, batches
+from heron.data.batches import Batch, batches
 from heron.data.protocol import assign
 from heron.data.random_keys import rng_keys
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.data.views import Views
 from heron.shards.build import build
 from heron.shards.errors import ShardError

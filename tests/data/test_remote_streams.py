@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
-from heron.data.batches import ShardBatches, batches
+from heron.data.batches import batches
 from heron.data.dataset import build_data
-from heron.data.streams import open_streams
-from heron.job import pretrain
+from heron.data.run_data import open_streams
+from heron.data.streams import ShardBatches
 from heron.shards.errors import ShardError
 from tests.experiments import frames
 from tests.shards.servers import Fault, Web, web

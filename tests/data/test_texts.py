@@ -12,12 +12,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heron
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
 from heron.data.dataset import open_reader
-from heron.data.given_rows import InputView
-from heron.data.texts import TextDecoder
-from heron.job import pretrain
+from heron.data.decoders import TextDecoder
+from heron.data.input_rows import InputView
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.query import Retriever
@@ -175,9 +175,9 @@ def test_resume_refuses_another_tokenizer(run: Path) -> None:
     pretrain(mixed(run, "resumed", **changes))
     write_tokenizer(run / "other.json", ["blue and large"] * 3)
     more = changes | {"train": {"steps": 3}, "run": {"resume": "auto"}}
-    from heron.data import texts
+    from heron.data import decoders
 
-    texts._tokenizer_text.cache_clear()
+    decoders._tokenizer_text.cache_clear()
     with pytest.raises(CheckpointError, match="texts of 'caption' by another tokenizer"):
         pretrain(mixed(run, "resumed", **more))
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.api.job import pretrain
 from heron.config.data import Protocol
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, parse_config
 from heron.data.protocol import assign
 from heron.data.reader import Reader
-from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make_source
 

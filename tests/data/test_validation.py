@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heron.api.job import pretrain
 from heron.config.data import Protocol
 from heron.config.errors import ConfigError
 from heron.data.dataset import build_data
 from heron.data.protocol import assign, stratified
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
-from heron.job import pretrain
+from heron.data.run_data import open_streams
 from heron.training.tracking import read_metrics
 from tests.experiments import frames
 

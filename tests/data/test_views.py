@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from heron.config.data import Data
-from heron.data.augment import fit
 from heron.data.batches import Batch
 from heron.data.dataset import open_reader
+from heron.data.pictures import fit
 from heron.data.random_keys import rng_keys
 from heron.data.reader import Reader
 from heron.data.views import SALTS, Views

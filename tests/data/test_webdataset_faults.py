@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from braceexpand import braceexpand
 
+from heron.api.job import pretrain
 from heron.config.endless import expand
 from heron.config.experiment import parse_config
-from heron.data.endless import open_endless
-from heron.job import pretrain
+from heron.data.run_data import open_endless
 from heron.shards.errors import HeronError, ShardError
 from tests.data.endless import ROWS, config, numbers, payload, steps
 from tests.experiments import merge

@@ -11,13 +11,13 @@ import pytest
 import torch
 import yaml
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
 from heron.data.batches import batches
-from heron.data.endless import open_data
-from heron.data.webdataset import EndlessBatches, open_process_batches
+from heron.data.endless import EndlessBatches
+from heron.data.run_data import open_data, open_process_batches
 from heron.distributed import collectives
-from heron.job import pretrain
 from heron.retrieval.embed import embed
 from heron.shards.errors import ShardError
 from heron.training.tracking import read_metrics

@@ -11,10 +11,11 @@ from heron.cli.shards import write_protocol
 from heron.config.data import Data
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, dump_config
-from heron.data import dataset, opened
+from heron.data import dataset, open_shards
 from heron.data.dataset import open_reader
-from heron.data.roles import ROLES, read_roles, write_roles
-from heron.data.streams import open_streams
+from heron.data.protocol import read_roles, write_roles
+from heron.data.rows import ROLES
+from heron.data.run_data import open_streams
 from heron.shards.build import build
 from heron.shards.cache import LocalFile
 from heron.shards.sources import make_source
@@ -109,7 +110,7 @@ def test_labels_that_are_too_many_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = built(tmp_path)
-    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(open_shards, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     with pytest.raises(
         ConfigError, match="the protocol asks for the labels of 700 rows, of 8 bytes"
     ):
@@ -118,6 +119,6 @@ def test_labels_that_are_too_many_are_not_read(
     path.write_text(dump_config(config))
     write_protocol(str(path), tmp_path / "roles")
     assert "790 rows of " in capsys.readouterr().out
-    monkeypatch.setattr(opened, "MAX_REQUEST_BYTES", 700 * 8 - 1)
+    monkeypatch.setattr(open_shards, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     update = {"roles": str(tmp_path / "roles")}
     open_streams(config.model_copy(update={"data": config.data.model_copy(update=update)}))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heron.config.experiment import parse_config
-from heron.data.workers import worker_count
+from heron.data.batches import worker_count
 from heron.training.launch import resolve_precision
 from tests.experiments import FRAMES, merge
 

@@ -12,10 +12,10 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch import Tensor
 
+from heron.api.job import pretrain
 from heron.config.errors import CheckpointError, TrainingError
 from heron.config.experiment import Config
 from heron.distributed import collectives
-from heron.job import pretrain
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.pretrained import from_pretrained
 from heron.training.tracking import read_metrics

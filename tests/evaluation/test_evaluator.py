@@ -9,11 +9,11 @@ import torch
 
 from heron.config.errors import TrainingError
 from heron.data.dataset import build_data
-from heron.data.streams import Streams, open_streams
+from heron.data.run_data import open_streams
+from heron.data.streams import Streams
 from heron.data.views import Views
-from heron.evaluation.cross_view import cross_view_recalls
 from heron.evaluation.evaluator import Evaluator
-from heron.evaluation.metrics import fitted_threshold, multi_label_scores
+from heron.evaluation.metrics import cross_view_recalls, fitted_threshold, multi_label_scores
 from heron.losses.classification import Bce
 from heron.losses.supervised import WeightedSupervised
 from heron.losses.unsupervised import WeightedUnsupervised

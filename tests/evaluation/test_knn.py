@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from heron.data.dataset import build_data
-from heron.data.streams import open_streams
+from heron.data.run_data import open_streams
 from heron.evaluation.knn import vote
 from tests import ranks
 from tests.evaluation.test_evaluator import make

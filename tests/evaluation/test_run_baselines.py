@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from heron.api.job import pretrain
 from heron.config.experiment import load_config, parse_config
 from heron.evaluation.baselines import other_seeds, plain, summary
-from heron.job import pretrain
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames, merge

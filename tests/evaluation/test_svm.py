@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config
 from heron.evaluation.probe import support_vectors
-from heron.job import pretrain
 from tests.experiments import frames
 
 

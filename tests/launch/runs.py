@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from heron.api.job import main
 from heron.config.experiment import dump_config
-from heron.job import main
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.tracking import read_metrics
 from tests.experiments import frames
@@ -47,7 +47,7 @@ def environment(**more: str) -> dict[str, str]:
 
 BAD_END = (  # where the interpreter's end aborts, as a thread of a process group can make it
     "-c",
-    "import atexit, os, sys; from heron.job import main; atexit.register(os.abort); "
+    "import atexit, os, sys; from heron.api.job import main; atexit.register(os.abort); "
     "sys.exit(main())",
 )
 

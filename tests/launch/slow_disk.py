@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from heron import job as pretrain
+from heron.api import job as pretrain
 from heron.training import checkpoint
 
 flush = checkpoint._flush

@@ -14,8 +14,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from heron.cli.arguments import ONE_EACH, Group, Override, Verb, parse
-from heron.cli.main import main
-from heron.cli.verbs import VERBS
+from heron.cli.main import VERBS, main
 
 
 def run(*words: object) -> int:

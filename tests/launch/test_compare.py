@@ -11,13 +11,13 @@ import pytest
 import yaml
 from scipy.stats import t as student
 
-from heron import job as job
+from heron.api import job as job
+from heron.api.job import pretrain
 from heron.cli.compare import SPACE
 from heron.cli.main import main
 from heron.config.experiment import dump_config, load_config
 from heron.config.shipped import find_config
 from heron.data.dataset import build_data
-from heron.job import pretrain
 from heron.studies.comparison import Comparison, FoldResult, shared_rows
 from heron.studies.repeats import corrected_interval
 from heron.studies.search import OWN, SearchSettings, Space, load_space

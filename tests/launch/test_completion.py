@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from heron.cli.completion import script
-from heron.cli.main import main
-from heron.cli.verbs import VERBS
+from heron.cli.main import VERBS, main
 
 TYPED = {
     "heron pret": ["pretrain"],

@@ -146,7 +146,7 @@ def test_slurm_s_variables_become_those_of_the_processes(place: Path) -> None:
     assert status == 0
     started = [line for line in lines if line.startswith("python")]
     assert len(started) == 4
-    command = "python -m heron.job --config a b.yaml run.resume=auto "
+    command = "python -m heron.api.job --config a b.yaml run.resume=auto "
     for rank, line in enumerate(started):
         assert line.startswith(command)
         ranks = f"RANK={rank} LOCAL_RANK={rank % 2} WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 "
@@ -193,7 +193,7 @@ def test_two_hosts_by_hand(place: Path) -> None:
     ranks = sorted(int(line.split(" RANK=")[1].split()[0]) for line in started)
     assert ranks == [0, 1, 2, 3]
     for line in started:
-        assert line.startswith("python -m heron.job --config a b.yaml run.resume=auto ")
+        assert line.startswith("python -m heron.api.job --config a b.yaml run.resume=auto ")
         assert "WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=alpha MASTER_PORT=29517" in line
 
 

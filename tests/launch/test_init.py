@@ -8,12 +8,12 @@ import pytest
 import yaml
 from PIL import Image
 
+from heron.api.job import pretrain
 from heron.cli.init import batch_of, experiment, read_facts
 from heron.cli.main import main
 from heron.config.errors import ConfigError
 from heron.config.experiment import load_config
 from heron.config.shipped import find_config
-from heron.job import pretrain
 from tests.sealed import seal
 
 DRAW = np.random.default_rng(0)

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.data.dataset import build_data, load_or_assign_roles, open_reader
-from heron.data.roles import write_roles
+from heron.data.protocol import write_roles
 from heron.evaluation.metrics import multi_class_scores
-from heron.job import pretrain
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from tests.experiments import frames

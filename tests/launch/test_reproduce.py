@@ -45,7 +45,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         (Path(config.run.dir) / "result.json").write_text(scores)
         configs.append(config)
 
-    monkeypatch.setattr("heron.job.pretrain", run)
+    monkeypatch.setattr("heron.api.job.pretrain", run)
     return configs
 
 
@@ -168,7 +168,7 @@ def test_a_signal_is_a_status_and_the_run_goes_on(
         assert config.run.resume == "auto"
         raise Stopped("a signal came; step 3 of 9 is saved")
 
-    monkeypatch.setattr("heron.job.pretrain", stop)
+    monkeypatch.setattr("heron.api.job.pretrain", stop)
     words = ["reproduce", "scene", data, "--only", "DNN", "--out", str(tmp_path / "out")]
     assert main(words) == STOPPED
     assert capsys.readouterr().err == (
@@ -258,7 +258,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> None:
         scores["auc_macro"] = 0.75 + (0.02 if best else 0)
         (Path(config.run.dir) / "result.json").write_text(json.dumps(scores))
 
-    monkeypatch.setattr("heron.job.pretrain", run)
+    monkeypatch.setattr("heron.api.job.pretrain", run)
 
 
 def test_methods_are_compared_over_the_same_folds(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from heron.api.job import main as pretrain_main
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.cli.runs import parse_conditions
 from heron.config.errors import StudyError
-from heron.job import main as pretrain_main
-from heron.job import pretrain
 from heron.studies.runs import find_runs, read_run
 from tests import forked
 from tests.experiments import frames

@@ -54,5 +54,5 @@ class Drawn(nn.Module):
     """A loss with noise of its own."""
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
-        value: Tensor = (z1 - z2 + np.random.default_rng().normal()).square().mean()
+        value: Tensor = (z1 - z2 + float(np.random.default_rng().normal())).square().mean()
         return value

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import heron
+from heron.api.export import ExportError
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError, InputError
 from heron.config.model import Gin
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
-from heron.export import ExportError
-from heron.job import pretrain
-from heron.models.graphs import GinEncoder
+from heron.data.run_data import open_streams
+from heron.models.encoders import GinEncoder
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.graphs import drawn, graphs, row

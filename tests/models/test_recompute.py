@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
 from heron.config.model import Cnn, Mlp, Resnet, Timm, Transformer
-from heron.job import pretrain
 from heron.models.encoders import build_encoder
 from heron.models.recompute import recompute_blocks
 from tests import ranks

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
-from heron.job import pretrain
 from heron.losses.deepmtmv import Deepmtmv
 from heron.losses.task_groups import TaskGroups, affinity, disagreement, embedding, partition
 from heron.training.optim import Lars

@@ -10,16 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heron import job as story
+from heron.api import job as story
+from heron.api.job import pretrain
 from heron.config.errors import CheckpointError, ConfigError
 from heron.config.experiment import Config
 from heron.config.training import Negatives
-from heron.data.batches import ShardBatches, batches
+from heron.data.batches import batches
 from heron.data.dataset import build_data
-from heron.data.mined import MinedStream, table_name
-from heron.data.plan import Listed, Stream
-from heron.data.streams import open_streams
-from heron.job import pretrain
+from heron.data.plan import Stream
+from heron.data.rows import Listed
+from heron.data.run_data import open_streams
+from heron.data.streams import MinedStream, ShardBatches, table_name
 from heron.shards.errors import ShardError
 from heron.training import mining as miner_of
 from heron.training.mining import SEARCHED_PER_HARD, mine

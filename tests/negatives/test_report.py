@@ -22,8 +22,7 @@ from heron.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.negatives.report import percent, report, to_json
 from heron.negatives.repulsion import Temperatures, near_weights
 from heron.report.charts import Chart
-from heron.report.links import PageLinks
-from heron.report.pages import figure, render
+from heron.report.pages import PageLinks, figure, render
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.data import Protocol
 from heron.config.errors import ConfigError
 from heron.config.experiment import parse_config
-from heron.data.protocol import complementary
-from heron.job import pretrain
+from heron.data.streams import complementary
 from heron.losses.momentum import MomentumQueue
 from heron.losses.pico import Disambiguation
 from heron.training.checkpoint import complete_checkpoints

@@ -9,11 +9,11 @@ import torch
 import yaml
 from torch import Tensor
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import dump_config, load_config, parse_config
 from heron.data.plan import even_slice
 from heron.distributed import collectives
-from heron.job import pretrain
 from heron.losses import Loss
 from heron.shards.dotted import load_class
 from heron.training.tracking import read_metrics

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
+from heron.api.job import pretrain
 from heron.data.reader import Reader
 from heron.distributed import collectives
 from heron.evaluation.evaluator import Predictions
 from heron.evaluation.metrics import label_f1
-from heron.job import pretrain
 from heron.report import charts
 from heron.report.charts import MAX_POINTS, confusion, curves, label_map
-from heron.report.examples import nearest_rows
-from heron.report.links import PageLinks
-from heron.report.run_report import confused_classes
+from heron.report.pages import PageLinks
+from heron.report.run_report import confused_classes, nearest_rows
 from heron.training import outcome
 from heron.training.outcome import LONG_S, wants_map
 from tests import ranks

@@ -13,11 +13,11 @@ import torch
 import yaml
 from torch.nn.functional import normalize
 
+from heron.api.job import pretrain
 from heron.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.config.experiment import load_config
 from heron.data.reader import Reader
-from heron.data.streams import open_streams
-from heron.job import pretrain
+from heron.data.run_data import open_streams
 from heron.retrieval.embed import embed, read_samples
 from heron.retrieval.embedder import Choice, Embedder
 from heron.retrieval.embeddings import Embeddings

@@ -10,7 +10,7 @@ from heron.data.reader import Reader
 from heron.evaluation.evaluator import Predictions
 from heron.negatives.neighbours import Question
 from heron.negatives.report import report
-from heron.report.examples import nearest_rows
+from heron.report.run_report import nearest_rows
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import read_samples
 from heron.retrieval.embeddings import Embeddings, Layer

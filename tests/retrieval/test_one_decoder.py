@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps
 
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.data.pictures import PictureDecoder
 from heron.data.reader import Reader
-from heron.job import pretrain
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.pictures import SamplePictures
 from heron.retrieval.user_files import upright_picture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from heron.report.links import PageLinks
+from heron.report.pages import PageLinks
 from heron.retrieval.query import Retriever
 from heron.retrieval.sample_map import SampleMap
 from tests.serve.browsing import (

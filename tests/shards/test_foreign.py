@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.config.experiment import parse_config
-from heron.job import pretrain
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import ShardIndex
 from heron.shards.layout import Layout

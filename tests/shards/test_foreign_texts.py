@@ -10,8 +10,8 @@ import pytest
 from heron.cli.main import main
 from heron.config.errors import ConfigError
 from heron.data.dataset import open_reader
+from heron.data.decoders import TextDecoder
 from heron.data.reader import Reader
-from heron.data.texts import TextDecoder
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import View, load_manifest
 from heron.shards.texts import MAX_TEXT_BYTES, read_text

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from heron.studies.fits import Law, fit
+from heron.studies.figures import Law, fit
 
 
 def points(x: list[float], *repeats: list[float]) -> pd.Series:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heron.studies.halving import goes_on
+from heron.studies.drive import goes_on
 from heron.studies.study import Study
 
 TREE: dict[str, Any] = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from heron.api.job import pretrain
 from heron.config.errors import CheckpointError
 from heron.config.experiment import dump_config
-from heron.job import pretrain
 from heron.studies.population import exploit
 from heron.studies.trials import LINEAGE
 from heron.training import checkpoint

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from heron.api.job import pretrain
 from heron.config.errors import CheckpointError, ConfigError
 from heron.config.experiment import Config, load_config
 from heron.distributed.watchdog import Watchdog
-from heron.job import pretrain
 from heron.shards.errors import ShardError
 from heron.training import checkpoint
 from heron.training.checkpoint import (

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config
 from heron.config.model import Mlp
 from heron.data.random_keys import opaque_uniforms, uniforms
 from heron.distributed import collectives
-from heron.job import pretrain
 from heron.models.encoders import build_encoder
 from heron.training import trainer as job
 from tests import ranks

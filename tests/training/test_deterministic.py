@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from heron.api.job import pretrain
 from heron.config.errors import TrainingError
-from heron.job import pretrain
 from heron.training.trainer import Trainer
 from tests.experiments import frames
 from tests.test_pretrain import losses, weights

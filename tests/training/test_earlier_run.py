@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.config.errors import ConfigError, TrainingError
 from heron.distributed.watchdog import Watchdog
-from heron.job import pretrain
 from heron.shards.artefact import sha256
 from heron.training.run_lock import LOCK, RunLock, holder
 from tests import ranks

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from heron import job as pretrain
+from heron.api import job as pretrain
 from heron.training.tracking import read_metrics
 from tests.launch import runs, slow_disk
 

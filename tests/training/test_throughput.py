@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from heron.api.job import pretrain
 from heron.config.model import Cnn, Linear, ModelConfig, Resnet, Transformer
-from heron.job import pretrain
 from heron.losses.classification import Bce
 from heron.losses.deepmtmv import Deepmtmv
 from heron.models.encoders import build_encoder

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from heron.api.job import main, pretrain
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import dump_config, load_config, parse_config
 from heron.distributed.agreement import run_fingerprint
 from heron.distributed.watchdog import Watchdog
-from heron.job import main, pretrain
 from heron.training.trackers import TRACKING_FILE, Trackers
 from heron.training.tracking import read_metrics
 from tests import forked
@@ -306,7 +306,7 @@ def test_trackio_really(tmp_path: Path) -> None:
     frames(tmp_path)
     code = (
         "import sys; from pathlib import Path; from tests.experiments import frames\n"
-        "from heron.job import pretrain\n"
+        "from heron.api.job import pretrain\n"
         "pretrain(frames(Path(sys.argv[1]), run={'resume': 'auto'}, tracking=['trackio'],"
         " train={'steps': int(sys.argv[2])}))"
     )

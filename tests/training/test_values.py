@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from heron.api.job import pretrain
 from heron.config.errors import TrainingError
 from heron.distributed import collectives
-from heron.job import pretrain
 from heron.losses.classification import Bce
 from heron.models.heterogeneous import Features
 from heron.training.checkpoint import complete_checkpoints

@@ -11,7 +11,7 @@ from heron.config.experiment import Config
 from heron.config.shipped import find_config
 
 if TYPE_CHECKING:  # it loads torch, which configurations do not need
-    from heron.model import Model
+    from heron.api.model import Model
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Run:
 
     def model(self) -> "Model":
         """Loads the trained model; see `heron.from_pretrained`."""
-        from heron.model import from_pretrained
+        from heron.api.model import from_pretrained
 
         return from_pretrained(self.folder)
 
@@ -74,7 +74,7 @@ def pretrain(config: Config, overwrite: bool = False) -> Run:
             `run.resume=auto` to continue.
         Lost: another process died.
     """
-    from heron import job
+    from heron.api import job
     from heron.distributed import collectives
     from heron.training.tracking import scores_of
 

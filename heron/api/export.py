@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from heron.config.data import Data
 from heron.config.errors import InputError
 from heron.config.extras import require
-from heron.config.version import __version__
+from heron.config.shipped import __version__
 from heron.data.batches import Batch
-from heron.data.texts import NONE
+from heron.data.decoders import NONE
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.layers import ExportLayer, LayerModel, no_layer
-from heron.shards.atomic import atomic_write
+from heron.shards.atomic import atomic_write, make_room
 from heron.shards.errors import HeronError
-from heron.shards.set_aside import make_room
 from heron.training.signature import Signature
 
 TOLERANCE = 1e-5  # absolute, or relative to the layer's largest number if that is above 1

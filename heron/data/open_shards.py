@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.config.errors import ConfigError
-from heron.data.plan import Rows, positions_by_number
+from heron.data.rows import Rows, positions_by_number
 from heron.shards.cache import LocalFile
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at, labels_in

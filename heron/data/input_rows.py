@@ -1,4 +1,4 @@
-"""Converts rows that a caller holds in memory to what a reader of shards would return."""
+"""Rows that a caller holds in memory, converted to what a reader of shards would return."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from heron.config.errors import InputError
-from heron.data.decoders import Decoder
+from heron.data.decoders import Decoder, TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
-from heron.data.texts import TextDecoder
 from heron.shards.errors import HeronError, first_few
 from heron.shards.graph import graph_fault, normalize_edges
 from heron.shards.manifest import View

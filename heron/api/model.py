@@ -11,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.config.errors import (
-    InputError,
-)
+from heron.config.errors import InputError
 from heron.config.experiment import Config, load_config
 from heron.data.batches import Batch
-from heron.data.given_rows import InputRows, InputView, refuse_names
+from heron.data.input_rows import InputRows, InputView, refuse_names
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embeddings import Layer
@@ -187,8 +185,8 @@ class Model:
         layer: ExportLayer = "hidden",
         overwrite: bool = False,
     ) -> None:
-        """Writes one file that computes a layer from raw rows without Heron; see `heron.export`."""
-        from heron.export import export  # the exporters take seconds to load
+        """Writes one file that computes a layer from raw rows without Heron: see `api.export`."""
+        from heron.api.export import export  # the exporters take seconds to load
 
         export(self.network, self.config.data, self.signature, Path(out), format, layer, overwrite)
 

@@ -11,7 +11,7 @@ import torch
 from heron.config.data import Data
 from heron.data.batches import Batch
 from heron.data.dataset import open_reader
-from heron.data.opened import OpenShard
+from heron.data.open_shards import OpenShard
 from heron.data.reader import Reader
 from heron.data.views import Views
 from heron.shards.build import build

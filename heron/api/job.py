@@ -1,6 +1,6 @@
 """Pretrain: the main job, from configuration to report.
 
-    accelerate launch -m heron.job --config scene optim.lr=0.1
+    accelerate launch -m heron.api.job --config scene optim.lr=0.1
 
 The training loop is `training/trainer.py`. It runs on one CPU, one GPU, or many of either with
 DistributedDataParallel, FSDP2 or DeepSpeed's ZeRO 0 to 3; only the accelerate configuration
@@ -27,14 +27,14 @@ from heron.config.errors import (
 )
 from heron.config.experiment import Config, load_config
 from heron.config.shipped import find_config
-from heron.data.workers import worker_count
+from heron.data.batches import worker_count
 from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog, leave
-from heron.models.allocator import release_freed_memory
 from heron.report.run_report import write_report
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
+from heron.training.host_memory import release_freed_memory
 from heron.training.launch import end, fail, resolve_precision
 from heron.training.run_lock import RunLock
 from heron.training.trainer import train

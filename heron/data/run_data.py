@@ -1,0 +1,360 @@
+"""Opens the data of a run: streams of indexed shards, or of tars without an index."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from heron.config.endless import expand
+from heron.config.errors import ConfigError
+from heron.config.experiment import Config
+from heron.data.batches import BatchSource
+from heron.data.dataset import load_or_assign_roles, open_reader, prepare_decoders
+from heron.data.endless import EndlessBatches, EndlessStream, EndlessStreams
+from heron.data.plan import MAX_STREAMS, Balanced, Blend, Stream, apportion, default_streams
+from heron.data.protocol import assign
+from heron.data.reader import Reader
+from heron.data.rows import Listed, Roles, ShardRows
+from heron.data.streams import MINED, AnyStream, MinedStream, ShardBatches, Streams
+from heron.shards.annotation import Annotation
+from heron.shards.foreign import draft_manifest
+from heron.shards.layout import Layout
+from heron.shards.manifest import LABELS, Labels, Manifest
+from heron.shards.tarball import TarReader
+
+
+def open_data(config: Config) -> Streams:
+    """Opens the data of a run: indexed shards, or tars without an index."""
+    if config.data.webdataset is None:
+        return open_streams(config)
+    return open_endless(config)
+
+
+def open_process_batches(
+    streams: Streams, config: Config, rank: int, world: int, start: int
+) -> BatchSource:
+    """Returns the batches of a process; `start` is the step from which the run continues."""
+    if config.data.webdataset is None:
+        return ShardBatches(streams, config.seed, rank, world)
+    assert isinstance(streams, EndlessStreams)
+    return EndlessBatches(streams, config, rank, world, start)
+
+
+def open_streams(config: Config) -> Streams:
+    """Opens the shards and plans the batches.
+
+    Raises ConfigError if the protocol or a batch size does not fit the data, or both streams are
+    empty; ShardError if the data set is missing or damaged.
+    """
+    data = config.data
+    reader = open_reader(data)
+    kind = reader.manifest.labels.kind
+    count = data.protocol.complementary
+    if count is not None:
+        if kind not in ("multi_class", "hierarchical"):
+            raise ConfigError(
+                f"data.protocol.complementary draws from one class a row, but the labels of "
+                f"{reader.store} are {kind}; set it to null"
+            )
+        if count >= (classes := len(reader.manifest.labels.names)):
+            raise ConfigError(
+                f"data.protocol.complementary is {count}, but there are {classes} classes; "
+                f"expected 1 to {classes - 1}, so that a class is left"
+            )
+        kind = "complementary"
+    stored = list(dict.fromkeys(view.stored for view in data.views))
+    roles = load_or_assign_roles(reader, data)
+
+    def plan(name: Literal["labelled", "unlabelled"]) -> Stream | Balanced | Blend | None:
+        size = getattr(data.batch, name)
+        batch = roles.count(name) if size == "all" else size
+        if batch == 0:
+            return None
+        if batch == 1:
+            raise ConfigError(
+                f"data.batch.{name} is 1; expected at least 2, since batch norm has no variance of "
+                "one row, or 0 for none"
+            )
+        split = reader.shards_of(data.split)
+        by_shard = roles.by_shard[name].shard_range(split.start, split.stop)
+        if data.sources is None and (data.balance is None or name == "unlabelled"):
+            canonical = data.canonical_streams or default_streams(batch)
+            return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
+        return _plan_mixed(reader, config, name, batch, by_shard)
+
+    random, unlabelled = plan("labelled"), plan("unlabelled")
+    _refuse_repeated_rows(config, random)
+    if config.negatives.mine and (reader.may_lack_views or reader.may_lack_labels):
+        raise ConfigError(
+            f"negatives.mine is {config.negatives.mine}, and rows lack views or labels; hard "
+            "negatives are mined among whole rows: expected 0, or data.protocol.partial_rows=drop "
+            "and a data set of whole rows"
+        )
+    labelled = _with_mined(random, config, kind) if config.negatives.mine else random
+    drawn = [stream for stream in (labelled, unlabelled) if stream is not None]
+    if not drawn:
+        raise ConfigError(
+            f"data.batch asks for no rows; expected labelled (of {roles.count('labelled')}) or "
+            f"unlabelled (of {roles.count('unlabelled')}) above 0"
+        )
+    epoch_stream = next((stream for stream in drawn if stream.name == data.epoch), drawn[0])
+    viewed = [view.stored for view in data.views]
+    streams = Streams(
+        reader, roles, labelled, unlabelled, epoch_stream, stored, viewed, data.protocol, kind
+    )
+    if labelled is not None:
+        _check_labels(streams)
+    refuse_unscored(reader, roles)
+    return streams
+
+
+def _plan_mixed(
+    reader: Reader, config: Config, name: str, batch: int, shards: ShardRows
+) -> Stream | Balanced | Blend:
+    """Plans a stream that mixes sources by weight, takes classes in turn, or both."""
+    data, seed = config.data, config.seed
+    if getattr(data.batch, name) == "all":
+        key = "sources" if data.sources else "balance"
+        raise ConfigError(
+            f"data.batch.{name} is 'all', and data.{key} draws rows by shares; expected a number"
+        )
+
+    def plan_source(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
+        if data.balance is None or name == "unlabelled":
+            streams = default_streams(count, data.canonical_streams or MAX_STREAMS)
+            return Stream(name, rows, count, seed, streams, data.window_rows, salt)
+        all_rows = rows.all_rows
+        has = reader.targets(all_rows) > 0  # an unknown label counts as absent
+        classes = [all_rows[column] for column in has.T if column.any()]
+        if not has.any(1).all():  # rows without a label form a class of their own
+            classes.append(all_rows[~has.any(1)])
+        class_streams = []
+        for number, class_rows in enumerate(classes):
+            bounds = np.unique(np.searchsorted(class_rows, reader.starts))  # of non-empty shards
+            listed, class_salt = Listed(class_rows, bounds), f"{salt} class {number}"
+            class_streams.append(Stream(name, listed, 1, seed, 1, data.window_rows, class_salt))
+        return Balanced(name, class_streams, count, rows)
+
+    if data.sources is None:
+        return plan_source(shards, batch, "")
+    counts = apportion(batch, [source.weight for source in data.sources], name)
+    source_of_shard = [file.file.partition(".")[0] for file in reader.manifest.splits[data.split]]
+    source_streams = []
+    for number, (source, count) in enumerate(zip(data.sources, counts, strict=True)):
+        first = source_of_shard.index(str(number)) if str(number) in source_of_shard else 0
+        source_rows = shards.shard_range(first, first + source_of_shard.count(str(number)))
+        if source_rows.total < count:
+            raise ConfigError(
+                f"data.sources.{number}: {source.path} has {source_rows.total} {name} rows in "
+                f"split '{data.split}', and {count} of every batch; expected as many at least; "
+                "lower its weight, or leave it out"
+            )
+        source_streams.append(plan_source(source_rows, count, f"source {number}"))
+    return Blend(name, source_streams)
+
+
+def _refuse_repeated_rows(config: Config, labelled: AnyStream | None) -> None:
+    """Refuses `data.balance` together with options that need each row once per batch."""
+    terms = config.objective.terms()
+    unsupported = [f"objective.{name}" for name, term in terms.items() if term.loss.remembers_rows]
+    unsupported += ["negatives.mine"] if config.negatives.mine else []
+    unsupported += ["data.batch.labelled = 0"] if labelled is None else []
+    if config.data.balance is not None and unsupported:
+        raise ConfigError(
+            f"data.balance is {config.data.balance}, and may draw a labelled row twice in a batch; "
+            f"expected no {unsupported[0]} with it; leave one of them out"
+        )
+
+
+def refuse_unscored(reader: Reader, roles: Roles) -> None:
+    """Raises the errors of `Reader.ground_truth` for scored rows, before the run's first step."""
+    if reader.manifest.labels.kind == "complementary":
+        for role in (roles.test, roles.validation):
+            reader.ground_truth(role)
+
+
+def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
+    """Returns the labelled stream with hard negatives; ConfigError if no labels define them."""
+    supported = "multi_label", "multi_class", "hierarchical"
+    if random is None or isinstance(random, Balanced) or kind not in supported:
+        reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
+        raise ConfigError(
+            f"negatives.mine is {config.negatives.mine}, with {reason}; hard negatives are told by "
+            f"labels: expected {', '.join(supported)}; set data.batch.labelled, or "
+            "negatives.mine to 0"
+        )
+    if (batch := random.batch + config.negatives.mine) > random.rows:
+        raise ConfigError(
+            f"data.batch.labelled + negatives.mine is {batch}, but there are {random.rows} "
+            f"labelled rows; expected at most {random.rows}"
+        )
+    return MinedStream(random, config.negatives, Path(config.run.dir) / MINED, config.seed)
+
+
+def _check_labels(streams: Streams) -> None:
+    """Raises ConfigError for labels that no loss can use."""
+    reader = streams.reader
+    if reader.manifest.labels.kind not in ("complementary", "hierarchical"):
+        return
+    rows = streams.roles.labelled
+    if reader.manifest.labels.kind == "complementary":
+        counts = reader.targets(rows).sum(1)
+        classes = len(reader.manifest.labels.names)
+        if len(bad := np.flatnonzero((counts < 1) | (counts > classes - 1))):
+            raise ConfigError(
+                f"{reader.store}: sample {reader.sample_key(int(rows[bad[0]]))} has "
+                f"{int(counts[bad[0]])} complementary labels of {classes} classes; expected 1 to "
+                f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
+            )
+    levels = reader.manifest.labels.levels or []
+    paths = reader.label_paths(rows)
+    for level in range(1, len(levels)):
+        parents = np.unique(paths[:, level - 1 : level + 1], axis=0)
+        child, count = np.unique(parents[:, 1], return_counts=True)
+        if (count > 1).any():
+            pairs = parents[parents[:, 1] == child[count > 1][0]]
+            names = [levels[level - 1][parent] for parent in pairs[:2, 0]]
+            raise ConfigError(
+                f"{reader.store}: the hierarchy is no tree: '{levels[level][pairs[0, 1]]}' of "
+                f"level {level + 1} lies below '{names[0]}' and below '{names[1]}'; expected one "
+                "parent; give classes under different parents different numbers"
+            )
+
+
+def open_endless(config: Config) -> EndlessStreams:
+    """Opens the data set, or makes the declaration, that samples must fit; opens no tar yet.
+
+    Raises ConfigError if an option needs an index, SourceError if a declared member or label cannot
+    be read, ShardError if the data set for scoring is missing or damaged.
+    """
+    data = config.data
+    assert data.webdataset is not None
+    for key, why in _unsupported(config):
+        raise ConfigError(
+            f"{key}, but data.webdataset streams samples without an index: {why}; leave it out, or "
+            "index the tars (heron shards index) and give data.path"
+        )
+    reader, layout = open_reader(data) if data.path else _declared(config), None
+    if (manifest := reader.manifest).block_rows is not None:
+        raise ConfigError(
+            f"{reader.store} packs {manifest.block_rows} rows in a sample, and data.webdataset "
+            "reads a row a sample; train on such tars by data.path alone"
+        )
+    if manifest.foreign:
+        layout = Layout.of(manifest.built_from.options)
+    views = zip(manifest.views, manifest.members, strict=False)
+    suffixes: dict[str, tuple[str, ...]] = {view.name: (member,) for view, member in views}
+    suffixes |= {column.name: column.suffixes for column in layout.columns} if layout else {}
+    annotation = layout.annotation if layout else Annotation(LABELS)
+    if data.batch.labelled and manifest.labels.kind not in ("multi_class", "multi_label"):
+        raise ConfigError(
+            f"data.batch.labelled is {data.batch.labelled}, and the labels of {reader.store} are "
+            f"{manifest.labels.kind}; expected multi_class or multi_label: data.webdataset.label "
+            "and classes, or 0 labelled rows"
+        )
+    no_rows = np.empty(0, np.int64)
+    roles = Roles(reader.starts, no_rows, no_rows, no_rows, no_rows)
+    if data.path:
+        roles = assign(reader, data.split, data.protocol)
+    refuse_unscored(reader, roles)
+    labelled, unlabelled = _stream("labelled", config), _stream("unlabelled", config)
+    active = [stream for stream in (labelled, unlabelled) if stream is not None]
+    if not active:
+        raise ConfigError(
+            "data.batch asks for no rows; expected labelled or unlabelled above 0, with tars of "
+            "that name in data.webdataset"
+        )
+    return EndlessStreams(
+        reader=reader,
+        roles=roles,
+        labelled=labelled,
+        unlabelled=unlabelled,
+        epoch_stream=next((stream for stream in active if stream.name == data.epoch), active[0]),
+        stored=list(dict.fromkeys(view.stored for view in data.views)),
+        stored_by_view=[view.stored for view in data.views],
+        protocol=data.protocol,
+        kind=manifest.labels.kind,
+        config=data.webdataset,
+        tar_reader=TarReader(data.webdataset.tar_bytes, data.storage_options),
+        suffixes=suffixes,
+        annotation=annotation,
+    )
+
+
+def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the options that need an index, and the reasons."""
+    data = config.data
+    for name, term in config.objective.terms().items():
+        if term.loss.remembers_rows:
+            yield f"objective.{name} remembers rows", "none comes again under a number"
+    if config.negatives.mine:
+        yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"
+    if config.evaluate.baselines:
+        yield "evaluate.baselines is true", "they would train on other rows than the run"
+    if data.roles is not None:
+        yield f"data.roles is {data.roles}", "samples have no numbers, by which roles are written"
+    if data.protocol.complementary is not None:
+        yield "data.protocol.complementary is set", "it is drawn by the number of the row"
+    if data.protocol.hide_labels:
+        hidden = data.protocol.hide_labels
+        yield f"data.protocol.hide_labels is {hidden:g}", "they are drawn by the number of the row"
+    if data.protocol.partial_rows != "keep":
+        rows = data.protocol.partial_rows
+        yield f"data.protocol.partial_rows is {rows}", "a sample that lacks a view is unreadable"
+    if data.canonical_streams is not None:
+        yield f"data.canonical_streams is {data.canonical_streams}", "nothing plans the order"
+    if data.standardise and not data.path:
+        yield "data.standardise is true", "there are no statistics but those of data.path"
+    for name in ("labelled", "unlabelled"):
+        if getattr(data.batch, name) == "all":
+            yield f"data.batch.{name} is 'all'", "the number of samples is unknown"
+
+
+def _declared(config: Config) -> Reader:
+    """Returns a reader without rows whose manifest has what `data.webdataset` declares."""
+    data, options = config.data, config.data.webdataset
+    assert options is not None
+    layout_options = {
+        "image": options.image,
+        "vector": list(options.vector),
+        "text": options.text,
+        "label": options.label,
+    }
+    layout = Layout.of(layout_options)
+    if (options.label is None) != (not options.names):
+        raise ConfigError(
+            f"data.webdataset has label {options.label} and {len(options.names)} classes; expected "
+            "both, or neither: labels are counted before the first sample is read"
+        )
+    drafted = draft_manifest(Path("data.webdataset"), layout, {})
+    widths = iter(options.vector.values())
+    views = [
+        view.model_copy(update={"shape": (next(widths),)}) if view.kind == "vector" else view
+        for view in drafted.views
+    ]
+    labels = Labels(kind=options.label_kind if options.label else "none", names=options.names)
+    changes = {"views": views, "labels": labels}
+    manifest = Manifest.model_validate(dict(drafted) | changes).sealed()
+    reader = Reader(Path("data.webdataset"), data.on_error, manifest=manifest)
+    prepare_decoders(reader, data)
+    return reader
+
+
+def _stream(name: str, config: Config) -> EndlessStream | None:
+    data, options = config.data, config.data.webdataset
+    assert options is not None
+    batch, tars = getattr(data.batch, name), getattr(options, name)
+    if bool(batch) != bool(tars):
+        raise ConfigError(
+            f"data.batch.{name} is {batch}, and data.webdataset.{name} has "
+            f"{len(tars) or 'no'} tars; expected both, or neither"
+        )
+    if not batch:
+        return None
+    if not 2 <= batch <= options.samples_per_epoch:
+        raise ConfigError(
+            f"data.batch.{name} is {batch}; expected 2 to {options.samples_per_epoch}, which is "
+            "data.webdataset.samples_per_epoch"
+        )
+    return EndlessStream(name, expand(tars), batch, options.samples_per_epoch)
