@@ -65,6 +65,10 @@ class Negatives(Section):
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
 
+def _is_due(step: int, every: int | None, unit: int = 1) -> bool:
+    return every is not None and step % (every * unit) == 0
+
+
 class Train(Section):
     """Length of a run, intervals of measuring, evaluating and saving, and how steps are computed.
 
@@ -118,6 +122,16 @@ class Train(Section):
             return self.steps, self.steps / steps_per_epoch
         all_steps = self.epochs * steps_per_epoch
         return min(all_steps, self.steps or all_steps), self.epochs
+
+    def evaluates_after(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether the run is evaluated after so many steps."""
+        every, steps = self.evaluate_every_epochs, self.evaluate_every_steps
+        return _is_due(step, every, steps_per_epoch) or _is_due(step, steps)
+
+    def saves_after(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether a checkpoint is written after so many steps."""
+        every, steps = self.save_every_epochs, self.save_every_steps
+        return _is_due(step, every, steps_per_epoch) or _is_due(step, steps)
 
     @model_validator(mode="after")
     def _has_an_end(self) -> "Train":

@@ -25,6 +25,7 @@ def compare(
     roles: Roles,  # the labelled rows train, the test rows are scored
     scores: Scores,  # of the run itself
     train: Callable[[Config], Mapping[str, Any]],  # trains, and returns what result.json holds
+    progress: Callable[[Scores, list[str]], None],  # told of scores, and of baselines to come
 ) -> Scores:
     """Scores the baselines on a run's test rows; every process must call it.
 
@@ -35,13 +36,17 @@ def compare(
     """
     if not len(roles.test) or not len(roles.labelled):
         return {}
-    baselines = {}
-    if config.evaluate.baselines != "plain":
-        baselines = _scikit_scores(evaluator, roles)
+    baselines: Scores = {}
     plain_config = plain(config)
+    same = plain_config is not None and plain_config.objective == config.objective
+    to_come = [] if plain_config is None or same else ["the plain network"]
+    if config.evaluate.baselines != "plain":
+        progress(baselines, [*NAMES.values(), *to_come])
+        baselines = _scikit_scores(evaluator, roles)
     if plain_config is None:
         return baselines
-    same = plain_config.objective == config.objective
+    if to_come:
+        progress(baselines, to_come)
     plain_scores = scores if same else train(plain_config)
     return baselines | {f"plain_{k}": plain_scores[k] for k in scores if k in plain_scores}
 

@@ -35,7 +35,7 @@ SIDE = 96  # the longest side of a picture, in pixels
 def write_report(
     folder: Path,  # of the run: metrics.jsonl, run.json and the results of other seeds are read
     config: Config,
-    result: Mapping[str, Any],  # the contents of result.json
+    result: Mapping[str, Any],  # of result.json; `to_come`: what is still being computed
     predictions: Predictions,  # of all test rows
     embedding: Predictions | None,  # features of some of them; None: no map and no neighbours
     reader: Reader,  # names the labels and reads the pictures
@@ -60,6 +60,7 @@ def write_report(
         name=name,
         cards=_cards(seeds, scores, rows),
         comparisons=_comparisons(seeds, scores, name),
+        to_come=result.get("to_come", []),
         seeds=len(seeds),
         curves=curves,
         stride=stride,

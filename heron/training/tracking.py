@@ -27,7 +27,9 @@ FACTS = (  # fields of a result that are no scores
 
 
 def write_start(folder: Path, config: str, steps: int, fingerprint: str) -> None:
-    """Writes config.yaml and run.json, before a run's first step."""
+    """Writes config.yaml and run.json before a run's first step; until its end it has no result."""
+    for stale in ("result.json", "report.html"):
+        (folder / stale).unlink(missing_ok=True)
     with atomic_write(folder / "config.yaml") as stream:
         stream.write(config.encode())
     facts = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "steps": steps}

@@ -202,7 +202,8 @@ class Trainer:
         share = open_process_batches(streams, config, rank, self.world, self.start_step)
         source = batches(share, self.start_step, self.steps, worker_count(config.data), pin=pin)
         if self.is_main:
-            self._clear_folder()
+            fingerprint = run_fingerprint(config, self.data_fingerprint)
+            write_start(self.folder, self.config_text, self.steps, fingerprint)
         log = RunLog(self.folder, self.start_step, self.steps, self.is_main, self.trackers)
         with log as self.log, closing(source), self.miner or nullcontext():
             description = preamble(
@@ -210,7 +211,8 @@ class Trainer:
             )
             log.say(description, *self.damaged, *filter(None, [self.moved]))
             self._log_skipped([streams.reader.lost])
-            if self.start_step and self._evaluates_at(self.start_step):
+            at = self.start_step
+            if 0 < at < self.steps and config.train.evaluates_after(at, self.steps_per_epoch):
                 self.evaluate(self.start_step)  # the interrupted run may not have done it
             self.train_seconds = log.earlier_s
             with self.signals.saving():
@@ -279,11 +281,11 @@ class Trainer:
     def after_step(self, step: int) -> None:
         """Mines, saves and evaluates where that is due after `step` steps."""
         config, mine_every = self.config.train, self.config.negatives.every_steps
-        save_every = config.save_every_steps
-        saves = step == self.steps or self._is_due(step, config.save_every_epochs)
-        saves |= save_every is not None and step % save_every == 0
+        per_epoch = self.steps_per_epoch
+        saves = step == self.steps or config.saves_after(step, per_epoch)
+        evaluates = step < self.steps and config.evaluates_after(step, per_epoch)
         mines = self.miner and step % mine_every == 0
-        if saves or self.stop or self._evaluates_at(step) or mines:
+        if saves or self.stop or evaluates or mines:
             self.record_pending()  # so that no weights are used that a NaN has reached
         if self.miner:
             self.miner.refresh(self.model, step)
@@ -293,7 +295,7 @@ class Trainer:
             raise Stopped(
                 f"a signal came; step {step} of {self.steps} is saved in {self.checkpoints}"
             )
-        if self._evaluates_at(step):
+        if evaluates:
             self.evaluate(step)
 
     def save(self, step: int) -> None:
@@ -316,18 +318,43 @@ class Trainer:
         self.log.scores(step - 1, step / self.steps_per_epoch, scores, role)
 
     def report(self) -> dict[str, Any]:
-        """Trains the baselines and other seeds, and writes the result and the report."""
-        config, scores = self.config, self.scores
+        """Trains the baselines and other seeds, and writes the result and the report.
+
+        The report is written first, so that no one waits for it, and again with what follows.
+        """
+        config, roles = self.config, self.streams.roles
         if config.evaluate.baselines:
-            scores |= baselines.compare(
-                config, self.evaluator, self.streams.roles, scores, self._train_other
+            steps = self._train_other, self._write_report
+            self.scores |= baselines.compare(config, self.evaluator, roles, self.scores, *steps)
+        if seeds := baselines.other_seeds(config):
+            self._write_report({}, [f"seed {other.seed}" for other in seeds])
+        others = [self._train_other(other) for other in seeds]
+        result = self._result()
+        if self.is_main and (lines := baselines.summary([result, *others], self.folder.name)):
+            print_table(*lines, headed=False)
+        self._write_report({}, [])
+        if self.is_main:
+            write_result(self.folder, result)  # last: its presence marks the run as done
+        return result
+
+    def _write_report(self, found: Scores, to_come: list[str]) -> None:
+        """Writes the report with what was found of the baselines, and names what is to come."""
+        if self.is_main:
+            result, reader = {**self._result(), **found, "to_come": to_come}, self.streams.reader
+            report = self.write_report(
+                self.folder, self.config, result, self.predictions, self.embedding, reader
             )
+            waits = f", still without {', '.join(to_come)}" if to_come else ""
+            print_lines(f"report: {report}{waits}")
+
+    def _result(self) -> dict[str, Any]:
+        config = self.config
         memory = throughput.peak_memory(self.device)
         mfu = {}
         if self.peak_flops and self.train_seconds:
             mfu["mfu"] = self.step_flops * self.steps / self.train_seconds / self.peak_flops
-        result: dict[str, Any] = {
-            **scores,
+        return {
+            **self.scores,
             "steps": self.steps,
             "epochs": self.steps / self.steps_per_epoch,
             "train_seconds": self.train_seconds,
@@ -343,16 +370,6 @@ class Trainer:
             "version": __version__,
             "fingerprint": run_fingerprint(config, self.data_fingerprint),
         }
-        others = [self._train_other(other) for other in baselines.other_seeds(config)]
-        if self.is_main:
-            report = self.write_report(
-                self.folder, config, result, self.predictions, self.embedding, self.streams.reader
-            )
-            if lines := baselines.summary([result, *others], self.folder.name):
-                print_table(*lines, headed=False)
-            print_lines(f"report: {report}")
-            write_result(self.folder, result)  # last: its presence marks the run as done
-        return result
 
     def _score(self) -> None:
         """Scores the last weights, and embeds rows for the report's map."""
@@ -377,22 +394,7 @@ class Trainer:
         with RunLock(Path(other.run.dir)) as run_lock:
             return train(other, self.watchdog, self.signals, run_lock, self.write_report)
 
-    def _clear_folder(self) -> None:
-        """Marks the run as begun: until it has ended, it has no result."""
-        for stale in ("result.json", "report.html"):
-            (self.folder / stale).unlink(missing_ok=True)
-        fingerprint = run_fingerprint(self.config, self.data_fingerprint)
-        write_start(self.folder, self.config_text, self.steps, fingerprint)
-
     def _log_skipped(self, lost: list[dict[int, str]], refuse: bool = True) -> None:
         self.log.say(*self.skipped.add(lost))
         if refuse:
             self.skipped.refuse()
-
-    def _evaluates_at(self, step: int) -> bool:
-        train, every = self.config.train, self.config.train.evaluate_every_steps
-        due = self._is_due(step, train.evaluate_every_epochs) or (every and step % every == 0)
-        return step < self.steps and bool(due)
-
-    def _is_due(self, step: int, every_epochs: int | None) -> bool:
-        return every_epochs is not None and step % (every_epochs * self.steps_per_epoch) == 0

@@ -53,6 +53,14 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
         assert f"auc_macro {result[f'{prefix}auc_macro']:.4f}" in shown
     assert len({result[f"{prefix}auc_macro"] for prefix in prefixes}) == 4
 
+    # The report is there before the baselines are, and says which are to come.
+    report, forest = str(tmp_path / "run" / "report.html"), "random forest"
+    first = f"report: {report}, still without logistic regression, {forest}, the plain network"
+    second, last = f"report: {report}, still without the plain network", f"report: {report}\n"
+    order = [shown.index(text) for text in (first, f"{forest}, tuned", second, last)]
+    assert order == sorted(order)
+    assert "to_come" not in written and "Still to come" not in Path(report).read_text()
+
     # The plain network is a run of its own: same rows, same steps, same first weights, one term.
     other = json.loads((tmp_path / "run" / "plain" / "result.json").read_text())
     assert other["auc_macro"] == result["plain_auc_macro"] and other["steps"] == result["steps"]
@@ -78,7 +86,7 @@ def test_the_plain_network_is_asked_for_nothing_of_projections(tmp_path: Path) -
 
 
 def test_further_seeds_train_networks_alone() -> None:
-    config = load_config(FACES)
+    config = load_config(FACES, ["evaluate.seeds=3"])
     first, second = other_seeds(config)
     assert (first.seed, second.seed) == (config.seed + 1, config.seed + 2)
     assert first.evaluate.baselines == "plain" and first.evaluate.seeds == 1
