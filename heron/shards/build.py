@@ -28,6 +28,7 @@ from heron.shards.manifest import (
     BuiltFrom,
     Manifest,
     Shard,
+    Skipped,
     View,
     index_name,
     member_names,
@@ -92,6 +93,8 @@ def build(
         (out / JOURNAL).unlink()
         if progress:
             print(f"{out}: {_describe_counts(manifest)}")
+            if manifest.skipped:
+                print(manifest.skipped)
         return manifest
 
 
@@ -138,6 +141,7 @@ def _draft_manifest(source: Source, shard_rows: int) -> Manifest:
                 shard_rows=shard_rows,
             ),
             seed=source.seed,
+            skipped=Skipped.of(source.skipped),
         )
     except ValidationError as fault:
         raise source.invalid(fault) from None

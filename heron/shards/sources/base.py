@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.shards.artefact import describe_errors, sha256
-from heron.shards.errors import CONTROL, SourceError, short_repr
+from heron.shards.errors import CONTROL, SourceError, list_faults, short_repr
 from heron.shards.manifest import KINDS, InputFile, Labels, View
+from heron.shards.picture import Checked, check_pictures
 from heron.shards.sources.leaks import refuse_leaks
 
 SINGLE_SPLIT = "all"  # the only split of a data set that is not split
@@ -28,6 +29,10 @@ def _check_exists(path: Path) -> Path:
     return path
 
 
+OnError = Annotated[
+    Literal["raise", "skip"],
+    Field(description="skip leaves out the rows of damaged files, names and counts them"),
+]
 FileOrFolder = Annotated[Path, AfterValidator(_check_exists)]
 
 
@@ -37,7 +42,7 @@ class Rows:
 
     Attributes:
         views: for each view, float32 [rows, width], uint8 [rows, height, width, channels], or a
-            list with each row's bytes (a JPEG or PNG picture, a UTF-8 text, or a packed graph). A
+            list with each row's bytes (of a picture file, a UTF-8 text, or a packed graph). A
             row that lacks a view with `missing="allow"` is NaN throughout, or None in a list.
         labels: class numbers [rows], or [rows, labels]; -1 or 255 where a row is unlabelled. With
             `unknown="allow"` single labels may be 255 too: see `with_unknown`.
@@ -133,9 +138,15 @@ class Source(BaseModel):
         """The publisher's files that are read; none if rows are drawn."""
         return []
 
-    def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[str]]:
-        """Pickles the options, never the data that a cached property holds."""
-        return type(self).model_validate_json, (self.model_dump_json(),)
+    def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[Any, ...]]:
+        """Pickles the options and what was checked, never the data of other cached properties."""
+        checked = self.__dict__.get("checked")
+        return _restore, (type(self), self.model_dump_json(), checked)
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """What is left out as it is bad, by name, and what is wrong with it."""
+        return {}
 
     def options(self) -> dict[str, Any]:
         """Returns the options for the manifest; paths are reduced to file names.
@@ -326,6 +337,58 @@ class FileSource(Source):
             self.loaded.targets[targets],
             None if keys is None else [keys[row] for row in rows.tolist()],
         )
+
+
+def _restore(source: type[Source], options: str, checked: Any) -> Source:
+    restored = source.model_validate_json(options)
+    if checked is not None:
+        restored.__dict__["checked"] = checked
+    return restored
+
+
+class PictureSource(FileSource):
+    """Base class of sources of encoded pictures: all are checked once, before workers start.
+
+    A subclass defines `payloads`, and leaves the rows of `skipped` out.
+    """
+
+    left_out: ClassVar[tuple[str, ...]] = ("on_error",)
+    remedy: ClassVar[str] = "move it away, convert it"
+
+    on_error: OnError = "raise"
+
+    @property
+    def picture_views(self) -> list[str]:
+        """The names of the views of pictures."""
+        return ["image"]
+
+    @abstractmethod
+    def payloads(self, view: str) -> Iterator[tuple[str, Any]]:
+        """Yields the name and the bytes of every picture of a view."""
+
+    @property
+    def strays(self) -> Mapping[str, str]:
+        """What is no picture and in no row, by name, and what is wrong with it."""
+        return {}
+
+    @cached_property
+    def checked(self) -> tuple[dict[str, Checked], dict[str, str]]:
+        """What pictures of each view are, and all that is bad; raises SourceError, or keeps it."""
+        checked = {view: check_pictures(self.payloads(view)) for view in self.picture_views}
+        faults = dict(self.strays)
+        for found in checked.values():
+            faults |= found.faults
+        if faults and self.on_error == "raise":
+            raise SourceError(
+                f"{self.dataset}: {list_faults(faults)}; {self.remedy}, or leave out what is bad "
+                "with `--on-error skip`"
+            )
+        return checked, faults
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """What is bad."""
+        return self.checked[1]
 
 
 def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:
