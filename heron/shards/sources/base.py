@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from heron.shards.artefact import describe_errors, sha256
-from heron.shards.errors import CONTROL, SourceError, list_faults, short_repr
+from heron.shards.errors import CONTROL, SourceError, short_repr
 from heron.shards.manifest import KINDS, InputFile, Labels, View
-from heron.shards.picture import Checked, check_pictures
 from heron.shards.sources.leaks import refuse_leaks
 
 SINGLE_SPLIT = "all"  # the only split of a data set that is not split
@@ -344,51 +343,6 @@ def _restore(source: type[Source], options: str, checked: Any) -> Source:
     if checked is not None:
         restored.__dict__["checked"] = checked
     return restored
-
-
-class PictureSource(FileSource):
-    """Base class of sources of encoded pictures: all are checked once, before workers start.
-
-    A subclass defines `payloads`, and leaves the rows of `skipped` out.
-    """
-
-    left_out: ClassVar[tuple[str, ...]] = ("on_error",)
-    remedy: ClassVar[str] = "move it away, convert it"
-
-    on_error: OnError = "raise"
-
-    @property
-    def picture_views(self) -> list[str]:
-        """The names of the views of pictures."""
-        return ["image"]
-
-    @abstractmethod
-    def payloads(self, view: str) -> Iterator[tuple[str, Any]]:
-        """Yields the name and the bytes of every picture of a view."""
-
-    @property
-    def strays(self) -> Mapping[str, str]:
-        """What is no picture and in no row, by name, and what is wrong with it."""
-        return {}
-
-    @cached_property
-    def checked(self) -> tuple[dict[str, Checked], dict[str, str]]:
-        """What pictures of each view are, and all that is bad; raises SourceError, or keeps it."""
-        checked = {view: check_pictures(self.payloads(view)) for view in self.picture_views}
-        faults = dict(self.strays)
-        for found in checked.values():
-            faults |= found.faults
-        if faults and self.on_error == "raise":
-            raise SourceError(
-                f"{self.dataset}: {list_faults(faults)}; {self.remedy}, or leave out what is bad "
-                "with `--on-error skip`"
-            )
-        return checked, faults
-
-    @property
-    def skipped(self) -> Mapping[str, str]:
-        """What is bad."""
-        return self.checked[1]
 
 
 def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:

@@ -16,11 +16,10 @@ from heron.shards.sources.base import (
     SINGLE_SPLIT,
     Column,
     Loaded,
-    PictureSource,
     file_record,
     read_each,
 )
-from heron.shards.sources.folder import folder_record, make_keys
+from heron.shards.sources.folder import PictureSource, folder_record, make_keys
 from heron.shards.sources.zips import Tree
 
 CAPTION = "txt"

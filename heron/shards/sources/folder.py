@@ -3,24 +3,26 @@
 import hashlib
 import os
 import re
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from heron.shards.errors import SourceError, list_faults
 from heron.shards.manifest import InputFile, Labels, Name
-from heron.shards.picture import ANY_SUFFIX, SUFFIXES
+from heron.shards.picture import ANY_SUFFIX, SUFFIXES, Checked, check_pictures
 from heron.shards.sources.base import (
     SINGLE_SPLIT,
     Column,
     FileOrFolder,
+    FileSource,
     Loaded,
-    PictureSource,
+    OnError,
     file_record,
     read_each,
     split_ranges,
@@ -33,6 +35,51 @@ SPLITS = ("train", "val", "test")  # first-level folders of these names are spli
 MAX_KEY_CHARS = (
     64  # characters of a path in a key; a tar name has 100, the member's suffix included
 )
+
+
+class PictureSource(FileSource):
+    """Base class of sources of encoded pictures: all are checked once, before workers start.
+
+    A subclass defines `payloads`, and leaves the rows of `skipped` out.
+    """
+
+    left_out: ClassVar[tuple[str, ...]] = ("on_error",)
+    remedy: ClassVar[str] = "move it away, convert it"
+
+    on_error: OnError = "raise"
+
+    @property
+    def picture_views(self) -> list[str]:
+        """The names of the views of pictures."""
+        return ["image"]
+
+    @abstractmethod
+    def payloads(self, view: str) -> Iterator[tuple[str, Any]]:
+        """Yields the name and the bytes of every picture of a view."""
+
+    @property
+    def strays(self) -> Mapping[str, str]:
+        """What is no picture and in no row, by name, and what is wrong with it."""
+        return {}
+
+    @cached_property
+    def checked(self) -> tuple[dict[str, Checked], dict[str, str]]:
+        """What pictures of each view are, and all that is bad; raises SourceError, or keeps it."""
+        checked = {view: check_pictures(self.payloads(view)) for view in self.picture_views}
+        faults = dict(self.strays)
+        for found in checked.values():
+            faults |= found.faults
+        if faults and self.on_error == "raise":
+            raise SourceError(
+                f"{self.dataset}: {list_faults(faults)}; {self.remedy}, or leave out what is bad "
+                "with `--on-error skip`"
+            )
+        return checked, faults
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """What is bad."""
+        return self.checked[1]
 
 
 class Folder(PictureSource):

@@ -18,9 +18,9 @@ from heron.shards.sources.base import (
     Column,
     FileOrFolder,
     Loaded,
-    PictureSource,
     vectors,
 )
+from heron.shards.sources.folder import PictureSource
 from heron.shards.sources.labels import MINUS_ONE, MinusOne, encode_labels
 from heron.shards.sources.leaks import KEEP
 from heron.shards.sources.parquet_files import fetch, find_files, group_by_split
@@ -113,8 +113,11 @@ class Parquet(PictureSource):
             splits[split] = range(offsets[first], offsets[first + len(paths)])
             first += len(paths)
         bad = [int(name.rpartition(" ")[2]) for name in self.skipped]
-        kept = {s: np.setdiff1d(rows, bad) for s, rows in splits.items()} if bad else splits
-        kept = {split: rows for split, rows in kept.items() if len(rows)}
+        kept: dict[str, range | NDArray[np.int64]] = {}
+        for split, span in splits.items():
+            left = np.setdiff1d(span, bad) if bad else span
+            if len(left):
+                kept[split] = left
         if not kept:
             raise SourceError(f"{self.dataset}: {list_faults(self.skipped, 1)}: no row is left")
         keys = [f"{name}-{n:08d}" for name, rows in splits.items() for n in range(len(rows))]
@@ -188,7 +191,8 @@ class Parquet(PictureSource):
             where = f"{self.dataset}: column {', '.join(columns)}"
             if kind != "vector":
                 read_bytes = _bytes_reader(self._rows, columns[0], kind, where)
-                extent, member = ((-1,), None)
+                extent: tuple[int, ...] = (-1,)
+                member = None
                 if kind == "image":
                     extent, member, _ = self.checked[0][view]
                 views[view] = Column((sum(self._rows.rows), *extent), read_bytes, member)
