@@ -197,7 +197,7 @@ def test_all_bad_files_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> 
         _ = make_source("folder", {"folder": folder}).splits
     message = str(raised.value)
     assert "Thumbs.db is no picture" in message and "bad 08.jpg begins with b'<html>'" in message
-    assert "; and 5 more; " in message and message.endswith("with `--on-error skip`")
+    assert "; and 5 more; " in message and message.endswith(" what is bad with `--on-error skip`")
     words = ["shards", "build", "folder", "--folder", str(folder), "--on-error", "skip"]
     out = tmp_path / "out"
     assert main([*words, "--out", str(out), "--workers", "2", "--shard-rows", "8"]) == 0
