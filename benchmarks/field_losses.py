@@ -146,48 +146,48 @@ def sentence_transformers_symmetric() -> Any:
     return _Sentences("MultipleNegativesSymmetricRankingLoss", gather_across_devices=True)
 
 
-FIELD: dict[str, tuple[str, Callable[[], Any], Form]] = {
-    builder.__name__: (package, builder, form)
-    for package, form, builders in (
+BUILDERS: list[tuple[str, Form, tuple[Callable[[], Any], ...]]] = [
+    ("open_clip_torch", "clip", (open_clip_plain, open_clip_gradient, open_clip_local)),
+    ("open_clip_torch", "siglip", (open_clip_siglip,)),
+    (
+        "lightly",
+        "pair",
+        (lightly_ntxent_plain, lightly_ntxent, lightly_barlow_twins, lightly_vicreg),
+    ),
+    (
+        "pytorch-metric-learning",
+        "rows",
         (
-            "open_clip_torch", "clip",
-            (open_clip_plain, open_clip_gradient, open_clip_local),
+            metric_learning_ntxent_plain,
+            metric_learning_ntxent,
+            metric_learning_supcon,
+            metric_learning_multi_similarity,
         ),
-        ("open_clip_torch", "siglip", (open_clip_siglip,)),
+    ),
+    (
+        "sentence-transformers",
+        "pair",
         (
-            "lightly", "pair",
-            (lightly_ntxent_plain, lightly_ntxent, lightly_barlow_twins, lightly_vicreg),
+            sentence_transformers_ranking_plain,
+            sentence_transformers_ranking,
+            sentence_transformers_symmetric,
         ),
-        (
-            "pytorch-metric-learning", "rows",
-            (
-                metric_learning_ntxent_plain, metric_learning_ntxent, metric_learning_supcon,
-                metric_learning_multi_similarity,
-            ),
-        ),
-        (
-            "sentence-transformers", "pair",
-            (
-                sentence_transformers_ranking_plain, sentence_transformers_ranking,
-                sentence_transformers_symmetric,
-            ),
-        ),
-    )
-    for builder in builders
-}  # fmt: skip
+    ),
+]
 OURS = ("NtXent", "Clip", "Siglip", "Supcon", "WeightedUnsupervised", "WeightedSupervised")
 
 
 def main(names: list[str]) -> None:
     """Prints the table of the losses that can be built here, or of those named."""
     specs: list[tuple[str, LossSpec]] = []
-    for name, (package, builder, form) in FIELD.items():
+    for package, form, builders in BUILDERS:
         try:
             label = f"{package} {version(package)}"
         except PackageNotFoundError:
             continue
-        what = (builder.__doc__ or "").rstrip(".")
-        specs.append((f"{label}: {what}", LossSpec(f"{__package__}.field_losses.{name}", {}, form)))
+        for builder in builders:
+            spec = LossSpec(f"benchmarks.field_losses.{builder.__name__}", {}, form)
+            specs.append((f"{label}: {(builder.__doc__ or '').rstrip('.')}", spec))
     specs += [(f"Heron: {name}", LossSpec(f"heron.losses.{name}", {}, "heron")) for name in OURS]
     marks = {True: "passes", False: "FAILS", None: "refuses"}
     for label, spec in specs:

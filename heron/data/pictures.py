@@ -24,7 +24,7 @@ from heron.config.data import ModelView
 from heron.config.errors import ConfigError
 from heron.shards.errors import format_shape
 from heron.shards.manifest import View
-from heron.shards.picture import is_plain_jpeg, pixels, read_header
+from heron.shards.picture import JPEG, PNG, is_plain_jpeg, pixels, read_header
 
 AUGMENTATIONS = {
     "vector": ("noise",),
@@ -60,7 +60,7 @@ class PictureDecoder:
     def decode(self, data: bytes, out: NDArray[np.uint8]) -> None:
         """Decodes the bytes of one picture into `out`, of `shape`.
 
-        Raises ValueError for no JPEG or PNG, a damaged one, or a size other than the manifest's.
+        Raises ValueError for no picture, a damaged one, or a size other than the manifest's.
         """
         if not self.varying and is_plain_jpeg(data):
             min_size = self.shape[:2] if self.shape != self.stored else (0, 0)
@@ -70,11 +70,11 @@ class PictureDecoder:
                 )
                 if decoded.shape == self.shape:
                     return
-        header = read_header(data)
-        size = header.height, header.width
+        whole = None if data.startswith((JPEG, PNG)) else pixels(data)
+        size = read_header(data)[1:] if whole is None else whole.shape[:2]
         if not self.varying and size != self.stored[:2]:
             raise ValueError(f"is {_size_text(size)}; the manifest says {_size_text(self.stored)}")
-        out[:] = self.fit(pixels(data, self._least(size)))
+        out[:] = self.fit(pixels(data, self._least(size)) if whole is None else whole)
 
     def _least(self, size: Sequence[int]) -> Sequence[int]:
         """Returns the least height and width at which a JPEG of `size` is decoded; 0: its own."""

@@ -28,6 +28,7 @@ from heron.shards.manifest import (
     BuiltFrom,
     Manifest,
     Shard,
+    Skipped,
     View,
     index_name,
     member_names,
@@ -91,6 +92,8 @@ def build(
         (out / JOURNAL).unlink()
         if progress:
             print(f"{out}: {_describe_counts(manifest)}")
+            if manifest.skipped:
+                print(manifest.skipped)
         return manifest
 
 
@@ -137,6 +140,7 @@ def _draft_manifest(source: Source, shard_rows: int) -> Manifest:
                 shard_rows=shard_rows,
             ),
             seed=source.seed,
+            skipped=Skipped.of(source.skipped),
         )
     except ValidationError as fault:
         raise source.invalid(fault) from None
@@ -202,17 +206,13 @@ def write_shard(source: Source, out: Path, shard: _ShardPlan) -> int:
 
 def _write_tar(source: Source, shard: _ShardPlan, stream: BinaryIO) -> ShardIndex:
     """Writes a shard's samples, each a block of vectors or one row; returns their index."""
-    from webdataset import TarWriter  # imported here, since it is slow and readers do not need it
-
     views = source.views
     has_missing = any(view.missing for view in views)
     members = [*member_names(views, source.block_rows), LABELS, *([PRESENT] if has_missing else [])]
     keys, offsets, lengths, checksums, label_blocks, present_blocks = [], [], [], [], [], []
     rows_per_read = source.block_rows or IMAGES_PER_READ
     # Times and owners are left out, so that the same rows are the same bytes.
-    with TarWriter(stream, user="", group="", mode=0o644, mtime=0, encoder=False) as writer:
-        tar = writer.tarstream
-        tar.format = tarfile.USTAR_FORMAT  # TarWriter's own default is not passed on
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
         for start in range(shard.start, shard.stop, rows_per_read):
             stop = min(start + rows_per_read, shard.stop)
             rows = source.read(shard.split, start, stop)
@@ -243,8 +243,9 @@ def _write_tar(source: Source, shard: _ShardPlan, stream: BinaryIO) -> ShardInde
                     offsets.append(tar.offset + BLOCK)
                     lengths.append(len(payload))
                     checksums.append(zlib.crc32(payload))
-                    # One member per call, since TarWriter would sort them by suffix.
-                    writer.write({"__key__": keys[-1], suffix: payload})
+                    member = tarfile.TarInfo(f"{keys[-1]}.{suffix}")
+                    member.size = len(payload)
+                    tar.addfile(member, BytesIO(payload))
     shape = (len(keys), len(members))
     return ShardIndex(
         keys=np.array(keys),

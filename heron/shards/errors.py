@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
@@ -49,6 +49,12 @@ def short_repr(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer with more digits than Python prints
         text = f"{type(value).__name__} too large to show"
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+def list_faults(faults: Mapping[str, str], most: int = 10) -> str:
+    """Returns what is wrong with the first of many things, by name, and how many more there are."""
+    listed = "; ".join(f"{name} {fault}" for name, fault in [*faults.items()][:most])
+    return listed + (f"; and {len(faults) - most:,} more" if len(faults) > most else "")
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from heron.shards.annotation import encode_labels
 from heron.shards.artefact import MANIFEST, FileSum, describe_errors
 from heron.shards.atomic import aside_name
-from heron.shards.errors import ShardError, SourceError
+from heron.shards.errors import ShardError, SourceError, list_faults
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, suggestion
 from heron.shards.manifest import (
@@ -25,13 +25,14 @@ from heron.shards.manifest import (
     Labels,
     Manifest,
     Shard,
+    Skipped,
     View,
     index_name,
     load_manifest,
 )
 from heron.shards.moments import Moments
 from heron.shards.sources.base import file_record
-from heron.shards.survey import Survey, survey_tar
+from heron.shards.survey import REMEDY, Survey, survey_tar
 from heron.shards.tarball import read_contents
 from heron.shards.terminal import Bar
 from heron.shards.texts import TOKENIZER, write_tokenizers
@@ -47,7 +48,6 @@ class Outcome:
 
     folder: Path
     manifest: Manifest
-    skipped: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
     unrequested: list[str] = field(default_factory=list)
 
@@ -69,8 +69,8 @@ class Outcome:
                 f"not indexed: {len(self.strays):,} files that are in no sample, since they have "
                 f"no suffix or begin with a dot, such as {self.strays[0]}"
             )
-        if self.skipped:
-            lines += [f"skipped {len(self.skipped):,} samples:", *self.skipped]
+        if self.manifest.skipped:
+            lines.append(str(self.manifest.skipped))
         return "\n".join(lines)
 
 
@@ -122,12 +122,12 @@ def index(
     training_tars = splits.get("train", list(surveys))
     write_tokenizers(folder, views, {tar: surveys[tar].index for tar in training_tars})
     shards_of = {split: [shard_of[tar] for tar in tars] for split, tars in splits.items()}
-    measured = {"views": views, "labels": labels, "splits": shards_of}
+    skipped = Skipped.of({k: v for survey in surveys.values() for k, v in survey.skipped.items()})
+    measured = {"views": views, "labels": labels, "splits": shards_of, "skipped": skipped}
     manifest = Manifest.model_validate(dict(unmeasured) | measured).write(folder / MANIFEST)
     return Outcome(
         folder,
         manifest,
-        [line for survey in surveys.values() for line in survey.skipped],
         [line for survey in surveys.values() for line in survey.strays],
         sorted({suffix for survey in surveys.values() for suffix in survey.unrequested}),
     )
@@ -218,10 +218,16 @@ def _survey_tars(
     """Surveys the tars in parallel; returns the surveys in the order of the tars."""
     size = sum(tar.stat().st_size for tar in tars)
     bar = Bar(size, "B", name=tars[0].parent.name, hidden=not progress)
-    surveys = {}
+    surveys, faults = dict[Path, Survey](), dict[str, str]()
     with bar, closing(in_parallel(partial(survey_tar, layout), tars, workers)) as results:
-        for tar, surveys[tar] in results:
-            bar.update(surveys[tar].bytes)
+        for tar, found in results:
+            bar.update(tar.stat().st_size)
+            if isinstance(found, Survey):
+                surveys[tar] = found
+            else:
+                faults |= found
+    if faults:
+        raise ShardError(f"{list_faults(dict(sorted(faults.items())))}; {REMEDY}")
     return {tar: surveys[tar] for tar in tars}
 
 

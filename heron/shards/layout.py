@@ -13,10 +13,10 @@ from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
 from heron.shards.artefact import describe_errors
 from heron.shards.errors import CONTROL, ShardError, SourceError, first_few
 from heron.shards.manifest import TAR_NAME
+from heron.shards.picture import ANY_SUFFIX, SUFFIXES
 from heron.shards.sources.base import SINGLE_SPLIT
 from heron.shards.sources.text import SPLIT_PATTERNS, split_lines
 
-PICTURES = ("jpg", "jpeg", "jpe", "jfif", "png")
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -36,7 +36,7 @@ class Layout(BaseModel):
 
     image: list[str] | None = Field(
         default=None,
-        description="suffixes of pictures (JPEG or PNG), a view each: jpg, or left.jpg right.jpg; "
+        description="suffixes of pictures, a view each: jpg, png, or left.jpg right.jpg; "
         "jpg,jpeg takes either",
     )
     vector: list[str] | None = Field(
@@ -92,7 +92,7 @@ class Layout(BaseModel):
     def columns(self) -> list[StoredColumn]:
         """The views; SourceError where two would share a name."""
         images, vectors = self.image or [], self.vector or []
-        columns = [StoredColumn("image", "image", _suffixes(text, PICTURES)) for text in images]
+        columns = [StoredColumn("image", "image", _suffixes(text, SUFFIXES)) for text in images]
         columns += [StoredColumn("vector", "vector", _suffixes(text, ("npy",))) for text in vectors]
         columns += map(_parse_text, self.text or [])
         full_names = [column.field or column.suffixes[0].replace(".", "_") for column in columns]
@@ -227,11 +227,9 @@ def suggestion(folder: Path, samples: Mapping[str, Iterable[str]]) -> str:
     def ending_in(endings: tuple[str, ...]) -> list[str]:
         return [member for member in members if member.rpartition(".")[2] in endings]
 
-    images, vectors = ending_in(PICTURES), ending_in(("npy",))
+    images, vectors = ending_in(SUFFIXES), ending_in(("npy",))
     if not images and not vectors:
-        return (
-            f"{message}expected a picture ({', '.join(PICTURES)}) or a vector (npy) in each sample"
-        )
+        return f"{message}expected a picture ({ANY_SUFFIX}) or a vector (npy) in each sample"
     labels = ending_in(NUMBERS) or ending_in(TEXTS) or [f"{x}:FIELD" for x in ending_in(JSONS)]
     arguments = ["--image", *images] if images else ["--vector", *vectors]
     for label in (labels or (vectors if images else []))[:1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from heron.shards.artefact import INT64_MAX, MANIFEST, Artefact, Count, FileSum, Record, Sha256
-from heron.shards.errors import REBUILD, ShardError, format_shape
+from heron.shards.errors import REBUILD, ShardError, format_shape, one_line
 from heron.shards.index import ShardIndex
 from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
@@ -236,6 +237,23 @@ class InputFile(Record):
     sha256: Sha256
 
 
+class Skipped(Record):
+    """What was left out as it is bad: how much, and what the first are and lack."""
+
+    count: Count
+    first: list[str]
+
+    @classmethod
+    def of(cls, faults: Mapping[str, str]) -> Self | None:
+        """Returns the record of faults by name, or None where there are none."""
+        first = [one_line(f"{name} {fault}") for name, fault in [*faults.items()][:100]]
+        return cls(count=len(faults), first=first) if faults else None
+
+    def __str__(self) -> str:
+        """Returns what `heron shards` prints of it."""
+        return "\n".join([f"skipped {self.count:,}:", *self.first[:10]])
+
+
 class BuiltFrom(Record):
     """Everything that decides the bytes of the shards; `version` is that of the source's code."""
 
@@ -262,6 +280,7 @@ class Manifest(Artefact):
     splits: dict[Name, list[Shard]]
     built_from: BuiltFrom
     seed: int | None = None
+    skipped: Annotated[Skipped | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

@@ -9,7 +9,7 @@ import numpy as np
 
 from heron.shards.annotation import Label, Unlabelled
 from heron.shards.artefact import sha256
-from heron.shards.errors import ShardError
+from heron.shards.errors import ShardError, list_faults
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
 from heron.shards.picture import read_complete_header
@@ -31,17 +31,21 @@ class Survey:
     index: ShardIndex
     labels: list[Label | None]
     shapes: list[dict[tuple[int, ...], str]]  # per view: a sample that has each shape
-    skipped: list[str]
+    skipped: dict[str, str]
     strays: list[str]
     unrequested: set[str]
     bytes: int
     sha256: str
 
 
-def survey_tar(layout: Layout, tar: Path) -> Survey:
-    """Reads a tar; ShardError where it is damaged, or a sample is and `on_error` is "raise"."""
+def survey_tar(layout: Layout, tar: Path) -> Survey | dict[str, str]:
+    """Reads a tar; ShardError where it is damaged.
+
+    Where samples are bad and `on_error` is "raise", returns what is wrong with each, by its name.
+    """
     contents = read_contents(tar)
-    keys, ranges, checksums, labels, skipped = [], [], [], [], []
+    keys, ranges, checksums, labels = [], [], [], []
+    skipped = dict[str, str]()
     shapes: list[dict[tuple[int, ...], str]] = [{} for _ in layout.columns]
     with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for key, sample in contents.samples.items():
@@ -53,20 +57,19 @@ def survey_tar(layout: Layout, tar: Path) -> Survey:
                 ]
                 labels.append(_read_label(layout, sample, data))
             except ValueError as fault:
-                message = f"{tar.name} sample {key} {fault}"
-                if layout.on_error == "raise":
-                    raise ShardError(f"{message}; {REMEDY}") from None
-                skipped.append(message)
+                skipped[f"{tar.name} sample {key}"] = str(fault)
                 continue
             keys.append(f"{tar.stem}/{key}" if layout.prefix_keys else key)
             ranges.append(spans)
             checksums.append([zlib.crc32(payload) for payload in payloads])
             for example_of, shape in zip(shapes, sample_shapes, strict=True):
                 example_of.setdefault(shape, f"{tar.name} sample {key}")
+    if skipped and layout.on_error == "raise":
+        return skipped
     if not keys:
         found = "it has no files"
         if skipped:
-            found = f"all {len(skipped):,} are skipped ({skipped[0]})"
+            found = f"all {len(skipped):,} are skipped ({list_faults(skipped, 1)})"
         elif contents.strays:
             found = f"none of its {len(contents.strays):,} files has a key and a suffix"
         raise ShardError(

@@ -106,14 +106,14 @@ def test_the_decode_size_of_several_sizes() -> None:
 @pytest.mark.parametrize(
     ("data", "varying", "message"),
     [
-        (b"<html>", False, r"begins with b'<html>'; expected a JPEG or a PNG"),
+        (b"<html>", False, r"begins with b'<html>'; expected a JPEG, PNG, WebP"),
         (b"", False, "begins with b''"),
         (jpeg()[:400], False, "is a damaged JPEG"),
         (jpeg()[:-200], False, r"is a damaged JPEG \(Premature end of JPEG file\)"),
         (png()[:-60], False, r"is a damaged PNG \(.*runcated"),
         (jpeg(SMOOTH[:50]), False, "is 50 × 90; the manifest says 60 × 90"),
         (png(SMOOTH[:50]), False, "is 50 × 90; the manifest says 60 × 90"),
-        (b"GIF89a", True, "expected a JPEG or a PNG"),
+        (b"GIF89a", True, "is a damaged GIF .its header cannot be read"),
     ],
 )
 def test_bad_pictures(data: bytes, varying: bool, message: str) -> None:

@@ -34,6 +34,10 @@ PERFORMED = {
     "is of another experiment, data set or search": f"{COMPARE}::"
     "test_a_comparison_goes_on_where_it_was_stopped",
     "this index has no map; expected one": f"{BY_HAND}::test_an_index_without_a_map_is_built_again",
+    " what is bad with `--on-error skip`": "tests/shards/test_odd_pictures.py::"
+    "test_all_bad_files_are_named_at_once_and_may_be_left_out",
+    ", a decimal comma or one of thousands": "tests/shards/test_dialects.py::"
+    "test_thousands_and_decimal_commas_are_asked_for",
     "expected no more than there is": "tests/studies/test_study.py::"
     "test_what_can_never_be_met_is_refused_with_both_numbers",
     "unpack it with tar --ignore-zeros, and pack it again": f"{BY_HAND}::"

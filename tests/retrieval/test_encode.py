@@ -250,10 +250,10 @@ PICTURE = as_bytes(Image.effect_noise((32, 32), 50).convert("RGB"), "JPEG")
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "the file begins with b''; expected a JPEG or a PNG"),
-        (b"hello, I am text", "the file begins with b'hello, I'; expected a JPEG or a PNG"),
-        (b"GIF89a" + bytes(40), "begins with b'GIF89a"),
-        (as_bytes(Image.new("RGB", (32, 32)), "WEBP"), "begins with b'RIFF.*expected a JPEG or"),
+        (b"", "the file begins with b''; expected a JPEG, PNG, WebP"),
+        (b"hello, I am text", "the file begins with b'hello, I'; expected a JPEG, PNG, WebP"),
+        (b"GIF89a" + bytes(40), "the file is a damaged GIF"),
+        (as_bytes(Image.new("RGB", (32, 32)), "PPM"), "begins with b'P6.*expected a JPEG, PNG"),
         (b"\xff\xd8" + bytes(90), "the file is a damaged JPEG"),
         (b"\x89PNG\r\n\x1a\n" + bytes(40), "the file is a damaged PNG"),
         (PICTURE[:-200], "the file is a damaged JPEG|the file is cut short"),

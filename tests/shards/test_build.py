@@ -20,7 +20,7 @@ from heron.shards.manifest import Labels, View, load_manifest
 from heron.shards.moments import Moments
 from heron.shards.sources import make_source
 from heron.shards.sources.base import Rows, Source
-from heron.shards.sources.frames import Frames
+from heron.shards.sources.xrmb import Frames
 from heron.shards.verify import verify
 from tests.shards.tiny import arrays_source
 

@@ -62,11 +62,15 @@ def test_a_csv_names_pictures_and_several_captions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("lone.txt", b"alone", "lone.txt; expected a picture .* and a .txt of each name"),
-        ("bird 0.jpg", b"", "bird 0.jpg and bird 0.png and bird 0.txt; expected a picture"),
-        ("bird 2.txt", b"\xff", "bird 2.txt: not UTF-8; expected a caption"),
-        ("bird 2.txt", b" ", "bird 2.png has an empty caption; expected a text; write one"),
-        ("bird 2.png", b"GIF89a", "bird 2.png begins with b'GIF89a'; expected a JPEG or a PNG"),
+        (
+            "lone.txt",
+            b"alone",
+            "lone.txt is no pair; expected a picture .* and a .txt of each name",
+        ),
+        ("bird 0.jpg", b"", "bird 0.jpg and bird 0.png and bird 0.txt is no pair; expected a pic"),
+        ("bird 2.txt", b"\xff", "bird 2.txt is not UTF-8; expected a caption"),
+        ("bird 2.txt", b" ", "bird 2.png has an empty caption; expected a text; move it"),
+        ("bird 2.png", b"GIF89a", "bird 2.png is a damaged GIF .its header cannot be read"),
     ],
 )
 def test_faults(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -92,5 +96,5 @@ def test_a_first_line_that_names_another_kind_of_file_is_no_header(tmp_path: Pat
     made, listed = folder(tmp_path), tmp_path / "captions.csv"
     (made / "a.gif").write_bytes(b"GIF89a")
     listed.write_text("a.gif,one\nbird 0.png,two\n")
-    with pytest.raises(SourceError, match=r"a.gif begins with b'GIF89a'; expected a JPEG or a PNG"):
+    with pytest.raises(SourceError, match=r"a.gif is a damaged GIF"):
         _ = make_source("captions", {"folder": made, "csv": listed}).splits

@@ -149,16 +149,11 @@ def test_png_files_of_other_modes_are_read_as_rgb(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (b"", "begins with b''; expected a PNG"),
-        (b"<html>", "begins with b'<html>'; expected a PNG"),
-        (jpeg(0), "is a JPEG; expected a PNG"),
+        (b"", "begins with b''; expected a JPEG, PNG, WebP, GIF, TIFF or BMP"),
+        (b"<html>", "begins with b'<html>'; expected a JPEG, PNG, WebP, GIF, TIFF or BMP"),
         (
             png(np.zeros((4, 6), np.uint8))[:20],
             "is a damaged PNG (its header is cut or has another checksum)",
-        ),
-        (
-            png(np.zeros((4, 6), np.uint16)),
-            "is a PNG whose grey has 16 bits; expected 8, as more would be cut",
         ),
         (bomb(), "is 65536 × 65536; expected 1 to 134,217,728 pixels"),
     ],
@@ -170,7 +165,10 @@ def test_pictures_that_are_no_png(tmp_path: Path, data: bytes, found: str) -> No
         build(
             make_source("folder", {"folder": tmp_path / "pets"}), tmp_path / "out", progress=False
         )
-    assert str(fault.value) == f"pets: cat/2.png {found}; move it away, or convert it"
+    assert str(fault.value) == (
+        f"pets: cat/2.png {found}; move it away, convert it, or leave out what is bad with "
+        "`--on-error skip`"
+    )
 
 
 def test_a_long_header_is_read_to_its_end(tmp_path: Path) -> None:
@@ -213,12 +211,7 @@ def test_keys_are_safe_and_unique() -> None:
     [
         (
             "train/cat/notes.txt",
-            "pets: train/cat/notes.txt is no picture; expected .jpg, .jpeg or .png fi",
-        ),
-        (
-            "train/dog/1.PNG",
-            "pets: train/cat/1.jpg is a JPEG and train/dog/1.PNG a PNG; expected one kind "
-            "everywhere; move one of them away, or convert it",
+            "pets: train/cat/notes.txt is no picture; expected .jpg, .png, .webp, .gif, .tif o",
         ),
         ("train/1.jpg", "pets: train/1.jpg lies in no folder of a class; expected train/CLASS/NAM"),
         (

@@ -114,7 +114,8 @@ def test_half_a_character_is_no_text(folder: Path) -> None:
     with pytest.raises(ShardError, match=told):
         run(folder, image=["jpg"], text=["json:caption"])
     outcome = run(folder, image=["jpg"], text=["json:caption"], on_error="skip")
-    assert len(outcome.skipped) == 1
+    skipped = outcome.manifest.skipped
+    assert skipped is not None and skipped.count == 1
 
 
 @pytest.mark.parametrize(

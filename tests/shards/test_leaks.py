@@ -54,7 +54,7 @@ def test_where_it_is_unclear_it_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A row 0, 1, 2 of whole numbers may be either; both remedies that the error names work."""
-    lines = "0,1,2\n" + "".join(f"{n},{n * 7 % 5},{n % 2}\n" for n in range(1, 20))
+    lines = "0,1,2\n" + "".join(f"{n * 2},{n * 7 % 5},{n % 2}\n" for n in range(1, 20))
     (tmp_path / "t.csv").write_text(lines)
     words = ["shards", "build", "table", "--csv", str(tmp_path / "t.csv"), "--quiet"]
     assert main([*words, "--out", str(tmp_path / "a")]) == 1

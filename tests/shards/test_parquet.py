@@ -147,11 +147,15 @@ def test_a_saved_folder_of_pictures_and_captions(
         ({}, {"image": None}, "no view is asked for; it has the columns image (struct<"),
         ({}, {"image": ["picture"]}, "no column 'picture'; it has image, caption, sensors, age,"),
         ({}, {"text": ["image=caption"]}, "a second view 'image'; expected each once; give VIEW=C"),
-        ({"image": [{"bytes": None, "path": "a.jpg"}] * 10}, {}, "row 0: found None; expected the"),
+        (
+            {"image": [{"bytes": None, "path": "a.jpg"}] * 10},
+            {},
+            "column image, row 0 holds None; expected the",
+        ),
         (
             {"image": [b"GIF89a"] * 10},
             {},
-            "column image, row 0 begins with b'GIF89a'; expected a J",
+            "column image, row 0 is a damaged GIF",
         ),
         ({"caption": [None] * 10}, {"text": ["caption"]}, "row 0: found None; expected a text; fi"),
         ({"sensors": [[1.0]] * 9 + [[2.0, 3]]}, {"vector": ["sensors"]}, "expected as many in ev"),

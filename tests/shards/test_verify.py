@@ -227,7 +227,7 @@ def test_images(tmp_path: Path) -> None:
 
     rewrite(out, change)
     found = faults(out)
-    assert "sample 000001: member 'jpg' begins with b'<html>'; expected a JPEG or a PNG" in found
+    assert "sample 000001: member 'jpg' begins with b'<html>'; expected a JPEG, PNG, WebP" in found
     assert "sample 000002: view 'image' is (64, 64, 3); expected (32, 32, 3)" in found
     assert "train-000000.tar holds '000005.jpg', which its index does not list" in found
     path = out / "test-000000.index.npz"

@@ -15,14 +15,13 @@ from heron.shards.sources.celeba import CelebA
 from heron.shards.sources.cifar import Cifar
 from heron.shards.sources.faces import Faces
 from heron.shards.sources.folder import Folder
-from heron.shards.sources.frames import Frames
 from heron.shards.sources.idx import Idx
 from heron.shards.sources.mat import Mat
 from heron.shards.sources.mulan import Mulan
 from heron.shards.sources.parquet import Parquet
 from heron.shards.sources.table import Table
 from heron.shards.sources.tu import Tu
-from heron.shards.sources.xrmb import Xrmb
+from heron.shards.sources.xrmb import Frames, Xrmb
 
 __all__ = ["SOURCES", "Rows", "Source", "find", "make"]
 

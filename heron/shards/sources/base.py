@@ -28,6 +28,10 @@ def _check_exists(path: Path) -> Path:
     return path
 
 
+OnError = Annotated[
+    Literal["raise", "skip"],
+    Field(description="skip leaves out the rows of damaged files, names and counts them"),
+]
 FileOrFolder = Annotated[Path, AfterValidator(_check_exists)]
 
 
@@ -37,7 +41,7 @@ class Rows:
 
     Attributes:
         views: for each view, float32 [rows, width], uint8 [rows, height, width, channels], or a
-            list with each row's bytes (a JPEG or PNG picture, a UTF-8 text, or a packed graph). A
+            list with each row's bytes (of a picture file, a UTF-8 text, or a packed graph). A
             row that lacks a view with `missing="allow"` is NaN throughout, or None in a list.
         labels: class numbers [rows], or [rows, labels]; -1 or 255 where a row is unlabelled. With
             `unknown="allow"` single labels may be 255 too: see `with_unknown`.
@@ -133,9 +137,15 @@ class Source(BaseModel):
         """The publisher's files that are read; none if rows are drawn."""
         return []
 
-    def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[str]]:
-        """Pickles the options, never the data that a cached property holds."""
-        return type(self).model_validate_json, (self.model_dump_json(),)
+    def __reduce__(self) -> tuple[Callable[..., "Source"], tuple[Any, ...]]:
+        """Pickles the options and what was checked, never the data of other cached properties."""
+        checked = self.__dict__.get("checked")
+        return _restore, (type(self), self.model_dump_json(), checked)
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """What is left out as it is bad, by name, and what is wrong with it."""
+        return {}
 
     def options(self) -> dict[str, Any]:
         """Returns the options for the manifest; paths are reduced to file names.
@@ -326,6 +336,13 @@ class FileSource(Source):
             self.loaded.targets[targets],
             None if keys is None else [keys[row] for row in rows.tolist()],
         )
+
+
+def _restore(source: type[Source], options: str, checked: Any) -> Source:
+    restored = source.model_validate_json(options)
+    if checked is not None:
+        restored.__dict__["checked"] = checked
+    return restored
 
 
 def split_ranges(rows: Mapping[str, int], merge: bool) -> dict[str, range]:

@@ -1,6 +1,7 @@
 """Pictures and captions: NAME.jpg beside NAME.txt, or a CSV of files and captions."""
 
 import csv
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -8,28 +9,28 @@ from typing import ClassVar
 import numpy as np
 from pydantic import DirectoryPath, Field, FilePath
 
-from heron.shards.errors import SourceError, short_repr
+from heron.shards.errors import SourceError, list_faults, short_repr
 from heron.shards.manifest import InputFile, Labels
-from heron.shards.picture import shape_of
+from heron.shards.picture import ANY_SUFFIX, SUFFIXES
 from heron.shards.sources.base import (
     SINGLE_SPLIT,
     Column,
-    FileSource,
     Loaded,
     file_record,
     read_each,
 )
-from heron.shards.sources.folder import KINDS, folder_record, make_keys, read_header, read_picture
+from heron.shards.sources.folder import PictureSource, folder_record, make_keys
+from heron.shards.sources.zips import Tree
 
-CAPTION = ".txt"
+CAPTION = "txt"
 
 
-class Captions(FileSource):
+class Captions(PictureSource):
     """Pictures and captions: a folder of NAME.jpg and NAME.txt, or a CSV that names the pictures.
 
     Each line of the CSV is a picture of the folder and its caption; a line of column names may come
     first. A picture may have several captions, which are a row each. Rows are in the order of the
-    names, or of the lines. JPEG and PNG may be mixed. Hidden files are ignored; others are errors.
+    names, or of the lines. Hidden files are ignored; others are errors.
     """
 
     name: ClassVar[str] = "captions"
@@ -48,28 +49,30 @@ class Captions(FileSource):
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""
-        texts = [] if self.csv else [text for _, text in self._pairs]
+        texts = [] if self.csv else [text for _, text in self._paired[0]]
         paths = [*dict.fromkeys(path for path, _ in self._rows), *texts]
         return [folder_record(self.folder, paths), *([file_record(self.csv)] if self.csv else [])]
 
     def load(self) -> Loaded:
-        """Reads every caption, and the header of every picture."""
-        paths = [path for path, _ in self._rows]
-        headers = {read_header(self.folder, path) for path in dict.fromkeys(paths)}
-        member = "png" if {header.kind for header in headers} == {"PNG"} else None
+        """Reads every caption, and checks every picture."""
+        rows = [row for row in self._rows if row[0] not in self.skipped]
+        if not rows:
+            raise SourceError(
+                f"{self.dataset}: no picture with a caption is left; expected some "
+                f"({list_faults(self.skipped, 1)}); {self.remedy}"
+            )
+        paths = [path for path, _ in rows]
         count = len(paths)
         key_of = make_keys(paths)
         keys = [key_of[path] for path in paths]
         if len(set(keys)) < count:  # some picture has several captions
             keys = [f"{key}-{row}" for row, key in enumerate(keys)]
+        found = self.checked[0]["image"]
+        images = read_each(lambda row: (self.folder / paths[row]).read_bytes())
         return Loaded(
             views={
-                "image": Column(
-                    (count, *shape_of(headers)),
-                    read_each(lambda row: read_picture(self.folder, paths[row])),
-                    member,
-                ),
-                "caption": Column((count, -1), read_each(lambda row: self._rows[row][1].encode())),
+                "image": Column((count, *found.shape), images, found.member),
+                "caption": Column((count, -1), read_each(lambda row: rows[row][1].encode())),
             },
             targets=np.full(count, -1),
             labels=Labels(kind="none", names=[]),
@@ -77,41 +80,50 @@ class Captions(FileSource):
             keys=keys,
         )
 
+    def payloads(self, view: str) -> Iterator[tuple[str, bytes]]:
+        """Reads every picture once."""
+        for path in dict.fromkeys(path for path, _ in self._rows):
+            yield path, (self.folder / path).read_bytes()
+
+    @property
+    def strays(self) -> dict[str, str]:
+        """The files without a partner, and the pictures without a caption."""
+        empty = "has an empty caption; expected a text"
+        alone = {} if self.csv else self._paired[1]
+        return alone | {path: empty for path, caption in self._rows if not caption.strip()}
+
     @cached_property
     def _rows(self) -> list[tuple[str, str]]:
         """The picture and the caption of each row."""
         if self.csv:
-            rows = self._read_csv(self.csv)
-        else:
-            rows = [(path, _read_text(self.folder / text)) for path, text in self._pairs]
-        for path, caption in rows:
-            if not caption.strip():
-                raise SourceError(
-                    f"{self.dataset}: {path} has an empty caption; expected a text; write one, or "
-                    "move the picture away"
-                )
+            return self._read_csv(self.csv)
+        rows = []
+        for path, text in self._paired[0]:
+            try:
+                caption = (self.folder / text).read_bytes().decode("utf-8-sig").strip()
+                rows.append((path, caption))
+            except UnicodeDecodeError:
+                self._paired[1][text] = "is not UTF-8; expected a caption"
         return rows
 
     @cached_property
-    def _pairs(self) -> list[tuple[str, str]]:
-        """The paths of each picture and of the text beside it."""
-        paths = sorted(p for p in self.folder.rglob("*") if p.is_file())
-        names = [str(p.relative_to(self.folder)) for p in paths]
-        names = [n for n in names if not any(part.startswith(".") for part in n.split("/"))]
-        stems: dict[str, list[str]] = {}
-        for name in names:
+    def _paired(self) -> tuple[list[tuple[str, str]], dict[str, str]]:
+        """The paths of each picture and of the text beside it; and the files without a partner."""
+        tree, stems = Tree(self.folder), dict[str, list[str]]()
+        for name in tree.paths:
             stems.setdefault(name.rpartition(".")[0], []).append(name)
+        pairs, faults = [], {}
         for files in stems.values():
             files.sort(key=_is_text)
-            suffixes = [Path(name).suffix.lower() for name in files]
-            if len(files) != 2 or suffixes[1] != CAPTION or suffixes[0] not in KINDS:
-                raise SourceError(
-                    f"{self.dataset}: {' and '.join(files)}; expected a picture (.jpg, .jpeg or "
-                    ".png) and a .txt of each name; complete the pair, or move it away"
-                )
+            suffixes = [name.rpartition(".")[2].lower() for name in files]
+            if len(files) == 2 and suffixes[0] in SUFFIXES and suffixes[1] == CAPTION:
+                pairs.append((files[0], files[1]))
+            else:
+                expected = f"expected a picture ({ANY_SUFFIX}) and a .txt of each name"
+                faults[" and ".join(files)] = f"is no pair; {expected}"
         if not stems:
             raise SourceError(f"{self.dataset}: no pictures; expected NAME.jpg and NAME.txt")
-        return [(picture, text) for picture, text in stems.values()]
+        return pairs, faults
 
     def _read_csv(self, path: Path) -> list[tuple[str, str]]:
         try:
@@ -123,7 +135,7 @@ class Captions(FileSource):
             ) from None
         top = self.folder.resolve()
         first = lines[0][0] if lines else ""
-        if Path(first).suffix.lower() not in KINDS and not (top / first).is_file():
+        if Path(first).suffix.lower()[1:] not in SUFFIXES and not (top / first).is_file():
             lines = lines[1:]  # the names of the columns
         for number, row in enumerate(lines, 1):
             if len(row) != 2 or not (picture := (top / row[0]).resolve()).is_file():
@@ -142,11 +154,4 @@ class Captions(FileSource):
 
 
 def _is_text(name: str) -> bool:
-    return name.lower().endswith(CAPTION)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise SourceError(f"{path.name}: not UTF-8; expected a caption; save it again so") from None
+    return name.lower().endswith(f".{CAPTION}")

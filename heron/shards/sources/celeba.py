@@ -84,7 +84,7 @@ class _Images(NamedTuple):
     def size(self, name: str, data: bytes) -> tuple[int, int]:
         """Returns the height and width of a picture in pixels, from its header."""
         try:
-            header = read_complete_header(data, "JPEG")
+            header = read_complete_header(data)
         except ValueError as fault:
             raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}") from None
         return header.height, header.width

@@ -3,49 +3,99 @@
 import hashlib
 import os
 import re
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import DirectoryPath, Field
+from pydantic import Field
 
-from heron.shards.errors import SourceError
+from heron.shards.errors import SourceError, list_faults
 from heron.shards.manifest import InputFile, Labels, Name
-from heron.shards.picture import Header, Kind, read_complete_header, read_header_of, shape_of
+from heron.shards.picture import ANY_SUFFIX, SUFFIXES, Checked, check_pictures
 from heron.shards.sources.base import (
     SINGLE_SPLIT,
     Column,
+    FileOrFolder,
     FileSource,
     Loaded,
+    OnError,
+    file_record,
     read_each,
     split_ranges,
 )
+from heron.shards.sources.zips import Tree
 
-KINDS: dict[str, Kind] = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+ENDINGS = tuple(f".{suffix}" for suffix in SUFFIXES)
+NO_PICTURE = f"is no picture; expected {ANY_SUFFIX} files and folders of them"
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
 MAX_KEY_CHARS = (
     64  # characters of a path in a key; a tar name has 100, the member's suffix included
 )
 
 
-class Folder(FileSource):
-    """JPEG or PNG files in folders of classes: SPLIT/CLASS/NAME.jpg, or CLASS/NAME.jpg.
+class PictureSource(FileSource):
+    """Base class of sources of encoded pictures: all are checked once, before workers start.
+
+    A subclass defines `payloads`, and leaves the rows of `skipped` out.
+    """
+
+    left_out: ClassVar[tuple[str, ...]] = ("on_error",)
+    remedy: ClassVar[str] = "move it away, convert it"
+
+    on_error: OnError = "raise"
+
+    @property
+    def picture_views(self) -> list[str]:
+        """The names of the views of pictures."""
+        return ["image"]
+
+    @abstractmethod
+    def payloads(self, view: str) -> Iterator[tuple[str, Any]]:
+        """Yields the name and the bytes of every picture of a view."""
+
+    @property
+    def strays(self) -> Mapping[str, str]:
+        """What is no picture and in no row, by name, and what is wrong with it."""
+        return {}
+
+    @cached_property
+    def checked(self) -> tuple[dict[str, Checked], dict[str, str]]:
+        """What pictures of each view are, and all that is bad; raises SourceError, or keeps it."""
+        checked = {view: check_pictures(self.payloads(view)) for view in self.picture_views}
+        faults = dict(self.strays)
+        for found in checked.values():
+            faults |= found.faults
+        if faults and self.on_error == "raise":
+            raise SourceError(
+                f"{self.dataset}: {list_faults(faults)}; {self.remedy}, or leave out what is bad "
+                "with `--on-error skip`"
+            )
+        return checked, faults
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """What is bad."""
+        return self.checked[1]
+
+
+class Folder(PictureSource):
+    """Pictures in folders of classes, or in a zip of them: SPLIT/CLASS/NAME.jpg, CLASS/NAME.jpg.
 
     With one level of folders, each is a class. With more, labels are a hierarchy with a column for
     each level, in which a class is named by its whole path, such as animal/cat. Rows are in the
-    order of the sorted paths. Hidden files and folders (.NAME) are ignored; any other file that is
-    not a .jpg, .jpeg or .png is an error, as are JPEG and PNG files together and an empty folder.
+    order of the sorted paths. JPEG, PNG, WebP, GIF (its first picture), TIFF and BMP may be mixed.
+    Hidden files and folders (.NAME) are ignored; any other file is an error, as is an empty folder.
     """
 
     name: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build folder --folder cifar10 --out data/cifar10"
     block_rows: ClassVar[int | None] = None
 
-    folder: DirectoryPath = Field(description="the folder")
+    folder: FileOrFolder = Field(description="the folder, or a zip of it")
     split_names: list[Name] | None = Field(
         None,
         min_length=1,
@@ -57,20 +107,36 @@ class Folder(FileSource):
     @property
     def dataset(self) -> str:
         """The name of the folder."""
-        return self.folder.resolve().name
+        path = self.folder.resolve()
+        return path.name if path.is_dir() else path.stem
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder."""
-        return [folder_record(self.folder, list(self._pictures[0]))]
+        if self.folder.is_file():
+            return [file_record(self.folder)]
+        return [folder_record(self.folder, [p for paths in self._listed.values() for p in paths])]
 
     def load(self) -> Loaded:
-        """Lists the pictures and reads the header of every one.
+        """Lists the pictures.
 
         Channels are those of decoded pictures: 3, since grey, CMYK and palettes decode to RGB too.
         """
-        pictures, splits = self._pictures
-        paths = list(pictures)
-        shape = shape_of({read_header(self.folder, path, _kind(path)) for path in paths})
+        bad, top_of = self.skipped, self._split_folders
+        listed = {split: [p for p in ps if p not in bad] for split, ps in self._listed.items()}
+        splits = split_ranges({s: len(paths) for s, paths in listed.items() if paths}, merge=False)
+        pictures = {p: _classes(p, top_of[split]) for split, ps in listed.items() for p in ps}
+        if not (paths := list(pictures)):
+            raise SourceError(
+                f"{self.dataset}: no picture is left; expected some ({list_faults(bad, 1)}); "
+                f"{self.remedy}"
+            )
+        for path, classes in pictures.items():
+            if len(classes) != len(pictures[paths[0]]):
+                raise SourceError(
+                    f"{self.dataset}: {paths[0]} lies {len(pictures[paths[0]])} folders of classes "
+                    f"deep and {path} {len(classes)}; expected the same depth everywhere; move one "
+                    "of them, or see --split-names"
+                )
         columns = list(zip(*pictures.values(), strict=True))  # of each level of classes
         levels = [sorted(set(column)) for column in columns]
         numbers = [{name: number for number, name in enumerate(level)} for level in levels]
@@ -80,50 +146,57 @@ class Folder(FileSource):
             labels, targets = Labels(kind="multi_class", names=levels[0]), targets[:, 0]
         else:
             labels = Labels(kind="hierarchical", names=levels[-1], levels=levels)
-
-        def read(row: int) -> bytes:
-            return read_picture(self.folder, paths[row], _kind(paths[row]))
-
-        member = "png" if _kind(paths[0]) == "PNG" else None
-        column = Column((len(paths), *shape), read_each(read), member)
+        read = read_each(lambda row: self._tree.read(paths[row]))
+        found = self.checked[0]["image"]
+        column = Column((len(paths), *found.shape), read, found.member)
         return Loaded({"image": column}, targets, labels, splits, list(make_keys(paths).values()))
 
-    @cached_property
-    def _pictures(self) -> tuple[dict[str, tuple[str, ...]], dict[str, range]]:
-        """The classes of each picture by its path, coarse to fine, and the rows of each split."""
-        pictures: dict[str, tuple[str, ...]] = {}
-        counts = {}
-        for split, top in self._split_folders().items():
-            before = len(pictures)
-            for path in _walk(self.folder, top):
-                pictures[path] = classes = _classes(path, top)
-                first, depth = next((p, len(c)) for p, c in pictures.items())
-                fault = None
-                if not classes:
-                    fault = (
-                        f"{path} lies in no folder of a class; expected {top}CLASS/NAME.jpg; move "
-                        "it into one"
-                    )
-                elif len(classes) != depth:
-                    fault = (
-                        f"{first} lies {depth} folders of classes deep and {path} {len(classes)}; "
-                        "expected the same depth everywhere; move one of them, or see "
-                        "--split-names"
-                    )
-                elif _kind(path) != _kind(first):
-                    fault = (
-                        f"{first} is a {_kind(first)} and {path} a {_kind(path)}; expected one "
-                        "kind everywhere; move one of them away, or convert it"
-                    )
-                if fault:
-                    raise SourceError(f"{self.dataset}: {fault}")
-            counts[split] = len(pictures) - before
-        return pictures, split_ranges(counts, merge=False)
+    def payloads(self, view: str) -> Iterator[tuple[str, bytes]]:
+        """Reads every picture."""
+        for paths in self._listed.values():
+            for path in paths:
+                yield path, self._tree.read(path)
 
+    @property
+    def strays(self) -> dict[str, str]:
+        """The files that are no pictures by their names."""
+        return {path: NO_PICTURE for path in self._in_splits if not _is_picture(path)}
+
+    @cached_property
+    def _tree(self) -> Tree:
+        return Tree(self.folder)
+
+    @property
+    def _in_splits(self) -> list[str]:
+        tops = tuple(self._split_folders.values())
+        return [path for path in self._tree.paths if path.startswith(tops)]
+
+    @cached_property
+    def _listed(self) -> dict[str, list[str]]:
+        """The paths of the pictures of each split."""
+        tops = self._split_folders
+        empty = [f for f in self._tree.empty if f.startswith(tuple(tops.values())) or f == "./"]
+        if empty or not self._tree.paths:
+            raise SourceError(
+                f"{self.dataset}: the folder {(empty or ['.'])[0].removeprefix('./') or '.'} is "
+                "empty; expected pictures, or folders of them; remove it"
+            )
+        pictures = [path for path in self._tree.paths if _is_picture(path)]
+        listed = {s: [p for p in pictures if p.startswith(top)] for s, top in tops.items()}
+        for split, paths in listed.items():
+            for path in paths:
+                if not _classes(path, tops[split]):
+                    raise SourceError(
+                        f"{self.dataset}: {path} lies in no folder of a class; expected "
+                        f"{tops[split]}CLASS/NAME.jpg; move it into one"
+                    )
+        return listed
+
+    @cached_property
     def _split_folders(self) -> dict[str, str]:
-        """Returns the folder of each split: `train/` for train; "" without splits."""
-        entries = _visible(self.folder, "")
-        folders = [entry.name for entry in entries if entry.is_dir()]
+        """The folder of each split: `train/` for train; "" without splits."""
+        entries = dict.fromkeys(path.partition("/")[0] for path in self._tree.paths)
+        folders = list(dict.fromkeys(p.partition("/")[0] for p in self._tree.paths if "/" in p))
         if self.split_names == [SINGLE_SPLIT] and SINGLE_SPLIT not in folders:
             return {SINGLE_SPLIT: ""}
         if self.split_names is not None:
@@ -137,9 +210,9 @@ class Folder(FileSource):
         if "train" not in folders:
             return {SINGLE_SPLIT: ""}
         for entry in entries:
-            if entry.name not in SPLITS:
+            if entry not in SPLITS:
                 raise SourceError(
-                    f"{self.dataset}: {entry.name} lies beside the split train; expected "
+                    f"{self.dataset}: {entry} lies beside the split train; expected "
                     f"{', '.join(SPLITS)} alone; name the splits with --split-names, or say "
                     f"--split-names {SINGLE_SPLIT} where train is a class"
                 )
@@ -181,56 +254,5 @@ def _classes(path: str, top: str) -> tuple[str, ...]:
     return tuple("/".join(folders[:depth]) for depth in range(1, len(folders) + 1))
 
 
-def _walk(folder: Path, top: str) -> Iterator[str]:
-    """Yields the paths of all pictures below `top`, which ends with a slash, sorted by name."""
-    entries = _visible(folder, top)
-    if not entries:
-        raise SourceError(
-            f"{folder.resolve().name}: the folder {top or '.'} is empty; expected pictures, or "
-            "folders of them; remove it"
-        )
-    for entry in entries:
-        path = f"{top}{entry.name}"
-        if entry.is_dir():
-            yield from _walk(folder, f"{path}/")
-        elif entry.is_file() and entry.name.lower().endswith(tuple(KINDS)):
-            yield path
-        else:
-            raise SourceError(
-                f"{folder.resolve().name}: {path} is no picture; expected .jpg, .jpeg or .png "
-                "files and folders of them; move it away, or convert it"
-            )
-
-
-def _visible(folder: Path, top: str) -> list[os.DirEntry[str]]:
-    with os.scandir(folder / top) as entries:
-        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
-
-
-def _kind(path: str) -> Kind:
-    """Returns the format that the suffix of a file says; `read_header` checks it."""
-    return KINDS[path[path.rindex(".") :].lower()]
-
-
-def read_header(folder: Path, path: str, kind: Kind | None = None) -> Header:
-    """Returns the header of a picture; SourceError if it is damaged or not of this kind."""
-    with _picture_errors(folder, path):
-        return read_header_of(folder / path, kind)
-
-
-def read_picture(folder: Path, path: str, kind: Kind | None = None) -> bytes:
-    """Returns the bytes of a picture; SourceError if it is damaged or not of this kind."""
-    data = (folder / path).read_bytes()
-    with _picture_errors(folder, path):
-        read_complete_header(data, kind)
-    return data
-
-
-@contextmanager
-def _picture_errors(folder: Path, path: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as fault:
-        raise SourceError(
-            f"{folder.resolve().name}: {path} {fault}; move it away, or convert it"
-        ) from None
+def _is_picture(path: str) -> bool:
+    return path.lower().endswith(ENDINGS)

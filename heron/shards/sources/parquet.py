@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -11,17 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from heron.shards.errors import SourceError, first_few, short_repr
+from heron.shards.errors import SourceError, first_few, list_faults, short_repr
 from heron.shards.manifest import Labels
-from heron.shards.picture import read_complete_header, shape_of
 from heron.shards.sources.base import (
     SINGLE_SPLIT,
     Column,
     FileOrFolder,
-    FileSource,
     Loaded,
     vectors,
 )
+from heron.shards.sources.folder import PictureSource
 from heron.shards.sources.labels import MINUS_ONE, MinusOne, encode_labels
 from heron.shards.sources.leaks import KEEP
 from heron.shards.sources.parquet_files import fetch, find_files, group_by_split
@@ -34,18 +33,19 @@ BATCH = 1024  # pictures checked together
 FILL = "fill the row, or drop it first"
 
 
-class Parquet(FileSource):
+class Parquet(PictureSource):
     """Parquet files, or a data set of Hugging Face: saved in a folder, or a name on the Hub.
 
-    Views are columns, by their kind: pictures (JPEG or PNG, their bytes in the column), texts, and
-    vectors (numbers, or lists of as many in every row). Labels are one column of class numbers,
+    Views are columns, by their kind: pictures (files, as bytes in the column), texts, and vectors
+    (numbers, or lists of as many in every row). Labels are one column of class numbers,
     names, or lists of either, or several columns of 0 and 1. Splits are those of the data set, or
     by the words train, val and test in the names of the files or their folders. No script of a data
     set is run, and nothing is unpickled.
     """
 
     name: ClassVar[str] = "parquet"
-    left_out: ClassVar[tuple[str, ...]] = ("keep",)
+    left_out: ClassVar[tuple[str, ...]] = ("keep", "on_error")
+    remedy: ClassVar[str] = "fill the row, drop it first"
     examples: ClassVar[str] = (
         "heron shards build parquet --data saved/birds --image image --text caption --label kind "
         "--out data/birds\n"
@@ -112,6 +112,14 @@ class Parquet(FileSource):
         for split, paths in self._paths.items():
             splits[split] = range(offsets[first], offsets[first + len(paths)])
             first += len(paths)
+        bad = [int(name.rpartition(" ")[2]) for name in self.skipped]
+        kept: dict[str, range | NDArray[np.int64]] = {}
+        for split, span in splits.items():
+            left = np.setdiff1d(span, bad) if bad else span
+            if len(left):
+                kept[split] = left
+        if not kept:
+            raise SourceError(f"{self.dataset}: {list_faults(self.skipped, 1)}: no row is left")
         keys = [f"{name}-{n:08d}" for name, rows in splits.items() for n in range(len(rows))]
         used = {column for _, columns in self._view_columns.values() for column in columns}
         used |= set(self.label or ())
@@ -120,7 +128,7 @@ class Parquet(FileSource):
             views=views,
             targets=targets,
             labels=labels,
-            splits=splits,
+            splits=kept,
             keys=keys if self.block_rows is None else None,
             warning=f"not read: columns {first_few(unused)}" if unused else "",
         )
@@ -182,12 +190,31 @@ class Parquet(FileSource):
         for view, (kind, columns) in self._view_columns.items():
             where = f"{self.dataset}: column {', '.join(columns)}"
             if kind != "vector":
-                views[view] = _bytes_column(self._rows, columns[0], kind, where)
+                read_bytes = _bytes_reader(self._rows, columns[0], kind, where)
+                extent: tuple[int, ...] = (-1,)
+                member = None
+                if kind == "image":
+                    extent, member, _ = self.checked[0][view]
+                views[view] = Column((sum(self._rows.rows), *extent), read_bytes, member)
                 continue
             read = _vectors(self._rows, columns, where)
             shape = sum(self._rows.rows), read(np.zeros(1, np.int64)).shape[1]
             views[view] = vectors(shape, read, f"{where}: view {view!r}", FILL)
         return views
+
+    @property
+    def picture_views(self) -> list[str]:
+        """The views of pictures."""
+        return [view for view, (kind, _) in self._view_columns.items() if kind == "image"]
+
+    def payloads(self, view: str) -> Iterator[tuple[str, Any]]:
+        """Reads every picture of a view, a few together."""
+        column, total = self._view_columns[view][1][0], sum(self._rows.rows)
+        for start in range(0, total, BATCH):
+            rows = np.arange(start, min(start + BATCH, total))
+            for row, value in zip(rows, self._rows.take(column, rows).to_pylist(), strict=True):
+                data = value.get("bytes") if isinstance(value, dict) else value
+                yield f"column {column}, row {row}", data
 
     def _labels(self) -> tuple[Labels, NDArray[Any]]:
         total = sum(self._rows.rows)
@@ -228,9 +255,10 @@ class Parquet(FileSource):
         return labels, targets
 
 
-def _bytes_column(rows: ArrowRows, column: str, kind: str, where: str) -> Column:
-    """Returns a column of texts, or of pictures after checking the header of each."""
-    total = sum(rows.rows)
+def _bytes_reader(
+    rows: ArrowRows, column: str, kind: str, where: str
+) -> Callable[[NDArray[np.int64]], list[bytes]]:
+    """Returns a function that reads texts, or files of pictures."""
 
     def read(indices: NDArray[np.int64]) -> list[bytes]:
         payloads = []
@@ -241,25 +269,13 @@ def _bytes_column(rows: ArrowRows, column: str, kind: str, where: str) -> Column
             if kind == "text" and isinstance(value, str):
                 value = value.encode()
             if not isinstance(value, bytes):
-                expected = "a text" if kind == "text" else "the bytes of a picture, not its path"
                 raise SourceError(
-                    f"{where}, row {row}: found {short_repr(value)}; expected {expected}; {FILL}"
+                    f"{where}, row {row}: found {short_repr(value)}; expected a text; {FILL}"
                 )
             payloads.append(value)
         return payloads
 
-    if kind == "text":
-        return Column((total, -1), read)
-    headers = set()
-    for start in range(0, total, BATCH):
-        batch = np.arange(start, min(start + BATCH, total))
-        for row, data in zip(batch.tolist(), read(batch), strict=True):
-            try:
-                headers.add(read_complete_header(data))
-            except ValueError as fault:
-                raise SourceError(f"{where}, row {row} {fault}; {FILL}") from None
-    member = "png" if {header.kind for header in headers} == {"PNG"} else None
-    return Column((total, *shape_of(headers)), read, member)
+    return read
 
 
 def _vectors(

@@ -1,5 +1,6 @@
 """Tables, such as CSV files: each file is a view, and some columns are the labels."""
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,20 +14,22 @@ from heron.shards.manifest import Labels
 from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded
 from heron.shards.sources.labels import MinusOne, classes_of, encode_labels
 from heron.shards.sources.leaks import KEEP
-from heron.shards.sources.text import (
+from heron.shards.sources.sheet import (
     SEPARATORS,
     UNNAMED,
     Sheet,
+    dialect_of,
+    read_columns,
+)
+from heron.shards.sources.text import (
     counts_up,
     is_missing,
     parse_number,
-    read_rows,
     resembles_number,
     whole_number,
 )
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-MAX_CATEGORIES = 1000  # of a column
+MIN_NUMBERED = 10  # rows from which a first column of numbers in order is an index
 NONE = "none"  # no column: the rows have no labels
 
 
@@ -59,7 +62,7 @@ class Table(FileSource):
     """
 
     name: ClassVar[str] = "table"
-    left_out: ClassVar[tuple[str, ...]] = ("keep",)
+    left_out: ClassVar[tuple[str, ...]] = ("keep", "encoding", "decimal")
     examples: ClassVar[str] = (
         "heron shards build table --csv yeast.csv --out data/yeast\n"
         "  heron shards build table --csv audio.csv video=v.tsv y.csv --label kind --out data/mine"
@@ -70,6 +73,12 @@ class Table(FileSource):
     )
     separator: Literal["auto", "comma", "tab", "semicolon", "space"] = Field(
         "auto", description="what parts the cells; auto: the one that parts the first line"
+    )
+    encoding: Literal["auto", "utf-8", "utf-16", "latin-1", "windows-1252"] = Field(
+        "auto", description="of the text; auto: UTF-8, or UTF-16 with a byte order mark"
+    )
+    decimal: Literal["auto", "point", "comma"] = Field(
+        "auto", description="what begins a fraction; auto: a comma where it does not part cells"
     )
     header: Literal["auto", "yes", "no"] = Field(
         "auto",
@@ -148,7 +157,7 @@ class Table(FileSource):
             raise SourceError(
                 f"{self._sheets[0].file}: no column is left; expected a feature beside the labels"
             )
-        rows = len(self._sheets[0].rows)
+        rows = len(self._sheets[0])
         unlabelled = Labels(kind="none", names=[]), np.full(rows, -1)
         labels, targets = self._labels(label_columns) if label_columns else unlabelled
         return Loaded(
@@ -162,12 +171,18 @@ class Table(FileSource):
 
     @cached_property
     def _row_numbers(self) -> set[tuple[int, int]]:
-        """The first columns without a name that number the rows, as pandas writes its index."""
+        """The first columns that number the rows, as pandas and R write: from 0, unnamed from 1."""
+        taken = {*self._label_columns, *(self._find(self.key) if self.key else ())}
         found = set()
         for number, sheet in enumerate(self._sheets):
-            if sheet.names and sheet.names[0] in UNNAMED and sheet.width > 1:
+            unnamed = sheet.names is not None and sheet.names[0] in UNNAMED
+            kept = f"{sheet.view}:{sheet.title(0)}" in self.keep or (number, 0) in taken
+            if kept or not (unnamed or (len(sheet) >= MIN_NUMBERED and sheet.width > 2)):
+                continue
+            first = whole_number(sheet.columns[0][0].as_py())
+            if first == 0 or (unnamed and first == 1):
                 numbers = [whole_number(cell) for cell in sheet.cells(0)]
-                if numbers == [*range(len(numbers))]:
+                if numbers == [*range(first, first + len(numbers))]:
                     found.add((number, 0))
         return found
 
@@ -180,8 +195,13 @@ class Table(FileSource):
             for sheet in self._sheets
             if self.header == "auto" and sheet.names and counts_up(sheet.names)
         ]
-        files = [self._sheets[number].file for number, _ in sorted(self._row_numbers)]
-        return [*notes, *(f"{file}: its first column numbers the rows: left out" for file in files)]
+        for sheet in self._sheets:
+            if self.encoding == "auto" and sheet.dialect.encoding == "utf-16":
+                notes.append(f"{sheet.file}: read as UTF-16")
+        for sheet in (self._sheets[number] for number, _ in sorted(self._row_numbers)):
+            keep = f"--keep {sheet.view}:{sheet.title(0)}"
+            notes.append(f"{sheet.file}: its first column numbers the rows: left out ({keep})")
+        return [*notes, *(note for sheet in self._sheets for note in sheet.notes)]
 
     @cached_property
     def _sheets(self) -> list[Sheet]:
@@ -190,20 +210,26 @@ class Table(FileSource):
             view = value.partition("=")[0] if _path_of(value) != value else path.stem
             if len(self.csv) == 1 and _path_of(value) == value:
                 view = "features"
-            rows = read_rows(path, SEPARATORS.get(self.separator))
-            names = rows.pop(next(iter(rows))) if self._has_header(path.name, view, rows) else None
-            if not rows:
+            encoding = None if self.encoding == "auto" else self.encoding.replace("-8", "-8-sig")
+            dialect = dialect_of(path, SEPARATORS.get(self.separator), encoding, self.decimal)
+            columns = read_columns(path, dialect)
+            sheet = Sheet(view, path, None, columns, len(columns[0]), dialect)
+            if self._has_header(sheet):
+                names = [column[0].as_py() for column in sheet.columns]
+                columns = [column[1:] for column in columns]
+                sheet = replace(sheet, names=names, columns=columns, rows=sheet.rows - 1)
+            if not len(sheet):
                 raise SourceError(f"{path.name}: a header and no rows; expected a line for each")
-            sheets.append(Sheet(view, path.name, names, rows))
+            sheets.append(sheet)
         return sheets
 
     def _check_rows(self) -> None:
         first, *others = self._sheets
         for sheet in others:
-            if len(sheet.rows) != len(first.rows):
+            if len(sheet) != len(first):
                 raise SourceError(
-                    f"{sheet.file} has {len(sheet.rows):,} rows and {first.file} "
-                    f"{len(first.rows):,}; expected the same rows in every file"
+                    f"{sheet.file} has {len(sheet):,} rows and {first.file} {len(first):,}; "
+                    "expected the same rows in every file"
                 )
         if self.key is None:
             return
@@ -211,22 +237,24 @@ class Table(FileSource):
         for number, sheet in enumerate(self._sheets):
             if number not in keys:
                 raise SourceError(f"{sheet.file}: no column {self.key!r}; expected the key in each")
-            for line, key, expected in zip(sheet.rows, keys[number], keys[0], strict=True):
+            for row, (key, expected) in enumerate(zip(keys[number], keys[0], strict=True)):
                 if key != expected:
                     raise SourceError(
-                        f"{sheet.file}, line {line}: {self.key} is {key!r}, and {expected!r} in "
-                        f"that row of {first.file}; expected the same rows in the same order; "
-                        "sort them"
+                        f"{sheet.file}, line {sheet.line(row)}: {self.key} is {key!r}, and "
+                        f"{expected!r} in that row of {first.file}; expected the same rows in the "
+                        "same order; sort them"
                     )
 
-    def _has_header(self, file: str, view: str, rows: dict[int, list[str]]) -> bool:
+    def _has_header(self, sheet: Sheet) -> bool:
         """Returns whether the first line names the columns; SourceError where it is ambiguous."""
         if self.header != "auto":
             return self.header == "yes"
-        (line, first), *rest = rows.items()
+        first = [sheet.plain(column[0].as_py()) for column in sheet.columns]
         labels = [NONE] if self.label is None and len(self.csv) > 1 else self.label or ["-1"]
         requested = [*labels, *(self.ignore or ()), *(self.categories or ()), self.key or NONE]
-        columns = [name.removeprefix(f"{view}:") for name in requested if name not in (NONE, "all")]
+        columns = [
+            name.removeprefix(f"{sheet.view}:") for name in requested if name not in (NONE, "all")
+        ]
         if any(
             whole_number(name) is None and (name in first or len(self.csv) == 1) for name in columns
         ):
@@ -236,24 +264,28 @@ class Table(FileSource):
         skipped = {i % len(first) for i in label_columns}
         cells = [c for n, c in enumerate(first) if n not in skipped and not is_missing(c)]
         if counts_up(first):
-            columns_below = zip(*(row for _, row in rest), strict=True)
-            if any(all(whole_number(cell) is None for cell in column) for column in columns_below):
+            columns_below = (sheet.cells(n)[1:] for n in range(sheet.width))
+            if any(
+                column and all(whole_number(cell) is None for cell in column)
+                for column in columns_below
+            ):
                 return True
             raise SourceError(
-                f"{file}, line {line}: found {first_few(first)}: a row, or names as pandas gives "
-                "columns; expected to know which; say --header yes or --header no"
+                f"{sheet.file}, line {sheet.line(0)}: found {first_few(first)}: a row, or "
+                "names as pandas gives columns; expected to know which; say --header yes or "
+                "--header no"
             )
         words = [cell for cell in cells if parse_number(cell) is None]
         numbers = [cell for cell in cells if resembles_number(cell)]
         if words and numbers:
             raise SourceError(
-                f"{file}, line {line}: found {words[0]!r}, as in a header, and "
+                f"{sheet.file}, line {sheet.line(0)}: found {words[0]!r}, as in a header, and "
                 f"{numbers[0]!r}, as in a row; expected names alone or numbers alone; say which it "
                 "is with --header yes or --header no"
             )
         return bool(words) or any(
             parse_number(first[i]) is None
-            and all(parse_number(row[i]) is not None for _, row in rest)
+            and all(parse_number(cell) is not None for cell in sheet.cells(i)[1:])
             for i in label_columns
         )
 
@@ -303,12 +335,12 @@ class Table(FileSource):
         texts = []
         for number, column in columns:
             sheet = self._sheets[number]
-            for line, text in zip(sheet.rows, cells := sheet.cells(column), strict=True):
+            for row, text in enumerate(cells := sheet.cells(column)):
                 if is_missing(text):
                     raise SourceError(
-                        f"{sheet.file}, line {line}: the class in column {column} is missing "
-                        f"(found {text!r}); expected a class for each row: unknown labels are not "
-                        "read; fill it or drop the row first"
+                        f"{sheet.file}, line {sheet.line(row)}: the class in column {column} is "
+                        f"missing (found {text!r}); expected a class for each row: unknown labels "
+                        "are not read; fill it or drop the row first"
                     )
             texts.append(cells)
         files = ", ".join(dict.fromkeys(self._sheets[number].file for number, _ in columns))
@@ -349,7 +381,9 @@ class Table(FileSource):
         sheet = self._sheets[number]
         features, names = [], list[str]()
         for column in columns:
-            values = self._values(sheet, column, (number, column) in self._category_columns)
+            values = sheet.values(
+                column, (number, column) in self._category_columns, self.missing == "mean"
+            )
             missing = np.isnan(values).all(1)
             if missing.all():
                 raise SourceError(
@@ -357,42 +391,7 @@ class Table(FileSource):
                     "is no mean; leave the column out with --ignore"
                 )
             values[missing] = values[~missing].mean(0)
-            features.append(values)
+            features.append(values.astype(np.float32))
+            sheet.columns[column] = None  # its strings make room
             names += [sheet.title(column)] * values.shape[1]
-        return np.hstack(features).astype(np.float32), names
-
-    def _values(self, sheet: Sheet, column: int, category: bool) -> NDArray[np.float64]:
-        """Returns a column as numbers [rows, 1], or as 0 and 1 for each of its categories."""
-        cells = sheet.cells(column)
-        where = f"column {sheet.shown(column)}"
-        present = [cell for cell in cells if category and not is_missing(cell)]
-        names = classes_of(present, f"{sheet.file}, {where}")[0]
-        if len(names) > MAX_CATEGORIES:
-            raise SourceError(
-                f"{sheet.file}, {where}: {len(names):,} categories; expected at most "
-                f"{MAX_CATEGORIES:,}; leave the column out with --ignore"
-            )
-        values = np.zeros((len(cells), len(names) if category else 1))
-        positions = {name: position for position, name in enumerate(names)}
-        for row, (line, cell) in enumerate(zip(sheet.rows, cells, strict=True)):
-            missing, fault = is_missing(cell), None
-            value = parse_number(cell)
-            if missing and self.missing == "error":
-                fault = (
-                    "the cell is missing; expected a value; fill it first, or take the column's "
-                    "mean with --missing mean"
-                )
-            elif not missing and not category and (value is None or abs(value) > FLOAT32_MAX):
-                fault = (
-                    "expected a finite float32; correct it, leave the column out with --ignore, or "
-                    "name it in --categories"
-                )
-            if fault:
-                raise SourceError(f"{sheet.file}, line {line}, {where}: found {cell!r}; {fault}")
-            if missing:
-                values[row] = np.nan
-            elif category:
-                values[row, positions[cell]] = 1
-            else:
-                values[row] = value
-        return values
+        return np.hstack(features), names

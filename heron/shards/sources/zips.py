@@ -1,5 +1,6 @@
 """Opens, lists and reads the zip files of a publisher."""
 
+import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -62,6 +63,40 @@ def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
             f"{path.name}: {member} cannot be read ({fault}); expected a whole zip; "
             f"{DOWNLOAD_AGAIN}"
         ) from None
+
+
+class Tree:
+    """The files of a folder, or of a zip, in the order of their paths, without hidden ones.
+
+    Where all of a zip lies in one folder, paths begin below it. `empty` are folders without a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Lists the files; SourceError where a zip is damaged."""
+        self.path, self.prefix, self._zip, self.empty = path, "", None, list[str]()
+        if path.is_dir():
+            paths = []
+            for folder, folders, files in os.walk(path):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                shown = [name for name in files if not name.startswith(".")]
+                top = Path(folder).relative_to(path)
+                paths += [(top / name).as_posix() for name in shown]
+                if not shown and not folders:
+                    self.empty.append(top.as_posix() + "/")
+        else:
+            self._zip = open_zip(path, "a folder of pictures, or a zip of one")
+            paths = list_zip(self._zip, path)
+            tops = {name.partition("/")[0] for name in paths if "/" in name}
+            if len(tops) == 1 and all("/" in name for name in paths):
+                self.prefix = f"{tops.pop()}/"
+        paths = [name.removeprefix(self.prefix) for name in paths]
+        self.paths = sorted(paths, key=lambda name: name.split("/"))
+
+    def read(self, name: str) -> bytes:
+        """Returns the bytes of a file."""
+        if self._zip is None:
+            return (self.path / name).read_bytes()
+        return read_zip(self._zip, self.path, self.prefix + name)
 
 
 def is_html(data: bytes) -> bool:
