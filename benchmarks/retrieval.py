@@ -53,12 +53,10 @@ from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.objectives.term import terms_of
 from heron.retrieval.build import build_index
-from heron.retrieval.embed import embed
-from heron.retrieval.embedder import Embedder
-from heron.retrieval.embeddings import Embeddings
-from heron.retrieval.in_memory import prepare_vectors
+from heron.retrieval.embed import Embedder, embed
+from heron.retrieval.embeddings import Embeddings, prepare_vectors
 from heron.retrieval.index import Index
-from heron.retrieval.kinds import (
+from heron.retrieval.index_plan import (
     CODED,
     KINDS,
     MAX_POINTS,

@@ -27,7 +27,7 @@ from heron.data.batches import Batch
 from heron.data.texts import NONE
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
-from heron.retrieval.layers import ExportLayer, LayerModel, no_layer
+from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import HeronError
 from heron.shards.set_aside import make_room

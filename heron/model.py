@@ -19,8 +19,8 @@ from heron.data.batches import Batch
 from heron.data.given_rows import InputRows, InputView, refuse_names
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
+from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
 from heron.retrieval.embeddings import Layer
-from heron.retrieval.layers import ExportLayer, LayerModel, no_layer
 from heron.training import hub, pretrained, saved
 from heron.training.signature import Signature
 

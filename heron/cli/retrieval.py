@@ -15,10 +15,10 @@ from heron.cli.arguments import ONE_EACH, Location, Override, Overwrite, UsageEr
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
 from heron.retrieval.embeddings import Layer, Role
-from heron.retrieval.kinds import MapKind, Metric, RequestedKind, parse_bytes
+from heron.retrieval.index_plan import MapKind, Metric, RequestedKind, parse_bytes
 
 if TYPE_CHECKING:
-    from heron.retrieval.index_manifest import IndexManifest
+    from heron.retrieval.index_files import IndexManifest
 
 NearLayer = Literal["hidden", "projection"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
@@ -51,7 +51,7 @@ def embed(
     """
     from heron.distributed import collectives
     from heron.retrieval import embed as embedding
-    from heron.retrieval.embedder import Choice
+    from heron.retrieval.embed import Choice
 
     choice = Choice(split, role, layers, dtype, part_rows)
     written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
@@ -93,7 +93,7 @@ def index(
     """
     from heron.retrieval.build import build_index
     from heron.retrieval.embeddings import Embeddings
-    from heron.retrieval.kinds import format_bytes
+    from heron.retrieval.index_plan import format_bytes
 
     source = Embeddings.open(embeddings, not no_verify)
     manifest = build_index(
@@ -168,7 +168,7 @@ def query(
     heron query indexes/faces --key 000008 --where "Smiling and not Male" --sheet near.png
     heron query indexes/faces --file face.jpg --k 5 --format json
     """
-    from heron.retrieval import user_files
+    from heron.retrieval import file_reader
     from heron.retrieval.query import Retriever
 
     if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
@@ -185,7 +185,7 @@ def query(
     elif text is not None:
         answer = retriever.by_text(text, k, where, relation)
     elif vector is not None:
-        numbers = user_files.vector_row(user_files.map_bytes(vector), str(vector), row)
+        numbers = file_reader.vector_row(file_reader.map_bytes(vector), str(vector), row)
         answer = retriever.by_vector(numbers, k, where, relation, f"{vector} row {row}")
     else:
         answer = retriever.by_file(files, k, where, relation, row=row)
@@ -201,9 +201,9 @@ def query(
     if sheet is not None:
         contents = ((path, path.read_bytes()) for path in files.values())
         pictures = (
-            user_files.upright_picture(d, str(p))
+            file_reader.upright_picture(d, str(p))
             for p, d in contents
-            if not d.startswith(user_files.NPY)
+            if not d.startswith(file_reader.NPY)
         )
         save_sheet(draw_answer(retriever, answer, next(pictures, None)), sheet)
 

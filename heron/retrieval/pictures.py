@@ -9,7 +9,7 @@ from PIL import Image
 from heron.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.config.experiment import load_config
 from heron.data.reader import Reader
-from heron.retrieval.layers import refuse_options
+from heron.retrieval.embedding_model import refuse_options
 from heron.retrieval.samples import Samples
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View

@@ -14,27 +14,19 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.config.errors import RetrievalError
-from heron.retrieval.answer import (
-    Allowed,
-    Answer,
-    Flags,
-    Hit,
-    Query,
-    Relation,
-    allowed_samples,
-)
+from heron.retrieval.answer import Answer, Flags, Query, Relation, find_answer
 from heron.retrieval.embeddings import Embeddings, choose_data
+from heron.retrieval.file_reader import File
 from heron.retrieval.index import Index
-from heron.retrieval.kinds import CODED
+from heron.retrieval.index_plan import CODED
 from heron.retrieval.samples import Samples
-from heron.retrieval.user_files import File
 from heron.shards.artefact import MANIFEST
 from heron.shards.manifest import load_manifest
 
 VOTERS = 10  # nearest samples that a file's labels are predicted from
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
-    from heron.retrieval.encode import FileEncoder
+    from heron.retrieval.file_encoder import FileEncoder
     from heron.retrieval.pictures import SamplePictures
 
 
@@ -121,14 +113,14 @@ class Retriever:
     ) -> Answer:
         """Returns the samples nearest to the sample with a key.
 
-        `far` is the least label distance of a hard negative; `pipeline.negatives.definition` gives
+        `far` is the least label distance of a hard negative; `evaluation.negatives` gives
         the default. Raises a RetrievalError if there is no such sample, k or filter; nothing passes
         the filter; or the relation needs labels and the query has none.
         """
         number = self.samples.find(key)
         vector, origin = self.vector(number)
         query = Query(number, key, self.samples.label_names(number), origin)
-        return self._answer(query, vector, k, where, relation, far, among)
+        return find_answer(self.index, query, vector, k, where, relation, far, among)
 
     def by_keys(
         self, keys: Sequence[str], k: int = 10, where: str = "", among: Flags | None = None
@@ -155,7 +147,7 @@ class Retriever:
             f"the mean of {len(numbers)} samples, from {origins[0]}",
             numbers,
         )
-        return self._answer(query, vectors.mean(0), k, where, "neighbours", None, among)
+        return find_answer(self.index, query, vectors.mean(0), k, where, "neighbours", None, among)
 
     def by_text(
         self,
@@ -173,7 +165,7 @@ class Retriever:
         query = Query(None, text, [], f"the text, by the model of {self.run}")
         with self._lock:
             vector = self._encoder.text(text)
-        return self._answer(query, vector, k, where, relation, among=among)
+        return find_answer(self.index, query, vector, k, where, relation, among=among)
 
     def by_file(
         self,
@@ -201,7 +193,7 @@ class Retriever:
         predicted, voters = self.predict(vector)
         name, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
         query = Query(None, name, [], origin, [], predicted, voters)
-        return self._answer(query, vector, k, where, relation, among=among)
+        return find_answer(self.index, query, vector, k, where, relation, among=among)
 
     def predict(self, vector: NDArray[Any]) -> tuple[dict[str, float], int]:
         """Predicts the labels of a vector; returns each with its share, and the number of voters.
@@ -237,7 +229,9 @@ class Retriever:
                 f"{name} is {vector.dtype} {vector.shape}; expected "
                 f"({self.index.manifest.dim},), numbers; give one row"
             )
-        return self._answer(Query(None, name, [], "as given"), vector, k, where, relation)
+        return find_answer(
+            self.index, Query(None, name, [], "as given"), vector, k, where, relation
+        )
 
     def vector(self, number: int) -> tuple[NDArray[np.float32], str]:
         """Returns the vector of a sample, [dim], and where it comes from, in words."""
@@ -269,7 +263,7 @@ class Retriever:
 
     @cached_property
     def _encoder(self) -> "FileEncoder":
-        from heron.retrieval.encode import FileEncoder
+        from heron.retrieval.file_encoder import FileEncoder
 
         if not self.index.manifest.checkpoint:
             raise RetrievalError(
@@ -306,78 +300,3 @@ class Retriever:
                 "expected the shards that the vectors are of; give them: --data"
             )
         return choose_data(self._user_data, self.index.manifest.data, self.index.folder)
-
-    def _answer(
-        self,
-        query: Query,
-        vector: NDArray[Any],
-        k: int,
-        where: str,
-        relation: Relation,
-        far: float | None = None,
-        among: Flags | None = None,
-    ) -> Answer:
-        query_numbers = query.sample_numbers
-        candidates = len(self.samples) - len(query_numbers)
-        if not 1 <= k <= candidates:
-            raise RetrievalError(
-                f"k is {k:,}; expected 1 to {candidates:,}, as the index holds "
-                f"{len(self.samples):,} samples{' with the query' if query_numbers else ''}"
-            )
-        allowed = allowed_samples(self.samples, query, where, relation, far, among)
-        if allowed.label_distances is not None:
-            hits = self._nearest_in_label_space(query, vector, k, allowed)
-        else:
-            # Without a mask the query itself is most likely found: ask for that many more.
-            n = k + len(query_numbers) if allowed.mask is None else min(k, allowed.count)
-            neighbours = self.index.search(vector[None], n, allowed=allowed.mask)
-            numbers, scores = neighbours.numbers[0], neighbours.scores[0]
-            is_hit = (numbers >= 0) & ~np.isin(numbers, query_numbers)
-            hits = self._hits(query, numbers[is_hit][:k], scores[is_hit][:k])
-        return Answer(
-            query=query,
-            hits=hits,
-            k=k,
-            allowed=allowed.count or candidates,
-            where=where,
-            relation=relation,
-            far=allowed.far,
-            metric=self.index.manifest.metric,
-            close=allowed.close,
-            instead=allowed.label_distances is not None,
-        )
-
-    def _nearest_in_label_space(
-        self, query: Query, vector: NDArray[Any], k: int, allowed: Allowed
-    ) -> list[Hit]:
-        """Returns the k nearest by label distance; ties are ordered by vector similarity."""
-        assert allowed.label_distances is not None and allowed.mask is not None
-        hits: list[Hit] = []
-        for distance in np.unique(allowed.label_distances[allowed.mask]):
-            tied = allowed.mask & (allowed.label_distances == distance)
-            n = min(k - len(hits), int(tied.sum()))
-            neighbours = self.index.search(vector[None], n, allowed=tied)
-            hits += self._hits(query, neighbours.numbers[0], neighbours.scores[0])
-            if len(hits) >= k:
-                break
-        return hits
-
-    def _hits(
-        self, query: Query, numbers: NDArray[np.int64], scores: NDArray[np.float32]
-    ) -> list[Hit]:
-        samples = self.samples
-        distances = np.full(len(numbers), np.nan, np.float32)
-        if query.number is not None:
-            distances = samples.label_distance(np.array([query.number]), numbers)
-        return [
-            Hit(
-                number,
-                samples.key(number),
-                score,
-                samples.label_names(number),
-                None if np.isnan(distance) else distance,
-            )
-            for number, score, distance in zip(
-                numbers.tolist(), scores.tolist(), distances.tolist(), strict=True
-            )
-        ]

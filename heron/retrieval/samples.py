@@ -99,7 +99,7 @@ class Samples:
 
     @cached_property
     def close_difference(self) -> int:
-        """The largest label difference of close labels: see `pipeline.negatives.definition`."""
+        """The largest label difference of close labels: see `evaluation.negatives`."""
         return close_label_difference(self.targets, self.known, self.exclusive)
 
     @property

@@ -19,8 +19,8 @@ from PIL import Image
 from heron.config.errors import RetrievalError
 from heron.retrieval.answer import Answer, Flags, Relation
 from heron.retrieval.filters import filter_mask
+from heron.retrieval.map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.query import Retriever
-from heron.retrieval.sample_map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.samples import Samples
 from heron.serve.admission import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import HeronError
@@ -227,7 +227,7 @@ class Selection:
 
     def __init__(self, retriever: Retriever) -> None:
         """Reads the map, if the index has one."""
-        self.samples, self.map = retriever.samples, SampleMap.of(retriever.index)
+        self.samples, self.map = retriever.samples, retriever.index.sample_map()
         self._inside = lru_cache(CACHED_OUTLINES)(lambda x: self.required_map().inside(x))
 
     def required_map(self) -> SampleMap:

@@ -167,7 +167,7 @@ def mine(
 ) -> Rows:
     """Returns the numbers of the nearest hard negatives of every row, [rows, nearest].
 
-    `pipeline.negatives.definition` defines hard; the median is over a fixed sample of the rows.
+    `evaluation.negatives` defines hard; the median is over a fixed sample of the rows.
     `SEARCHED_PER_HARD` times `nearest` neighbours are searched; -1 fills rows with fewer hard ones.
     """
     from heron.evaluation.knn import exact_nearest, faiss  # only mining needs FAISS

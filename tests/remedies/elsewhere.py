@@ -2,7 +2,7 @@
 
 BY_HAND = "tests/remedies/test_by_hand.py"
 COMPARE = "tests/launch/test_compare.py"
-ENCODE = "tests/retrieval/test_encode.py"
+ENCODE = "tests/retrieval/test_file_encoder.py"
 FAULTS = "tests/retrieval/test_index_faults.py"
 PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
 REPRODUCE = "tests/launch/test_reproduce.py"
@@ -16,7 +16,7 @@ PERFORMED = {
     " starts one; ": f"{VERB}::test_more_processes_than_a_configuration_starts",
     "is no configuration that accelerate reads": f"{VERB}::test_what_cannot_be_started_is_named",
     "of which no fold can be made": f"{COMPARE}::test_a_stream_of_tars_is_indexed_first",
-    " more --memory, or --kind ivfpq": "tests/retrieval/test_kinds.py::"
+    " more --memory, or --kind ivfpq": "tests/retrieval/test_index_plan.py::"
     "test_what_cannot_be_is_refused",
     " Parquet files ": PARQUET,
     "names no commit; ": PARQUET,

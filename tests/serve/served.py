@@ -21,8 +21,8 @@ from heron.data.dataset import open_reader
 from heron.data.views import Views
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.retrieval.build import build_index
-from heron.retrieval.encode import FileEncoder
-from heron.retrieval.layers import EmbeddingModel
+from heron.retrieval.embedding_model import EmbeddingModel
+from heron.retrieval.file_encoder import FileEncoder
 from heron.retrieval.query import Retriever
 from heron.serve.admission import BINARY, Limits
 from heron.serve.server import address, listen, make_server

@@ -13,7 +13,7 @@ from PIL import Image
 
 from heron.config.errors import CheckpointError, RetrievalError
 from heron.data.reader import Reader
-from heron.retrieval import user_files
+from heron.retrieval import file_reader
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.query import Retriever
@@ -143,7 +143,7 @@ def test_a_picture_is_turned_as_exif_says(faces: Retriever, orientation: int) ->
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = as_bytes(lying, exif=exif)
-    assert np.array_equal(np.asarray(user_files.upright_picture(data, "x")), np.asarray(upright))
+    assert np.array_equal(np.asarray(file_reader.upright_picture(data, "x")), np.asarray(upright))
     near(faces, 5, faces.encode(data))
 
 
@@ -218,9 +218,9 @@ def test_a_file_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
     endless = Path("/proc/self/status")  # says that it has no bytes, as one that grows may
     if not endless.is_file():
         pytest.skip("needs /proc")
-    monkeypatch.setattr(user_files, "MAX_FILE_BYTES", 40)
+    monkeypatch.setattr(file_reader, "MAX_FILE_BYTES", 40)
     with pytest.raises(RetrievalError, match="status has .* bytes; expected at most 40; make it"):
-        user_files.read_file(endless)
+        file_reader.read_file(endless)
 
 
 def png(width: int, height: int, twice: bool = False) -> bytes:

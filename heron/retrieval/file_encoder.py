@@ -17,10 +17,9 @@ from heron.data.batches import Batch
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
 from heron.data.texts import TextDecoder
+from heron.retrieval.embedding_model import EmbeddingModel, refuse_options
 from heron.retrieval.embeddings import Layer
-from heron.retrieval.index_manifest import IndexManifest
-from heron.retrieval.layers import EmbeddingModel, refuse_options
-from heron.retrieval.user_files import (
+from heron.retrieval.file_reader import (
     NPY,
     File,
     read_file,
@@ -28,6 +27,7 @@ from heron.retrieval.user_files import (
     upright_picture,
     vector_row,
 )
+from heron.retrieval.index_files import IndexManifest
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.show import DRAWABLE_CHANNELS
