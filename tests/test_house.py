@@ -86,4 +86,4 @@ def test_this_house_has_no_circle_and_grows_no_further() -> None:
     rooms = ours.rooms()
     assert house.circles(rooms) == [] and house.circles(ours.imports) == []
     assert len(rooms) <= 22 and sum(map(len, rooms.values())) <= 107
-    assert len(ours.files) <= 280 and sum(ours.lines.values()) <= 46_200
+    assert len(ours.files) <= 275 and sum(ours.lines.values()) <= 46_300

@@ -142,8 +142,11 @@ def query(
     *,
     key: Annotated[str | None, "query by a sample's key (or --file, --text, --vector)"] = None,
     file: Annotated[
-        tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for each view"
+        tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for more views, or not"
     ] = (),
+    across: Annotated[
+        bool, "compare files with the views that are not given: an index of --layer projection"
+    ] = False,
     text: Annotated[str | None, "query by words: an index of --layer projection"] = None,
     vector: Annotated[Path | None, "query by a vector of the index's layer: an npy file"] = None,
     row: Annotated[int, "row of an npy file"] = 0,
@@ -173,13 +176,15 @@ def query(
 
     if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
         raise UsageError("expected one of --key, --file, --text and --vector")
+    if across and not file:
+        raise UsageError("--across compares files with the views that are not given; give --file")
     if sheet is not None:
         from heron.retrieval.sheet import check_sheet, draw_answer
         from heron.shards.show import save_sheet
 
         check_sheet(sheet)
     retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
-    files = retriever.files(file) if file else {}
+    files = retriever.files(file, row) if file else {}
     if key is not None:
         answer = retriever.by_key(key, k, where, relation, far)
     elif text is not None:
@@ -188,7 +193,7 @@ def query(
         numbers = file_reader.vector_row(file_reader.map_bytes(vector), str(vector), row)
         answer = retriever.by_vector(numbers, k, where, relation, f"{vector} row {row}")
     else:
-        answer = retriever.by_file(files, k, where, relation, row=row)
+        answer = retriever.by_file(files, k, where, relation, row=row, across=across)
     manifest = retriever.index.manifest
     if format == "json":
         facts = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
@@ -224,6 +229,7 @@ def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
     return [
         f"query   {query.key}{labels}",
         f"vector  {query.vector}",
+        *([f"views   {query.compares}"] if query.compares else []),
         f"index   {manifest.kind} of {manifest.count:,} x {manifest.dim} '{manifest.layer}', "
         f"{answer.metric}",
         f"found   {len(answer.hits):,} of {answer.k:,} asked for, among {answer.allowed:,} "

@@ -13,6 +13,7 @@ from heron.retrieval.samples import Samples
 
 if TYPE_CHECKING:  # loads FAISS, which `heron --help` does without
     from heron.retrieval.index import Index
+    from heron.retrieval.some_views import SomeViews
 
 Flags = NDArray[np.bool_]
 Relation = Literal["neighbours", "hard", "false"]
@@ -30,6 +31,7 @@ class Query:
     examples: list[int] = field(default_factory=list)  # the samples whose mean is the query
     predicted: dict[str, float] = field(default_factory=dict)  # each label's share of the voters
     voters: int = 0  # nearest labelled samples that labels are predicted from
+    compares: str = ""  # which views are compared with which, in words; "": all with the same
 
     @property
     def sample_numbers(self) -> list[int]:
@@ -157,7 +159,7 @@ def _far(distances: NDArray[np.float32], samples: Samples) -> float:
 
 
 def find_answer(
-    index: "Index",
+    index: "Index | SomeViews",
     query: Query,
     vector: NDArray[Any],
     k: int,
@@ -202,7 +204,7 @@ def find_answer(
 
 
 def _nearest_in_label_space(
-    index: "Index", query: Query, vector: NDArray[Any], k: int, allowed: Allowed
+    index: "Index | SomeViews", query: Query, vector: NDArray[Any], k: int, allowed: Allowed
 ) -> list[Hit]:
     """Returns the k nearest by label distance; ties are ordered by vector similarity."""
     assert allowed.label_distances is not None and allowed.mask is not None

@@ -253,11 +253,7 @@ def _fail_together(work: Callable[[], T]) -> T:
 
 
 def _open(
-    checkpoint: Path,
-    config: Config,
-    device: torch.device,
-    out: Path,
-    choice: Choice,
+    checkpoint: Path, config: Config, device: torch.device, out: Path, choice: Choice
 ) -> tuple[Embedder, dict[str, Any]]:
     """Opens model, data and rows; the plan identifies this embedding, to resume it."""
     model = EmbeddingModel.open(checkpoint, config, device)

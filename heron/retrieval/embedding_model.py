@@ -1,13 +1,14 @@
 """A trained model over a data set: the layers that it computes, and its predictions."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -121,6 +122,26 @@ class LayerModel:
             widths["weight"] = model.projection_width * model.classified
         return widths
 
+    def present(self, given: Collection[str], rows: int) -> Tensor | None:
+        """Returns which views rows have that come with some stored views; None: all of them.
+
+        The flags are [rows, views]. Raises an InputError, in one line, if `given` are none, or not
+        among the stored views.
+        """
+        unknown = [name for name in given if name not in self.stored]
+        if unknown or not given:
+            fault = f"no view is called '{unknown[0]}'" if unknown else "no view is given"
+            raise InputError(f"{fault}; expected one or more of {', '.join(self.stored)}")
+        flags = [name in given for name in self.stored_by_view]
+        return None if all(flags) else torch.tensor(flags).expand(rows, -1)
+
+    def columns(self, layer: Layer, present: Tensor) -> NDArray[np.bool_]:
+        """Returns which numbers of a layer's vectors are of the views of a row, [dim]."""
+        widths = self.model.widths[: self.model.classified]
+        if layer != "hidden":
+            widths = [self.model.projection_width] * self.model.classified
+        return np.repeat(present.cpu().numpy(), widths)
+
     def features(self, batch: Batch) -> Features:
         """Returns all features that the model computes from stored views, by name."""
         inputs = self.views(batch, train=False, first=self.model.classified)
@@ -134,14 +155,18 @@ class LayerModel:
         Projections and weights of each view are unit vectors, side by side.
         """
         features = self.features(batch)
-        return {layer: self.layer(features, layer) for layer in layers}
+        return {layer: self.layer(features, layer, batch.present) for layer in layers}
 
     @staticmethod
-    def layer(features: Features, layer: Layer | Literal["logits"]) -> Tensor:
-        """Returns one layer of the features, [rows, dim]."""
+    def layer(
+        features: Features, layer: Layer | Literal["logits"], present: Tensor | None = None
+    ) -> Tensor:
+        """Returns one layer of the features, [rows, dim]; zeros for views that are missing."""
         if layer in ("hidden", "logits"):
             return features[layer][0]
         heads = features["projections" if layer == "projection" else "weights"]
+        if present is not None:  # H of a projection that is zeros is not
+            heads = [head * present[:, [view]] for view, head in enumerate(heads)]
         return torch.cat([normalize(head, dim=1) for head in heads], 1)
 
 

@@ -8,6 +8,7 @@ PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
 REPRODUCE = "tests/launch/test_reproduce.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
+SOME = "tests/retrieval/test_some_views.py"
 VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
@@ -26,6 +27,9 @@ PERFORMED = {
     "has the fingerprint ": SAME,
     " has weights of sha256 ": SAME,
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
+    "--across compares files with the views": f"{SOME}::test_the_command_says_what_it_compares",
+    "compared with the samples' other views": f"{SOME}::"
+    "test_unknown_views_and_none_are_refused_in_a_line",
     "a text is compared": "tests/data/test_texts.py::test_a_text_finds_pictures",
     "which may lead elsewhere": "tests/retrieval/test_foreign.py::"
     "test_options_of_a_run_that_an_index_names_lead_nowhere",

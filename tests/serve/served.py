@@ -73,6 +73,7 @@ def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
     build_index(embeddings, folder / "index", kind="flat", progress=False)
     found = Retriever.open(folder / "index")
     found.__dict__["_encoder"] = FileEncoder(model, "hidden")  # in place of a trained one
+    found.__dict__["inputs"] = {view: reader.view(view).kind}
     return found
 
 
