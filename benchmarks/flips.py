@@ -22,12 +22,11 @@ from heron.api.job import pretrain
 from heron.config.experiment import parse_config
 from heron.data.reader import Reader
 from heron.retrieval.build import build_index
-from heron.retrieval.embed import embed
-from heron.retrieval.embedder import Choice
+from heron.retrieval.embed import Choice, embed
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
-from heron.retrieval.index_manifest import INDEX
-from heron.retrieval.kinds import KINDS
+from heron.retrieval.index_files import INDEX
+from heron.retrieval.index_plan import KINDS
 from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.errors import HeronError
 from heron.training.pretrained import locate

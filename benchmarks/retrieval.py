@@ -53,12 +53,18 @@ from heron.data.views import Views
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.build import build_index
-from heron.retrieval.embed import embed
-from heron.retrieval.embedder import Embedder
-from heron.retrieval.embeddings import Embeddings
-from heron.retrieval.in_memory import prepare_vectors
+from heron.retrieval.embed import Embedder, embed
+from heron.retrieval.embeddings import Embeddings, prepare_vectors
 from heron.retrieval.index import Index
-from heron.retrieval.kinds import CODED, KINDS, MAX_POINTS, Kind, Plan, format_bytes, parse_bytes
+from heron.retrieval.index_plan import (
+    CODED,
+    KINDS,
+    MAX_POINTS,
+    Kind,
+    Plan,
+    format_bytes,
+    parse_bytes,
+)
 from heron.training.signature import Signature
 
 PARTS = ["build", "search", "embed", "million"]

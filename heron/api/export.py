@@ -27,7 +27,7 @@ from heron.data.batches import Batch
 from heron.data.decoders import NONE
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
-from heron.retrieval.layers import ExportLayer, LayerModel, no_layer
+from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
 from heron.shards.atomic import atomic_write, make_room
 from heron.shards.errors import HeronError
 from heron.training.signature import Signature

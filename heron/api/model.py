@@ -14,11 +14,11 @@ from torch import Tensor
 from heron.config.errors import InputError
 from heron.config.experiment import Config, load_config
 from heron.data.batches import Batch
-from heron.data.input_rows import InputRows, InputView, refuse_names
+from heron.data.input_rows import InputRows, InputView
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
+from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
 from heron.retrieval.embeddings import Layer
-from heron.retrieval.layers import ExportLayer, LayerModel, no_layer
 from heron.training import hub, pretrained, saved
 from heron.training.signature import Signature
 
@@ -50,6 +50,8 @@ class Model:
         self.labels: list[str] = signature.label_names
         self._model = LayerModel(self.network, Views(signature, config.data, device))
         self.views: list[str] = self._model.stored
+        inputs = {entry.view.name: entry for entry in signature.inputs}
+        self._inputs = {name: inputs[name] for name in self.views}
         self.layers: dict[Layer, int] = self._model.widths
 
     def __repr__(self) -> str:
@@ -71,12 +73,14 @@ class Model:
         [0, 1]. Nothing is augmented, and dropout is off.
 
         Args:
-            views: raw rows by the name of the stored view, for each of `Model.views`; a model of
-                one view also takes the rows alone. A view of vectors takes numbers [rows, width];
-                a view of pictures takes uint8 [rows, height, width, channels], or a list of
-                pictures, each an array or the bytes of a JPEG or PNG; a view of texts takes a list
-                of strings; a view of graphs takes a list of pairs: the labels of the nodes [nodes],
-                and the edges [edges, 2] as node numbers from 0, in one direction or both.
+            views: raw rows by the name of the stored view, for some or all of `Model.views`; a
+                model of one view also takes the rows alone. A view that is not given is treated as
+                training treats a missing one: its features are zeros, and with P of V views given
+                `hidden` is V / P of the others' features. A view of vectors takes numbers
+                [rows, width]; a view of pictures takes uint8 [rows, height, width, channels], or a
+                list of pictures, each an array or the bytes of a JPEG or PNG; a view of texts takes
+                a list of strings; a view of graphs takes a list of pairs: the labels of the nodes
+                [nodes], and the edges [edges, 2] as node numbers from 0, in one direction or both.
             layer: `hidden`, the classifier's input; `projection`, z of each view; `weight`,
                 HeroCon's H(z) of each view (Eq. 6). The last two are unit vectors of the views,
                 concatenated.
@@ -86,8 +90,8 @@ class Model:
             The embeddings [rows, dim], in the order of the rows; dim is `Model.layers[layer]`.
 
         Raises:
-            InputError: the model has no such layer, does not take these views, shapes, types or
-                values, or an embedding is not finite.
+            InputError: the model has no such layer or view, no view is given, the model does not
+                take these shapes, types or values, or an embedding is not finite.
         """
         if layer not in self.layers:
             raise no_layer(layer, self.layers)
@@ -205,15 +209,21 @@ class Model:
         if size < 1:
             raise InputError(f"batch_size is {size}; expected 1 or more rows, or None")
         count = len(next(iter(views.values())))
+        missing = {name: x for name, x in self._inputs.items() if name not in views}
         out = np.empty((count, width), np.float32)
         training = [module for module in self.network.modules() if module.training]
         self.network.eval()
         try:
             for start in range(0, count, size):
                 stop = min(start + size, count)
-                stored = {v: torch.from_numpy(x.read(start, stop)) for v, x in views.items()}
+                stored = {
+                    name: torch.from_numpy(entry.blank(stop - start))
+                    for name, entry in missing.items()
+                }
+                stored |= {v: torch.from_numpy(x.read(start, stop)) for v, x in views.items()}
                 keys = torch.zeros(stop - start, dtype=torch.int64)  # evaluation draws no numbers
-                batch = Batch(stored, torch.empty(0, 0), keys, keys, [len(keys)])
+                present = self._model.present(views, len(keys))
+                batch = Batch(stored, torch.empty(0, 0), keys, keys, [len(keys)], present=present)
                 computed = compute(batch.to(self._model.views.device))
                 out[start:stop] = computed.float().cpu().numpy()
         finally:
@@ -231,15 +241,17 @@ class Model:
         if not isinstance(rows, Mapping):
             if len(self.views) > 1:
                 raise InputError(
-                    f"rows of one view, but the model sees {', '.join(self.views)}; expected a "
-                    f"mapping with rows of each: {{{', '.join(f'{v!r}: ...' for v in self.views)}}}"
+                    f"rows of one view, but the model sees {', '.join(self.views)}; say which one: "
+                    f"{{{self.views[0]!r}: ...}}, or give more of them"
                 )
             rows = {self.views[0]: rows}
-        inputs = {entry.view.name: entry for entry in self.signature.inputs}
-        refuse_names(rows, self.views, [*inputs])
+        known = [entry.view.name for entry in self.signature.inputs]
+        rows = {name: x for name, x in rows.items() if name in self.views or name not in known}
+        self._model.present(rows, 0)  # refuses unknown names, and no names at all
         draft, views = self.config.data.draft, dict[str, InputView]()
-        for name in self.views:
-            views[name] = InputView(inputs[name].view, inputs[name].decoder(draft), rows[name])
+        for name, x in rows.items():
+            entry = self._inputs[name]
+            views[name] = InputView(entry.view, entry.decoder(draft), x)
         counts = {name: len(view) for name, view in views.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count:,} of '{name}'" for name, count in counts.items())

@@ -81,7 +81,7 @@ def predict(
     refuse_taken(out, overwrite, InputError)
     import pandas as pd
 
-    from heron.retrieval.predict import predict_rows
+    from heron.retrieval.embedding_model import predict_rows
 
     keys, predictions, labels = predict_rows(run, overrides, data, split, role)
     names = [f"label {name}" if name in COLUMNS else name for name in labels]

@@ -15,10 +15,10 @@ from heron.cli.arguments import ONE_EACH, Location, Override, Overwrite, UsageEr
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
 from heron.retrieval.embeddings import Layer, Role
-from heron.retrieval.kinds import MapKind, Metric, RequestedKind, parse_bytes
+from heron.retrieval.index_plan import MapKind, Metric, RequestedKind, parse_bytes
 
 if TYPE_CHECKING:
-    from heron.retrieval.index_manifest import IndexManifest
+    from heron.retrieval.index_files import IndexManifest
 
 NearLayer = Literal["hidden", "projection"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
@@ -51,7 +51,7 @@ def embed(
     """
     from heron.distributed import collectives
     from heron.retrieval import embed as embedding
-    from heron.retrieval.embedder import Choice
+    from heron.retrieval.embed import Choice
 
     choice = Choice(split, role, layers, dtype, part_rows)
     written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
@@ -93,7 +93,7 @@ def index(
     """
     from heron.retrieval.build import build_index
     from heron.retrieval.embeddings import Embeddings
-    from heron.retrieval.kinds import format_bytes
+    from heron.retrieval.index_plan import format_bytes
 
     source = Embeddings.open(embeddings, not no_verify)
     manifest = build_index(
@@ -142,8 +142,11 @@ def query(
     *,
     key: Annotated[str | None, "query by a sample's key (or --file, --text, --vector)"] = None,
     file: Annotated[
-        tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for each view"
+        tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for more views, or not"
     ] = (),
+    across: Annotated[
+        bool, "compare files with the views that are not given: an index of --layer projection"
+    ] = False,
     text: Annotated[str | None, "query by words: an index of --layer projection"] = None,
     vector: Annotated[Path | None, "query by a vector of the index's layer: an npy file"] = None,
     row: Annotated[int, "row of an npy file"] = 0,
@@ -168,27 +171,29 @@ def query(
     heron query indexes/faces --key 000008 --where "Smiling and not Male" --sheet near.png
     heron query indexes/faces --file face.jpg --k 5 --format json
     """
-    from heron.retrieval import user_files
+    from heron.retrieval import file_reader
     from heron.retrieval.query import Retriever
 
     if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
         raise UsageError("expected one of --key, --file, --text and --vector")
+    if across and not file:
+        raise UsageError("--across compares files with the views that are not given; give --file")
     if sheet is not None:
         from heron.retrieval.sheet import check_sheet, draw_answer
         from heron.shards.show import save_sheet
 
         check_sheet(sheet)
     retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
-    files = retriever.files(file) if file else {}
+    files = retriever.files(file, row) if file else {}
     if key is not None:
         answer = retriever.by_key(key, k, where, relation, far)
     elif text is not None:
         answer = retriever.by_text(text, k, where, relation)
     elif vector is not None:
-        numbers = user_files.vector_row(user_files.map_bytes(vector), str(vector), row)
+        numbers = file_reader.vector_row(file_reader.map_bytes(vector), str(vector), row)
         answer = retriever.by_vector(numbers, k, where, relation, f"{vector} row {row}")
     else:
-        answer = retriever.by_file(files, k, where, relation, row=row)
+        answer = retriever.by_file(files, k, where, relation, row=row, across=across)
     manifest = retriever.index.manifest
     if format == "json":
         facts = manifest.model_dump(include={"kind", "layer", "dim", "count", "checkpoint"})
@@ -201,9 +206,9 @@ def query(
     if sheet is not None:
         contents = ((path, path.read_bytes()) for path in files.values())
         pictures = (
-            user_files.upright_picture(d, str(p))
+            file_reader.upright_picture(d, str(p))
             for p, d in contents
-            if not d.startswith(user_files.NPY)
+            if not d.startswith(file_reader.NPY)
         )
         save_sheet(draw_answer(retriever, answer, next(pictures, None)), sheet)
 
@@ -224,6 +229,7 @@ def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
     return [
         f"query   {query.key}{labels}",
         f"vector  {query.vector}",
+        *([f"views   {query.compares}"] if query.compares else []),
         f"index   {manifest.kind} of {manifest.count:,} x {manifest.dim} '{manifest.layer}', "
         f"{answer.metric}",
         f"found   {len(answer.hits):,} of {answer.k:,} asked for, among {answer.allowed:,} "

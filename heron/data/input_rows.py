@@ -1,6 +1,6 @@
 """Rows that a caller holds in memory, converted to what a reader of shards would return."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from heron.config.errors import InputError
 from heron.data.decoders import Decoder, TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
-from heron.shards.errors import HeronError, first_few
+from heron.shards.errors import HeronError
 from heron.shards.graph import graph_fault, normalize_edges
 from heron.shards.manifest import View
 
@@ -150,19 +150,6 @@ def _write_graph(decoder: GraphDecoder, graph: Any, out: NDArray[np.int32]) -> N
     if fault := graph_fault(labels.astype(np.int32), tidied, decoder.stored):
         raise ValueError(fault)
     decoder.write(labels.astype(np.int32), tidied, out)
-
-
-def refuse_names(inputs: Mapping[str, Any], required: Sequence[str], known: Sequence[str]) -> None:
-    """Raises an InputError if required views are missing, or views are not known to the model."""
-    unknown = [name for name in inputs if name not in known]
-    missing = [name for name in required if name not in inputs]
-    if unknown or missing:
-        wrong = [f"no {first_few(missing)}"] if missing else []
-        wrong += [f"{first_few(unknown)}, which the model does not know"] if unknown else []
-        raise InputError(
-            f"views {first_few(list(inputs)) or '(none)'} are given: {' and '.join(wrong)}; "
-            f"expected rows of each of {', '.join(required)}, by these names of the stored views"
-        )
 
 
 def _numpy(rows: Any) -> NDArray[Any]:

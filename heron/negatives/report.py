@@ -197,7 +197,7 @@ def find_pictures(
         shards = choose_data(data, manifest.data, embeddings.folder)
         pictures = SamplePictures.open(shards, manifest.run, trusted=False)
         pictures.of(embeddings.samples, 0)  # raises if the shards are others
-        if pictures.view is not None:
+        if pictures.views:
             return pictures, ""
         return None, "pictures: the data set has no view of images"
     except (RetrievalError, ShardError, OSError) as fault:

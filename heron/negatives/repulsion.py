@@ -17,12 +17,7 @@ from heron.evaluation import collapse
 from heron.evaluation.knn import Vectors
 from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
 from heron.losses.objective import build_losses
-from heron.negatives.estimates import (
-    Estimate,
-    bootstrap,
-    own_rank_correlation,
-    rank_correlation,
-)
+from heron.negatives.estimates import Estimate, bootstrap, own_rank_correlation, rank_correlation
 from heron.negatives.neighbours import NearPairs, unit_vectors
 from heron.retrieval.embeddings import Layer
 

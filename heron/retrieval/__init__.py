@@ -1,5 +1,7 @@
-"""From a checkpoint to embeddings, an index of them, its neighbours, and what they show.
+"""Search by what a model has learnt: a run and a data set come in, samples with scores go out.
 
-In come a run and a data set, or files of a user; out come folders of embeddings and of an index,
-each with a manifest, and the neighbours of a query with labels and filters.
+A run with shards goes into `embed`, which writes `embeddings`; these go into `build`, which writes
+an `index` by an `index_plan` that fits the memory. A `query` by a key, files, words or a vector
+comes in, and an `answer` goes out: keys, scores and labels, which `sheet` draws. Nothing here
+trains, and `serve` and `negatives` read what is written here.
 """

@@ -1,7 +1,7 @@
-"""A query of an index, the samples that may answer it, and the answer."""
+"""Answers a query: which samples may be hits, and the nearest of them."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,10 @@ from heron.config.errors import RetrievalError
 from heron.evaluation.negatives import hard_difference
 from heron.retrieval.filters import filter_mask
 from heron.retrieval.samples import Samples
+
+if TYPE_CHECKING:  # loads FAISS, which `heron --help` does without
+    from heron.retrieval.index import Index
+    from heron.retrieval.some_views import SomeViews
 
 Flags = NDArray[np.bool_]
 Relation = Literal["neighbours", "hard", "false"]
@@ -27,6 +31,7 @@ class Query:
     examples: list[int] = field(default_factory=list)  # the samples whose mean is the query
     predicted: dict[str, float] = field(default_factory=dict)  # each label's share of the voters
     voters: int = 0  # nearest labelled samples that labels are predicted from
+    compares: str = ""  # which views are compared with which, in words; "": all with the same
 
     @property
     def sample_numbers(self) -> list[int]:
@@ -145,9 +150,90 @@ def _label_distances(samples: Samples, query: Query, relation: Relation) -> NDAr
 
 
 def _far(distances: NDArray[np.float32], samples: Samples) -> float:
-    """Returns the least label distance of a hard negative: see `pipeline.negatives.definition`."""
+    """Returns the least label distance of a hard negative: see `evaluation.negatives`."""
     largest = samples.max_difference
     differ = np.rint(distances[~np.isnan(distances)] * largest).astype(np.int64)
     hard = hard_difference(np.bincount(differ, minlength=largest + 1))
     far = min(max(int(hard), samples.close_difference + 1), largest)
     return float(np.float32(far / largest))  # as the distances are
+
+
+def find_answer(
+    index: "Index | SomeViews",
+    query: Query,
+    vector: NDArray[Any],
+    k: int,
+    where: str,
+    relation: Relation,
+    far: float | None = None,
+    among: Flags | None = None,
+) -> Answer:
+    """Returns the k nearest samples of a query's vector, [dim]: see `query.Retriever`.
+
+    Raises a RetrievalError for a k that the index cannot give, and as `allowed_samples`.
+    """
+    query_numbers = query.sample_numbers
+    candidates = len(index.samples) - len(query_numbers)
+    if not 1 <= k <= candidates:
+        raise RetrievalError(
+            f"k is {k:,}; expected 1 to {candidates:,}, as the index holds "
+            f"{len(index.samples):,} samples{' with the query' if query_numbers else ''}"
+        )
+    allowed = allowed_samples(index.samples, query, where, relation, far, among)
+    if allowed.label_distances is not None:
+        hits = _nearest_in_label_space(index, query, vector, k, allowed)
+    else:
+        # Without a mask the query itself is most likely found: ask for that many more.
+        n = k + len(query_numbers) if allowed.mask is None else min(k, allowed.count)
+        neighbours = index.search(vector[None], n, allowed=allowed.mask)
+        numbers, scores = neighbours.numbers[0], neighbours.scores[0]
+        is_hit = (numbers >= 0) & ~np.isin(numbers, query_numbers)
+        hits = _hits(index.samples, query, numbers[is_hit][:k], scores[is_hit][:k])
+    return Answer(
+        query=query,
+        hits=hits,
+        k=k,
+        allowed=allowed.count or candidates,
+        where=where,
+        relation=relation,
+        far=allowed.far,
+        metric=index.manifest.metric,
+        close=allowed.close,
+        instead=allowed.label_distances is not None,
+    )
+
+
+def _nearest_in_label_space(
+    index: "Index | SomeViews", query: Query, vector: NDArray[Any], k: int, allowed: Allowed
+) -> list[Hit]:
+    """Returns the k nearest by label distance; ties are ordered by vector similarity."""
+    assert allowed.label_distances is not None and allowed.mask is not None
+    hits: list[Hit] = []
+    for distance in np.unique(allowed.label_distances[allowed.mask]):
+        tied = allowed.mask & (allowed.label_distances == distance)
+        n = min(k - len(hits), int(tied.sum()))
+        neighbours = index.search(vector[None], n, allowed=tied)
+        hits += _hits(index.samples, query, neighbours.numbers[0], neighbours.scores[0])
+        if len(hits) >= k:
+            break
+    return hits
+
+
+def _hits(
+    samples: Samples, query: Query, numbers: NDArray[np.int64], scores: NDArray[np.float32]
+) -> list[Hit]:
+    distances = np.full(len(numbers), np.nan, np.float32)
+    if query.number is not None:
+        distances = samples.label_distance(np.array([query.number]), numbers)
+    return [
+        Hit(
+            number,
+            samples.key(number),
+            score,
+            samples.label_names(number),
+            None if np.isnan(distance) else distance,
+        )
+        for number, score, distance in zip(
+            numbers.tolist(), scores.tolist(), distances.tolist(), strict=True
+        )
+    ]

@@ -15,11 +15,18 @@ import numpy as np
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
-from heron.retrieval.embeddings import FORMAT, Embeddings, Layer
-from heron.retrieval.faiss_files import FAISS_METRICS, read_faiss, set_default
-from heron.retrieval.in_memory import VectorsInMemory, prepare_vectors
-from heron.retrieval.index_manifest import INDEX, IndexManifest, Prefix, rotation
-from heron.retrieval.kinds import (
+from heron.retrieval.embeddings import FORMAT, Embeddings, Layer, VectorsInMemory, prepare_vectors
+from heron.retrieval.index_files import (
+    FAISS_METRICS,
+    INDEX,
+    IndexManifest,
+    Prefix,
+    new_folder,
+    read_faiss,
+    rotation,
+    set_default,
+)
+from heron.retrieval.index_plan import (
     BLOCK,
     CODED,
     MAX_POINTS,
@@ -34,7 +41,6 @@ from heron.retrieval.kinds import (
     compared_by,
 )
 from heron.retrieval.map import MAP, draw_map
-from heron.retrieval.new_folder import new_folder
 from heron.retrieval.recall import ExactSearch, Recall
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
@@ -53,7 +59,7 @@ class LayerVectors:
     metric: Metric
     progress: bool = False  # show a bar for each named pass
     prefix: Prefix | None = None  # the part of each vector to index; None: all of it
-    rotation: Vectors | None = None  # see `index_manifest.rotation`
+    rotation: Vectors | None = None  # see `index_files.rotation`
 
     @property
     def dim(self) -> int:

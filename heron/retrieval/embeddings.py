@@ -1,17 +1,19 @@
-"""Embeddings on disk: vectors in parts, the sample of each, and what made them."""
+"""Embeddings in a folder or in memory: their vectors, the sample of each, and what made them."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
 from heron.config.errors import RetrievalError
 from heron.retrieval.samples import FILES, Samples, map_array
 from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
+from heron.shards.manifest import Labels
 from heron.shards.store import is_remote
 
 FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
@@ -41,6 +43,19 @@ class Part(Record):
 
     count: Count
     files: dict[Layer, FileSum]
+
+
+class PartManifest(Artefact):
+    """A part as it was written, and its rows that could not be read."""
+
+    description: ClassVar[str] = "the manifest of a part"
+    error: ClassVar[type[RetrievalError]] = RetrievalError
+    remedy: ClassVar[str] = "embed it again"
+    versions: ClassVar[tuple[int, ...]] = (FORMAT,)
+
+    format: Literal[2]
+    part: Part
+    lost: dict[Count, str]
 
 
 class EmbeddingsManifest(Artefact):
@@ -199,3 +214,140 @@ def choose_data(data: str | None, named: str, by: Path) -> str:
 def part_name(layer: str, number: int) -> str:
     """Returns the file name of a layer's part, such as `hidden/00000.npy`."""
     return f"{layer}/{number:05d}.npy"
+
+
+TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision
+MAX_CLASSES = 1 << 20  # each has a name, and a column with a byte per vector
+ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
+
+
+@dataclass(frozen=True)
+class VectorsInMemory:
+    """An array of vectors, and the sample of each."""
+
+    array: NDArray[Any]  # [N, dim], real numbers
+    samples: Samples  # of each vector
+    folder: str = "the array"  # what messages call it
+
+    def __len__(self) -> int:
+        """Returns how many vectors there are."""
+        return len(self.array)
+
+    def layer(self, name: Layer) -> LayerRecord:
+        """Returns the record of the vectors, whatever the layer."""
+        return LayerRecord(dim=self.array.shape[1], dtype="float32", views=1)
+
+    def part_bytes(self, name: Layer) -> int:
+        """Returns 0: no file is mapped."""
+        return 0
+
+    def blocks(self, name: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
+        for first in range(0, len(self), rows):
+            yield first, _float32(self.array[first : first + rows])
+
+    def take(self, name: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
+        return _float32(self.array[numbers])
+
+    def origin(self) -> dict[str, Any]:
+        """Returns the fields of an index's manifest that say where its vectors come from: blank."""
+        return dict.fromkeys(ORIGINS, "")
+
+    def copy_samples(self, folder: Path) -> dict[str, FileSum]:
+        """Writes keys and labels to a folder; returns the size and checksum of each file."""
+        return self.samples.save(folder)
+
+
+def vectors_in_memory(
+    vectors: ArrayLike,
+    labels: ArrayLike | None = None,
+    label_names: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+) -> VectorsInMemory:
+    """Returns vectors with their samples, see `Index.build`; RetrievalError if they do not fit."""
+    array = np.asarray(vectors)
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
+        raise RetrievalError(
+            f"vectors are {array.dtype} {list(array.shape)}; expected numbers [rows, dim], a "
+            "vector for each sample, such as `Model.encode` returns"
+        )
+    keys = [str(n) for n in range(len(array))] if keys is None else [str(key) for key in keys]
+    if len(keys) != len(array):
+        raise RetrievalError(f"{len(keys):,} keys; expected {len(array):,}, one for each vector")
+    return VectorsInMemory(array, _samples(keys, labels, label_names))
+
+
+def _samples(
+    keys: Sequence[str], labels: ArrayLike | None, label_names: Sequence[str] | None
+) -> Samples:
+    """Returns samples with labels of classes [rows], 0/1 columns [rows, names], or none."""
+    count = len(keys)
+    values = np.asarray(np.full(count, -1) if labels is None else labels)
+    expected = (
+        f"expected {count:,} class numbers [rows], -1 where none is known, or 0 and 1 "
+        "[rows, names], a column for each label; `label_names` names them in order"
+    )
+    are_integers = values.dtype.kind in "biu" or (
+        values.dtype.kind == "f" and (values % 1 == 0).all()
+    )
+    if not are_integers or values.ndim not in (1, 2) or len(values) != count:
+        raise RetrievalError(f"labels are {values.dtype} {list(values.shape)}; {expected}")
+    width = values.shape[1] if values.ndim == 2 else int(values.max() if count else -1) + 1
+    if label_names is None and width > MAX_CLASSES:
+        raise RetrievalError(
+            f"labels: class {width - 1:,} is the largest; expected {MAX_CLASSES - 1:,} at most; "
+            "number the classes from 0 on: np.unique(labels, return_inverse=True)"
+        )
+    names = [str(n) for n in range(width)] if label_names is None else list(label_names)
+    kind = "multi_label" if values.ndim == 2 else "multi_class" if names else "none"
+    try:
+        label_info = Labels.model_validate({"kind": kind, "names": names})
+        stored = values.astype(label_info.dtype)
+        if (stored != values).any():
+            raise ValueError("not all are 0 or 1")
+        if fault := label_info.fault(stored, count):
+            raise ValueError(fault)
+    except ValueError as fault:
+        raise RetrievalError(f"labels: {fault}; {expected}") from None
+    labelled = label_info.is_labelled(stored)
+    targets = np.zeros((count, len(names)), np.uint8)
+    if values.ndim == 2:
+        targets[labelled] = stored[labelled]
+    else:
+        targets[labelled, stored[labelled]] = 1
+    as_bytes = np.array([key.encode() for key in keys], np.bytes_)
+    return Samples(as_bytes, np.arange(count, dtype=np.int64), targets, labelled, names, kind)
+
+
+def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # overflow gives infinity, which is refused later
+        return vectors.astype(np.float32)
+
+
+def prepare_vectors(
+    vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]
+) -> NDArray[np.float32]:
+    """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
+
+    Raises:
+        RetrievalError: rows are not finite, or zero where they must have a direction; the message
+            calls each row by its `name`.
+    """
+    with np.errstate(all="ignore"):
+        squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
+    least = TINY if unit else 0.0
+    if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
+        bad, fault, condition = ~np.isfinite(squares), "not finite, or too large to square", ""
+        if not bad.any():
+            bad, fault = squares < least, "zero, which has no cosine"
+            condition = ", none of them zero"
+        rows = np.flatnonzero(bad).tolist()
+        names = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        raise RetrievalError(
+            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; expected finite vectors"
+            f"{condition}; leave these samples out, or look at the model that made them"
+        )
+    if not unit:
+        return np.ascontiguousarray(vectors)
+    return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32, order="C")

@@ -16,13 +16,20 @@ from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.retrieval.build import build_index
-from heron.retrieval.embeddings import Embeddings, Layer
-from heron.retrieval.faiss_files import FAISS_METRICS, read_faiss, set_default
+from heron.retrieval.embeddings import Embeddings, Layer, prepare_vectors, vectors_in_memory
 from heron.retrieval.filters import filter_mask
-from heron.retrieval.in_memory import prepare_vectors, vectors_in_memory
-from heron.retrieval.index_manifest import INDEX, REBUILD_INDEX, IndexManifest, rotation
-from heron.retrieval.kinds import KINDS, Kind, Metric, RequestedKind
-from heron.retrieval.new_folder import new_folder
+from heron.retrieval.index_files import (
+    FAISS_METRICS,
+    INDEX,
+    REBUILD_INDEX,
+    IndexManifest,
+    new_folder,
+    read_faiss,
+    rotation,
+    set_default,
+)
+from heron.retrieval.index_plan import KINDS, Kind, Metric, RequestedKind
+from heron.retrieval.map import SampleMap
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST
 
@@ -172,6 +179,10 @@ class Index:
     def __len__(self) -> int:
         """Returns how many vectors there are."""
         return self.manifest.count
+
+    def sample_map(self) -> SampleMap | None:
+        """Returns the map; None without one, RetrievalError if its file is damaged."""
+        return SampleMap.open(self.folder, self.manifest.map, len(self))
 
     def check(self, embeddings: Embeddings) -> None:
         """Refuses embeddings of another checkpoint or of other samples (RetrievalError)."""

@@ -4,16 +4,20 @@
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
+from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors
-from heron.retrieval.kinds import MapKind
-from heron.retrieval.samples import Samples
+from heron.retrieval.index_plan import MapKind
+from heron.retrieval.samples import REMEDY, Samples, map_array
 from heron.shards.artefact import Record
 
 MAP = "map.npy"  # float32 [N, 2], in the order of the samples
@@ -109,3 +113,66 @@ def _regions(coordinates: Vectors, samples: Samples, numbers: Numbers, seed: int
         if names and excess.max() > regions.get(names[0], (0.0,))[0]:
             regions[names[0]] = float(excess.max()), Region(x=x, y=y, names=names)
     return [region for _, region in regions.values()]
+
+
+GRID = 2**16 - 1  # the largest coordinate of the integer grid that the page draws
+MAX_CORNERS = 100  # of an outline, at most
+
+
+@dataclass(frozen=True)
+class SampleMap:
+    """The map of an open index, on a grid whose longer side is 0 to `GRID`."""
+
+    how: str  # the projection, in words
+    grid: NDArray[np.uint16]  # [N, 2]
+    regions: list[Region]  # as in the manifest, with x and y on the grid
+
+    @classmethod
+    def open(cls, folder: Path, record: MapRecord | None, count: int) -> Self | None:
+        """Reads the map in an index's folder, of `count` samples; None without a record of one.
+
+        Raises a RetrievalError if its file is damaged.
+        """
+        if record is None:
+            return None
+        xy = map_array(folder / MAP, REMEDY)
+        if xy.dtype.str != "<f4" or xy.shape != (count, 2) or not np.isfinite(xy).all():
+            raise RetrievalError(
+                f"{folder / MAP} is {xy.dtype.str} {xy.shape}; expected finite "
+                f"<f4 ({count}, 2); {REMEDY}"
+            )
+        low, high = xy.min(0), xy.max(0)
+        scale = GRID / max(float((high - low).max()), 1e-30)
+        regions = [
+            Region(x=(r.x - low[0]) * scale, y=(r.y - low[1]) * scale, names=r.names)
+            for r in record.regions
+        ]
+        return cls(record.how, np.rint((xy - low) * scale).astype(np.uint16), regions)
+
+    @cached_property
+    def bytes(self) -> bytes:
+        """The grid as little-endian numbers: x and y of each sample."""
+        return self.grid.astype("<u2").tobytes()
+
+    def inside(self, outline: str) -> NDArray[np.bool_]:
+        """Returns which samples lie within an outline, bool [N], by the even-odd rule.
+
+        `outline` has 3 to `CORNERS` corners, "x,y,x,y,...", from 0 to `GRID` + 1. A sample lies in
+        the middle of its grid cell, and so never on an edge along the grid. Raises a RetrievalError
+        if it is no outline.
+        """
+        words = outline.split(",")
+        valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)
+        if not valid or len(words) % 2 or not 3 <= len(words) // 2 <= MAX_CORNERS:
+            raise RetrievalError(
+                f"an outline of {len(words)} numbers; expected 3 to {MAX_CORNERS} corners, "
+                f"x,y,x,y, whole numbers of 0 to {GRID + 1}; draw it on the map"
+            )
+        from matplotlib.path import Path as Outline  # here: no other use of an index needs it
+
+        corners = np.array(words, np.int64).reshape(-1, 2)
+        # Most samples lie far from most outlines: test only those in the bounding box.
+        in_box = ((self.grid >= corners.min(0)) & (self.grid < corners.max(0))).all(1)
+        inside = np.zeros(len(self.grid), bool)
+        inside[in_box] = Outline(corners).contains_points(self.grid[in_box] + 0.5)
+        return inside

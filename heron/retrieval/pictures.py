@@ -9,7 +9,7 @@ from PIL import Image
 from heron.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.config.experiment import load_config
 from heron.data.reader import Reader
-from heron.retrieval.layers import refuse_options
+from heron.retrieval.embedding_model import refuse_options
 from heron.retrieval.samples import Samples
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View
@@ -23,14 +23,13 @@ class SamplePictures:
     """The pictures of samples, out of the shards that they were embedded from."""
 
     def __init__(self, reader: Reader) -> None:
-        """Takes the first view of pictures in 1 or 3 channels, if there is one."""
+        """Takes the views of pictures in 1 or 3 channels."""
         self.reader = reader
-        views = (
-            v
-            for v in reader.manifest.views
-            if v.kind == "image" and v.shape[2] in DRAWABLE_CHANNELS
-        )
-        self.view = next(views, None)
+        self.views = {
+            view.name: view
+            for view in reader.manifest.views
+            if view.kind == "image" and view.shape[2] in DRAWABLE_CHANNELS
+        }
 
     @classmethod
     def open(cls, data: str, run: str, trusted: bool = True) -> Self:
@@ -50,12 +49,18 @@ class SamplePictures:
                 pass  # there is no such run: try the defaults
         return cls(Reader(data))
 
-    def of(self, samples: Samples, number: int) -> Image.Image | None:
-        """Returns a sample's picture, RGB, in its stored size; None if it has none.
+    def of(self, samples: Samples, number: int, name: str = "") -> Image.Image | None:
+        """Returns a sample's picture of a view, by default the first; None if it has none.
 
-        Raises a RetrievalError if the shards hold another sample there, or no picture, and a
-        ShardError if a shard is missing or damaged.
+        It is RGB, in its stored size. Raises a RetrievalError if the shards hold another sample
+        there, or no picture, and a ShardError if a shard is missing or damaged.
         """
+        view = self.views.get(name or next(iter(self.views), ""))
+        if name and view is None:
+            raise RetrievalError(
+                f"no view of pictures is called '{name}'; expected one of "
+                f"{', '.join(self.views) or 'none: the samples have no pictures'}"
+            )
         row, key, reader = int(samples.rows[number]), samples.key(number), self.reader
         stored_key = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
         if stored_key != key:
@@ -63,16 +68,16 @@ class SamplePictures:
                 f"row {row:,} of {reader.store} is '{stored_key}'; expected '{key}', as the index "
                 "has it; give the shards that were embedded (--data)"
             )
-        if self.view is None or not reader.present(np.array([row]), [self.view.name]).all():
+        if view is None or not reader.present(np.array([row]), [view.name]).all():
             return None
         if reader.manifest.block_rows is not None:
-            raw = reader.read(self.view.name, np.array([row]))[0]
+            raw = reader.read(view.name, np.array([row]))[0]
             return Image.fromarray(raw[..., 0] if raw.shape[2] == 1 else raw).convert("RGB")
         try:
-            return Image.fromarray(pixels(self._bytes(self.view, row)))
+            return Image.fromarray(pixels(self._bytes(view, row)))
         except ValueError as fault:
             raise RetrievalError(
-                f"{reader.store} sample '{key}': view '{self.view.name}' is damaged ({fault}); "
+                f"{reader.store} sample '{key}': view '{view.name}' is damaged ({fault}); "
                 "expected a JPEG or a PNG; run `heron shards verify`"
             ) from None
 

@@ -14,27 +14,20 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.config.errors import RetrievalError
-from heron.retrieval.answer import (
-    Allowed,
-    Answer,
-    Flags,
-    Hit,
-    Query,
-    Relation,
-    allowed_samples,
-)
+from heron.retrieval.answer import Answer, Flags, Query, Relation, find_answer
 from heron.retrieval.embeddings import Embeddings, choose_data
+from heron.retrieval.file_reader import File
 from heron.retrieval.index import Index
-from heron.retrieval.kinds import CODED
+from heron.retrieval.index_plan import CODED
 from heron.retrieval.samples import Samples
-from heron.retrieval.user_files import File
+from heron.retrieval.some_views import SomeViews
 from heron.shards.artefact import MANIFEST
 from heron.shards.manifest import load_manifest
 
 VOTERS = 10  # nearest samples that a file's labels are predicted from
 
 if TYPE_CHECKING:  # both load torch, which a query by key does without
-    from heron.retrieval.encode import FileEncoder
+    from heron.retrieval.file_encoder import FileEncoder
     from heron.retrieval.pictures import SamplePictures
 
 
@@ -121,14 +114,14 @@ class Retriever:
     ) -> Answer:
         """Returns the samples nearest to the sample with a key.
 
-        `far` is the least label distance of a hard negative; `pipeline.negatives.definition` gives
+        `far` is the least label distance of a hard negative; `evaluation.negatives` gives
         the default. Raises a RetrievalError if there is no such sample, k or filter; nothing passes
         the filter; or the relation needs labels and the query has none.
         """
         number = self.samples.find(key)
         vector, origin = self.vector(number)
-        query = Query(number, key, self.samples.label_names(number), origin)
-        return self._answer(query, vector, k, where, relation, far, among)
+        query = Query(number, self.samples.key(number), self.samples.label_names(number), origin)
+        return find_answer(self.index, query, vector, k, where, relation, far, among)
 
     def by_keys(
         self, keys: Sequence[str], k: int = 10, where: str = "", among: Flags | None = None
@@ -155,7 +148,7 @@ class Retriever:
             f"the mean of {len(numbers)} samples, from {origins[0]}",
             numbers,
         )
-        return self._answer(query, vectors.mean(0), k, where, "neighbours", None, among)
+        return find_answer(self.index, query, vectors.mean(0), k, where, "neighbours", None, among)
 
     def by_text(
         self,
@@ -170,10 +163,12 @@ class Retriever:
         Raises a RetrievalError if the model sees no text, the index is not of projections, or as
         `by_file`.
         """
-        query = Query(None, text, [], f"the text, by the model of {self.run}")
+        compares = "the text with the other views of each sample"
+        origin = f"the text, by the model of {self.run}"
+        query = Query(None, text, [], origin, compares=compares)
         with self._lock:
             vector = self._encoder.text(text)
-        return self._answer(query, vector, k, where, relation, among=among)
+        return find_answer(self.index, query, vector, k, where, relation, among=among)
 
     def by_file(
         self,
@@ -184,26 +179,39 @@ class Retriever:
         name: str | None = None,  # of the file in the answer; by default its path
         row: int = 0,  # the row to take, if the file is an array of rows
         among: Flags | None = None,
+        across: bool = False,  # compare with the views that are not given, instead of the same ones
     ) -> Answer:
         """Returns the samples nearest to a file, by the model whose embeddings are indexed.
 
-        The file's labels are predicted from its nearest neighbours: see `predict`. `file` is the
-        path or the bytes of a JPEG, a PNG or an npy file of vector rows; if the model sees several
-        stored views, a mapping from each view's name to its file.
+        `file` is the path or the bytes of a JPEG, a PNG or an npy file of vector rows, or a mapping
+        from names of stored views to files, of all views or of some. Of some, these are compared
+        with the same views of each sample (see `SomeViews`); or, with `across`, with the others,
+        by projections. The labels are predicted from the nearest neighbours: see `predict`.
 
-        Raises a RetrievalError if it is no such file, the model is not that of the index, or as
-        `by_key`; a CheckpointError without a model; a ShardError without data to give shapes and
-        statistics.
+        Raises a RetrievalError if it is no such file or view, the model is not that of the index,
+        or as `by_key`; a CheckpointError without a model; a ShardError without data to give shapes
+        and statistics.
         """
         files = list(file.values()) if isinstance(file, Mapping) else [file]
         paths = [str(path) for path in files if not isinstance(path, bytes)]
-        vector = self.encode(file, row)
-        predicted, voters = self.predict(vector)
+        with self._lock:
+            found = self._encoder(file, row)
+            vector = self._encoder.across(found) if across else found.vector
+        searched: Index | SomeViews = self.index
+        compares = found.compares
+        if across:
+            compares = f"{', '.join(found.given)} with {', '.join(found.missing)} of each sample"
+        elif found.columns is not None:
+            searched = SomeViews.of(self.index, self.embeddings, found.columns)
+            vector = vector / np.float32(found.scale)
+        predicted, voters = self.predict(vector, searched)
         name, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
-        query = Query(None, name, [], origin, [], predicted, voters)
-        return self._answer(query, vector, k, where, relation, among=among)
+        query = Query(None, name, [], origin, [], predicted, voters, compares)
+        return find_answer(searched, query, vector, k, where, relation, among=among)
 
-    def predict(self, vector: NDArray[Any]) -> tuple[dict[str, float], int]:
+    def predict(
+        self, vector: NDArray[Any], searched: "Index | SomeViews | None" = None
+    ) -> tuple[dict[str, float], int]:
         """Predicts the labels of a vector; returns each with its share, and the number of voters.
 
         Labels are those that at least half of the nearest `VOTERS` labelled samples have; of
@@ -214,8 +222,10 @@ class Retriever:
         if not samples.names or not voters:
             return {}, 0
         labelled = None if samples.known.all() else np.asarray(samples.known)
-        nearest = self.index.search(vector[None], voters, allowed=labelled).numbers[0]
-        shares = samples.targets[nearest[nearest >= 0]].mean(0)
+        searched = searched or self.index
+        nearest = searched.search(vector[None], voters, allowed=labelled).numbers[0]
+        nearest = nearest[nearest >= 0]
+        voters, shares = len(nearest), samples.targets[nearest].mean(0)
         order = np.argsort(-shares, kind="stable").tolist()
         predicted = order[:1] if samples.exclusive else [i for i in order if shares[i] >= 0.5]
         return {samples.names[i]: float(shares[i]) for i in predicted}, voters
@@ -237,7 +247,9 @@ class Retriever:
                 f"{name} is {vector.dtype} {vector.shape}; expected "
                 f"({self.index.manifest.dim},), numbers; give one row"
             )
-        return self._answer(Query(None, name, [], "as given"), vector, k, where, relation)
+        return find_answer(
+            self.index, Query(None, name, [], "as given"), vector, k, where, relation
+        )
 
     def vector(self, number: int) -> tuple[NDArray[np.float32], str]:
         """Returns the vector of a sample, [dim], and where it comes from, in words."""
@@ -257,19 +269,19 @@ class Retriever:
             return False
         return any(view.kind == "text" for view in load_manifest(self._shards).views)
 
-    def files(self, arguments: Sequence[str]) -> dict[str, Path]:
-        """Parses `PATH`, or a `VIEW=PATH` per view, into a file for each view the model sees."""
+    def files(self, arguments: Sequence[str], row: int = 0) -> dict[str, Path]:
+        """Parses `PATH` or `VIEW=PATH`, once or more, into files by view."""
         with self._lock:
-            return self._encoder.files(arguments)
+            return self._encoder.files(arguments, row)
 
     def encode(self, file: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
-        """Returns the embedding of a file, [dim]; see `by_file`."""
+        """Returns the embedding of a file, [dim], by training's rule for views without one."""
         with self._lock:
-            return self._encoder(file, row)
+            return self._encoder(file, row).vector
 
     @cached_property
     def _encoder(self) -> "FileEncoder":
-        from heron.retrieval.encode import FileEncoder
+        from heron.retrieval.file_encoder import FileEncoder
 
         if not self.index.manifest.checkpoint:
             raise RetrievalError(
@@ -281,16 +293,23 @@ class Retriever:
             self.run, self._shards, self.index.manifest, precision, self._user_run
         )
 
-    def picture(self, number: int) -> Image.Image | None:
-        """Returns a sample's picture, RGB, or None; raises the errors of `SamplePictures.of`."""
+    def picture(self, number: int, view: str = "") -> Image.Image | None:
+        """Returns a sample's picture of a view: see `SamplePictures.of`."""
         with self._lock:
-            return self._pictures.of(self.samples, number)
+            return self._pictures.of(self.samples, number, view)
 
     @property
-    def has_pictures(self) -> bool:
-        """Whether any sample may have a picture; raises as `picture` does."""
+    def picture_views(self) -> list[str]:
+        """The views that samples may have pictures of; raises as `picture` does."""
         self.picture(0)  # raises unless the shards are there
-        return self._pictures.view is not None
+        return [*self._pictures.views]
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """The kind of each view that a query by files may give: see `file_encoder.input_kinds`."""
+        from heron.retrieval.file_encoder import input_kinds
+
+        return input_kinds(self.run, self._shards)
 
     @cached_property
     def _pictures(self) -> "SamplePictures":
@@ -306,78 +325,3 @@ class Retriever:
                 "expected the shards that the vectors are of; give them: --data"
             )
         return choose_data(self._user_data, self.index.manifest.data, self.index.folder)
-
-    def _answer(
-        self,
-        query: Query,
-        vector: NDArray[Any],
-        k: int,
-        where: str,
-        relation: Relation,
-        far: float | None = None,
-        among: Flags | None = None,
-    ) -> Answer:
-        query_numbers = query.sample_numbers
-        candidates = len(self.samples) - len(query_numbers)
-        if not 1 <= k <= candidates:
-            raise RetrievalError(
-                f"k is {k:,}; expected 1 to {candidates:,}, as the index holds "
-                f"{len(self.samples):,} samples{' with the query' if query_numbers else ''}"
-            )
-        allowed = allowed_samples(self.samples, query, where, relation, far, among)
-        if allowed.label_distances is not None:
-            hits = self._nearest_in_label_space(query, vector, k, allowed)
-        else:
-            # Without a mask the query itself is most likely found: ask for that many more.
-            n = k + len(query_numbers) if allowed.mask is None else min(k, allowed.count)
-            neighbours = self.index.search(vector[None], n, allowed=allowed.mask)
-            numbers, scores = neighbours.numbers[0], neighbours.scores[0]
-            is_hit = (numbers >= 0) & ~np.isin(numbers, query_numbers)
-            hits = self._hits(query, numbers[is_hit][:k], scores[is_hit][:k])
-        return Answer(
-            query=query,
-            hits=hits,
-            k=k,
-            allowed=allowed.count or candidates,
-            where=where,
-            relation=relation,
-            far=allowed.far,
-            metric=self.index.manifest.metric,
-            close=allowed.close,
-            instead=allowed.label_distances is not None,
-        )
-
-    def _nearest_in_label_space(
-        self, query: Query, vector: NDArray[Any], k: int, allowed: Allowed
-    ) -> list[Hit]:
-        """Returns the k nearest by label distance; ties are ordered by vector similarity."""
-        assert allowed.label_distances is not None and allowed.mask is not None
-        hits: list[Hit] = []
-        for distance in np.unique(allowed.label_distances[allowed.mask]):
-            tied = allowed.mask & (allowed.label_distances == distance)
-            n = min(k - len(hits), int(tied.sum()))
-            neighbours = self.index.search(vector[None], n, allowed=tied)
-            hits += self._hits(query, neighbours.numbers[0], neighbours.scores[0])
-            if len(hits) >= k:
-                break
-        return hits
-
-    def _hits(
-        self, query: Query, numbers: NDArray[np.int64], scores: NDArray[np.float32]
-    ) -> list[Hit]:
-        samples = self.samples
-        distances = np.full(len(numbers), np.nan, np.float32)
-        if query.number is not None:
-            distances = samples.label_distance(np.array([query.number]), numbers)
-        return [
-            Hit(
-                number,
-                samples.key(number),
-                score,
-                samples.label_names(number),
-                None if np.isnan(distance) else distance,
-            )
-            for number, score, distance in zip(
-                numbers.tolist(), scores.tolist(), distances.tolist(), strict=True
-            )
-        ]

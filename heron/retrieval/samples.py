@@ -64,28 +64,38 @@ class Samples:
         return bytes(self.keys[number]).decode()
 
     def find(self, key: str) -> int:
-        """Returns the number of the sample with a key; else a RetrievalError names near keys."""
-        if self._holds(key, position := self._position(key.encode())):
-            return int(self._order[position])
+        """Returns the number of the sample with a key; else a RetrievalError names near keys.
+
+        Zeros before a number may be left out: `0123` is `000123`, unless that is a key itself.
+        """
+        for written in (key, self._padded(key)):
+            if self._holds(written, position := self._position(written.encode())):
+                return int(self._order[position])
+        position = self._position(key.encode())
         nearby = [self.key(int(i)) for i in self._order[max(0, position - 50) : position + 50]]
-        padded = key.zfill(len(self.key(0))) if len(self) else key  # 0123 is 000123
-        similar = [padded] if self._holds(padded, self._position(padded.encode())) else []
-        similar += self.keys_with(key, 3) if key else []
+        similar = self.keys_with(key, 3) if key else []
         similar += difflib.get_close_matches(key, nearby, 3, 0.0)
         raise RetrievalError(
             f"no sample has the key '{key}'; found {len(self):,} others, the nearest "
             f"{', '.join([*dict.fromkeys(similar)][:3]) or 'none'}; expected one of them"
         )
 
-    def keys_with(self, text: str, limit: int) -> list[str]:
-        """Returns up to `limit` keys: those that begin with `text`, then others that contain it.
+    def _padded(self, key: str) -> str:
+        """Returns a number with as many zeros before it as the first key is long."""
+        return key.zfill(len(self.key(0))) if len(self) and key.isdecimal() else key
 
-        The first are sorted; the others come in the order of the samples.
+    def keys_with(self, text: str, limit: int) -> list[str]:
+        """Returns up to `limit` keys: what `find` takes `text` for, then others that contain it.
+
+        Those that begin with it come first, sorted, then others in the order of the samples.
         """
         width, encoded = self.keys.dtype.itemsize, text.encode()
         position = self._position(encoded)
         candidates = (self.key(int(i)) for i in self._order[position : position + limit])
-        matches = dict.fromkeys(key for key in candidates if key.startswith(text))
+        padded = self._padded(text)
+        first = [padded] if self._holds(padded, self._position(padded.encode())) else []
+        begin = (key for key in candidates if key.startswith(text))
+        matches = dict.fromkeys([*first, *begin][:limit])
         data = np.ascontiguousarray(self.keys).view(np.uint8).data
         pattern, offset = re.compile(re.escape(encoded)), 0
         if not encoded.strip(b"\0"):
@@ -99,7 +109,7 @@ class Samples:
 
     @cached_property
     def close_difference(self) -> int:
-        """The largest label difference of close labels: see `pipeline.negatives.definition`."""
+        """The largest label difference of close labels: see `evaluation.negatives`."""
         return close_label_difference(self.targets, self.known, self.exclusive)
 
     @property

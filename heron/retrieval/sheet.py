@@ -93,7 +93,7 @@ def draw_answer(
     tiles = [Tile(picture, list(_query_lines(answer)), True)]
     for i, hit in enumerate(answer.hits):
         picture = retriever.picture(hit.number)
-        if picture is None and not retriever.has_pictures:
+        if picture is None and not retriever.picture_views:
             raise RetrievalError(
                 f"{retriever.data} has no view of pictures in 1 or 3 channels; a sheet needs "
                 "pictures: ask without --sheet"

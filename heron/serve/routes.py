@@ -19,8 +19,8 @@ from PIL import Image
 from heron.config.errors import RetrievalError
 from heron.retrieval.answer import Answer, Flags, Relation
 from heron.retrieval.filters import filter_mask
+from heron.retrieval.map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.query import Retriever
-from heron.retrieval.sample_map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.samples import Samples
 from heron.serve.admission import BINARY, Admission, Limits, Uploads
 from heron.shards.errors import HeronError
@@ -28,6 +28,7 @@ from heron.shards.errors import HeronError
 MAX_HITS = 200
 MAX_TEXT = 500  # characters of a key or a filter
 MAX_EXAMPLES = 20  # samples of one query
+MAX_FILES = 64  # of one upload: a view has one
 SUGGESTIONS = 20  # keys that contain what was typed
 THUMBNAIL_PIXELS = 256  # longest side of a picture that is sent
 CACHED_THUMBNAILS = 2_000
@@ -38,6 +39,8 @@ EXPORT_CHUNK = 4096  # keys of an export that are sent at a time
 EXPECTED = (HeronError, OSError)
 Text = Annotated[str, Query(max_length=MAX_TEXT)]
 Keys = Annotated[list[Text], Query(min_length=1, max_length=MAX_EXAMPLES)]
+Names = Annotated[Sequence[Text], Query(max_length=MAX_FILES)]
+Sizes = Annotated[Sequence[Annotated[int, Query(ge=0)]], Query(max_length=MAX_FILES)]
 Count = Annotated[int, Query(ge=1, le=MAX_HITS)]
 Outline = Annotated[str, Query(max_length=12 * MAX_CORNERS)]
 
@@ -49,8 +52,8 @@ class Bounds:
         """Starts with nothing running."""
         self.limits, self.uploads = limits, Uploads(limits)
         self.searching = Admission("searches", limits.searches, limits.waiting)
-        # One page requests up to 200 pictures.
-        self.drawing = Admission("pictures", limits.searches, limits.waiting * 10)
+        # One page requests up to 200 pictures of each view.
+        self.drawing = Admission("pictures", limits.searches, limits.waiting * 60)
         self.encoding = Admission("uploads", 1, limits.waiting)
         # Each chunk is admitted: one that waits is never refused, as its answer has begun.
         self.exporting = Admission("exports", limits.searches, 2 * limits.connections)
@@ -78,7 +81,7 @@ def _add_sample_routes(
 ) -> None:
     samples, in_thread = retriever.samples, asyncio.to_thread
     generator = np.random.default_rng()
-    thumbnail = lru_cache(CACHED_THUMBNAILS)(lambda number: _thumbnail(retriever, number))
+    thumbnail = lru_cache(CACHED_THUMBNAILS)(lambda *of: _thumbnail(retriever, *of))
 
     def check_number(number: int) -> None:
         if not 0 <= number < len(samples):
@@ -103,10 +106,10 @@ def _add_sample_routes(
         return {"key": samples.key(int(generator.choice(numbers)))}
 
     @routes.get("/picture/{number}")
-    async def picture(number: int) -> Response:
+    async def picture(number: int, view: Text = "") -> Response:
         check_number(number)
         async with bounds.drawing():
-            data = await in_thread(thumbnail, number)
+            data = await in_thread(thumbnail, number, view)
         if data is None:
             raise HTTPException(404, f"sample {samples.key(number)} has no picture")
         # Safe to cache: the page's URLs of pictures name the index by its fingerprint.
@@ -163,12 +166,18 @@ def _add_query_routes(
 
     @routes.post("/upload")
     async def upload(
-        request: Request, k: Count = 24, where: Text = "", lasso: Outline = ""
+        request: Request,
+        k: Count = 24,
+        where: Text = "",
+        lasso: Outline = "",
+        view: Names = (),  # of each file of the body, one after another
+        size: Sizes = (),  # in bytes
     ) -> dict[str, Any]:
         async with bounds.uploads(request) as data:
 
             def find(among: Flags | None) -> Answer:
-                return retriever.by_file(data, k, where, name="the upload", among=among)
+                files = files_of(data, view, size)
+                return retriever.by_file(files, k, where, name="the upload", among=among)
 
             return await search(bounds.encoding, lasso, find)
 
@@ -227,7 +236,7 @@ class Selection:
 
     def __init__(self, retriever: Retriever) -> None:
         """Reads the map, if the index has one."""
-        self.samples, self.map = retriever.samples, SampleMap.of(retriever.index)
+        self.samples, self.map = retriever.samples, retriever.index.sample_map()
         self._inside = lru_cache(CACHED_OUTLINES)(lambda x: self.required_map().inside(x))
 
     def required_map(self) -> SampleMap:
@@ -297,6 +306,23 @@ def lines_of(keys: Iterator[str], format: Literal["csv", "json"]) -> Iterator[st
     yield out.getvalue() + ("\n]\n" if format == "json" else "")
 
 
+def files_of(data: bytes, views: Sequence[str], sizes: Sequence[int]) -> bytes | dict[str, bytes]:
+    """Cuts a body into the files of some views; without names it is one file of any view.
+
+    Raises a RetrievalError if a view is named twice, or the sizes are not those of the body.
+    """
+    if not views and not sizes:
+        return data
+    if len(views) != len(sizes) or len(set(views)) < len(views) or sum(sizes) != len(data):
+        raise RetrievalError(
+            f"a body of {len(data):,} bytes for {', '.join(views) or 'no view'}, of "
+            f"{', '.join(map(str, sizes)) or 'no'} bytes; expected a `view` and a `size` for each "
+            "file, each view once, and the files one after another"
+        )
+    ends = np.cumsum(sizes).tolist()
+    return {n: data[e - s : e] for n, s, e in zip(views, sizes, ends, strict=True)}
+
+
 def _binary(data: bytes) -> Response:
     return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, BINARY)
 
@@ -307,9 +333,11 @@ def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) ->
     recall = "not measured"
     if (measured := manifest.recall) is not None:
         recall = f"{measured.value:.3f} at {measured.k}, of {measured.queries:,} held-out queries"
-    pictures = texts = False
+    pictures, inputs, texts = list[str](), dict[str, str](), False
     with suppress(*EXPECTED):
-        pictures = retriever.has_pictures
+        pictures = retriever.picture_views
+    with suppress(*EXPECTED):
+        inputs = retriever.inputs
     with suppress(*EXPECTED):
         texts = retriever.takes_text
     return manifest.model_dump(include={"kind", "metric", "layer", "dim", "count"}) | {
@@ -329,15 +357,17 @@ def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) ->
         },
         "of": manifest.fingerprint[7:19],
         "longest": MAX_TEXT,
-        "pictures": pictures,
+        "pictures": bool(pictures),
+        "picture_views": pictures,
+        "inputs": [{"name": name, "kind": kind} for name, kind in inputs.items()],
         "texts": texts,
         "upload_bytes": limits.upload_bytes,
     }
 
 
-def _thumbnail(retriever: Retriever, number: int) -> bytes | None:
+def _thumbnail(retriever: Retriever, number: int, view: str) -> bytes | None:
     """Returns the picture of a sample as a JPEG small enough for the page; None without one."""
-    picture = retriever.picture(number)
+    picture = retriever.picture(number, view)
     if picture is None:
         return None
     picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)

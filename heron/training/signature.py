@@ -3,13 +3,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from heron.config.data import ModelView
 from heron.config.errors import CheckpointError
-from heron.data.decoders import Decoder, TextDecoder
+from heron.data.decoders import Decoder, TextDecoder, VectorDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder, input_shape
 from heron.data.reader import Reader
@@ -47,6 +49,11 @@ class StoredInput(Record):
         if self.decoded is None:
             return None
         return PictureDecoder(self.view.shape, self.decoded, -1 in self.view.shape, draft)
+
+    def blank(self, rows: int) -> NDArray[Any]:
+        """Returns zeros in the place of rows that lack the view."""
+        decoder = self.decoder() or VectorDecoder(self.view.shape)
+        return np.zeros((rows, *decoder.shape), decoder.dtype)
 
 
 class Signature(BaseModel):

@@ -19,7 +19,7 @@ from heron.api.export import METADATA, ExportError, RawLayer
 from heron.cli.main import main
 from heron.config.errors import CheckpointError, InputError
 from heron.config.extras import MissingPackage
-from heron.retrieval.layers import ExportLayer
+from heron.retrieval.embedding_model import ExportLayer
 from heron.shards.artefact import MANIFEST, fingerprint
 from tests.api.test_model import raw, trained
 

@@ -136,10 +136,15 @@ def test_a_text_finds_pictures(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["query", str(run / "i"), "--text", "a small red square", "--k", "3"]) == 0
     assert "query   a small red square" in capsys.readouterr().out
     number = [text.endswith("blue square") for text in captions(range(24))].index(True)
-    found = retriever.by_file({"image": picture(number)}, 6)
+    found = retriever.by_file({"image": picture(number)}, 6, across=True)
     assert [hit.labels for hit in found.hits].count(["blue"]) >= 3
-    with pytest.raises(RetrievalError, match="files of the views image; expected those that the"):
-        Retriever.open(run / "h").by_file({"image": picture(0)}, 6)
+    for folder in ("h", "i"):
+        found = Retriever.open(run / folder).by_file({"image": picture(number)}, 6)
+        assert found.hits[0].score == pytest.approx(1, abs=1e-4)
+    caption = {"caption": b"a small red square"}
+    found = Retriever.open(run / "h").by_file(caption, 4)
+    assert [hit.labels for hit in found.hits].count(["red"]) >= 2
+    assert found.query.compares.startswith("caption with the same view of each sample; image, se")
     with pytest.raises(RetrievalError, match="the index is of layer 'hidden'; a text is compared"):
         Retriever.open(run / "h").by_text("red", 3)
     assert not Retriever.open(run / "h").takes_text

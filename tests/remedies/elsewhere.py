@@ -2,12 +2,13 @@
 
 BY_HAND = "tests/remedies/test_by_hand.py"
 COMPARE = "tests/launch/test_compare.py"
-ENCODE = "tests/retrieval/test_encode.py"
+ENCODE = "tests/retrieval/test_file_encoder.py"
 FAULTS = "tests/retrieval/test_index_faults.py"
 PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
 REPRODUCE = "tests/launch/test_reproduce.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
+SOME = "tests/retrieval/test_some_views.py"
 VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
@@ -16,7 +17,7 @@ PERFORMED = {
     " starts one; ": f"{VERB}::test_more_processes_than_a_configuration_starts",
     "is no configuration that accelerate reads": f"{VERB}::test_what_cannot_be_started_is_named",
     "of which no fold can be made": f"{COMPARE}::test_a_stream_of_tars_is_indexed_first",
-    " more --memory, or --kind ivfpq": "tests/retrieval/test_kinds.py::"
+    " more --memory, or --kind ivfpq": "tests/retrieval/test_index_plan.py::"
     "test_what_cannot_be_is_refused",
     " Parquet files ": PARQUET,
     "names no commit; ": PARQUET,
@@ -26,6 +27,9 @@ PERFORMED = {
     "has the fingerprint ": SAME,
     " has weights of sha256 ": SAME,
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
+    "--across compares files with the views": f"{SOME}::test_the_command_says_what_it_compares",
+    "compared with the samples' other views": f"{SOME}::"
+    "test_unknown_views_and_none_are_refused_in_a_line",
     "a text is compared": "tests/data/test_texts.py::test_a_text_finds_pictures",
     "which may lead elsewhere": "tests/retrieval/test_foreign.py::"
     "test_options_of_a_run_that_an_index_names_lead_nowhere",

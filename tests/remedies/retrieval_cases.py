@@ -28,6 +28,11 @@ def twice(folder: Path) -> Sequence[Any]:
     return ["query", "INDEX", "--file", "left=OUT/a.jpg", "--file", "left=OUT/b.jpg"]
 
 
+def misnamed(folder: Path) -> Sequence[Any]:
+    twice(folder)
+    return ["query", "INDEX", "--file", "lft=OUT/a.jpg"]
+
+
 def two_rows(folder: Path) -> Sequence[Any]:
     np.save(folder / "v.npy", np.ones((2, WIDTH), np.float32))
     return ["query", "INDEX", "--vector", "OUT/v.npy", "--row", "5"]
@@ -74,7 +79,13 @@ ON_INDEXES = [
         ["--port", "0"],
     ),
     Case(
-        "--file ",
+        "names no view; expected one of ",
+        misnamed,
+        ["--file", "left=OUT/a.jpg"],
+        ["--file", "lft=OUT/a.jpg"],
+    ),
+    Case(
+        " has a file already; expected one of each",
         twice,
         ["--file", "left=OUT/a.jpg", "--file", "right=OUT/b.jpg"],
         ["--file", "left=OUT/a.jpg", "left=OUT/b.jpg"],

@@ -11,7 +11,7 @@ import heron
 from heron.config.errors import RetrievalError, TrainingError
 from heron.data.reader import Reader
 from heron.distributed.watchdog import Watchdog
-from heron.retrieval import kinds
+from heron.retrieval import index_plan
 from heron.retrieval.build import build_index
 from heron.retrieval.query import Retriever
 from heron.serve.routes import Selection
@@ -121,7 +121,7 @@ def test_a_machine_that_does_not_say_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
-    monkeypatch.setattr(kinds, "Path", lambda _: tmp_path / "meminfo")
+    monkeypatch.setattr(index_plan, "Path", lambda _: tmp_path / "meminfo")
     given = unlabelled(tmp_path / "e", clustered(60))
     words: list[Any] = ["index", given.folder, "--out", tmp_path / "index", "--quiet"]
     assert call(words) == 1

@@ -133,7 +133,8 @@ def run(folder: Path, data: Path, changes: dict[str, Any], seed: int = 0) -> Pat
     shapes, labels = signature.shapes, signature.labels
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Heterogeneous(config.model, shapes, labels, build_losses(config.objective))
+        terms, names = build_losses(config.objective), config.data.view_names
+        model = Heterogeneous(config.model, shapes, labels, terms, names)
         for name, values in model.named_buffers():
             if name.endswith("running_mean"):
                 values.uniform_(-0.1, 0.1)

@@ -18,10 +18,9 @@ from heron.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.config.experiment import load_config
 from heron.data.reader import Reader
 from heron.data.run_data import open_streams
-from heron.retrieval.embed import embed, read_samples
-from heron.retrieval.embedder import Choice, Embedder
+from heron.retrieval.embed import Choice, Embedder, embed, read_samples
+from heron.retrieval.embedding_model import EmbeddingModel
 from heron.retrieval.embeddings import Embeddings
-from heron.retrieval.layers import EmbeddingModel
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import sha256
 from heron.shards.build import build

@@ -14,8 +14,8 @@ from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
-from heron.retrieval.index_manifest import INDEX
-from heron.retrieval.kinds import KINDS, Kind
+from heron.retrieval.index_files import INDEX
+from heron.retrieval.index_plan import KINDS, Kind
 from heron.training.mining import mine
 from tests.retrieval.made import clustered, unlabelled
 

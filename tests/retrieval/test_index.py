@@ -13,8 +13,8 @@ from heron.retrieval import build
 from heron.retrieval.build import LayerVectors, build_index, train, write_lists
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index, Neighbours
-from heron.retrieval.index_manifest import INDEX
-from heron.retrieval.kinds import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
+from heron.retrieval.index_files import INDEX
+from heron.retrieval.index_plan import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
 from heron.retrieval.recall import ExactSearch
 from tests.retrieval.made import clustered, unlabelled
 

@@ -15,7 +15,7 @@ from heron.retrieval import build
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
-from heron.retrieval.index_manifest import INDEX
+from heron.retrieval.index_files import INDEX
 from tests.retrieval.made import clustered, unlabelled
 from tests.sealed import seal
 

@@ -7,10 +7,9 @@ import pytest
 
 from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
-from heron.retrieval.in_memory import vectors_in_memory
+from heron.retrieval.embeddings import vectors_in_memory
 from heron.retrieval.index import Index
-from heron.retrieval.map import MAP
-from heron.retrieval.sample_map import GRID, SampleMap
+from heron.retrieval.map import GRID, MAP, SampleMap
 
 N, CLASSES = 900, 3
 
@@ -27,7 +26,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 def test_it_is_pca_on_a_grid_with_named_regions(index: Index) -> None:
     assert index.manifest.map is not None
-    found, flat = SampleMap.of(index), np.load(index.folder / MAP)
+    found, flat = index.sample_map(), np.load(index.folder / MAP)
     assert found is not None and flat.dtype == np.float32 and flat.shape == (N, 2)
     vectors = index.vectors(np.arange(N)).astype(np.float64)
     centred = vectors - vectors.mean(0)
@@ -64,7 +63,7 @@ def test_an_outline_selects_what_is_inside() -> None:
     + ["1,2,3,4,5,٣", ",".join(["7"] * 202)],
 )
 def test_no_outline_is_refused(index: Index, outline: str) -> None:
-    found = SampleMap.of(index)
+    found = index.sample_map()
     with pytest.raises(RetrievalError, match="expected 3 to 100 corners"):
         assert found is not None and found.inside(outline)
 
@@ -72,9 +71,9 @@ def test_no_outline_is_refused(index: Index, outline: str) -> None:
 def test_an_index_may_have_none(tmp_path: Path) -> None:
     given = vectors_in_memory(np.random.default_rng(0).normal(size=(40, 4)))
     build_index(given, tmp_path / "none", kind="flat", map="none", progress=False)
-    assert SampleMap.of(Index.open(tmp_path / "none")) is None
+    assert Index.open(tmp_path / "none").sample_map() is None
     narrow = Index.build(np.arange(1.0, 9)[:, None], metric="euclidean", kind="flat")
-    found = SampleMap.of(narrow)  # one dimension: a line
+    found = narrow.sample_map()  # one dimension: a line
     assert found is not None and set(found.grid[:, 1]) == {0} and found.regions == []
 
 
@@ -85,4 +84,4 @@ def test_a_changed_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match=r"map\.npy"):
         Index.open(tmp_path / "index")
     with pytest.raises(RetrievalError, match="expected finite <f4"):
-        SampleMap.of(Index.open(tmp_path / "index", verify=False))
+        Index.open(tmp_path / "index", verify=False).sample_map()

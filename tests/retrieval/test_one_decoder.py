@@ -17,8 +17,8 @@ from heron.cli.main import main
 from heron.data.pictures import PictureDecoder
 from heron.data.reader import Reader
 from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.file_reader import upright_picture
 from heron.retrieval.pictures import SamplePictures
-from heron.retrieval.user_files import upright_picture
 from heron.shards.picture import decode, orientation, read_header, shape_of
 from tests.experiments import frames
 

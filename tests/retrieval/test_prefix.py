@@ -11,7 +11,7 @@ from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.index import Index
-from heron.retrieval.index_manifest import rotation
+from heron.retrieval.index_files import rotation
 from heron.retrieval.query import Retriever
 from tests.retrieval.made import clustered, embeddings
 

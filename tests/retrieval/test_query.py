@@ -320,6 +320,7 @@ def test_the_verb_prints_json_in_full(
         "examples": [],
         "predicted": {},
         "voters": 0,
+        "compares": "",
     }
     ask(retriever.index.folder, *vector)
     title, *lines = capsys.readouterr().out.splitlines()[5:]

@@ -21,8 +21,8 @@ from heron.data.dataset import open_reader
 from heron.data.views import Views
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.retrieval.build import build_index
-from heron.retrieval.encode import FileEncoder
-from heron.retrieval.layers import EmbeddingModel
+from heron.retrieval.embedding_model import EmbeddingModel
+from heron.retrieval.file_encoder import FileEncoder
 from heron.retrieval.query import Retriever
 from heron.serve.admission import BINARY, Limits
 from heron.serve.server import address, listen, make_server
@@ -73,6 +73,7 @@ def retriever(folder: Path, source: str, rows: int = 48) -> Retriever:
     build_index(embeddings, folder / "index", kind="flat", progress=False)
     found = Retriever.open(folder / "index")
     found.__dict__["_encoder"] = FileEncoder(model, "hidden")  # in place of a trained one
+    found.__dict__["inputs"] = {view: reader.view(view).kind}
     return found
 
 

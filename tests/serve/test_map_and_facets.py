@@ -13,7 +13,6 @@ from PIL import Image
 
 from heron.report.pages import PageLinks
 from heron.retrieval.query import Retriever
-from heron.retrieval.sample_map import SampleMap
 from tests.serve.browsing import (
     Browser,
     BrowserContext,
@@ -67,7 +66,7 @@ def test_the_map_pans_zooms_and_picks(context: BrowserContext, faces: Site) -> N
     assert coloured_pixels(page) not in (0, whole)
     page.locator("#over").press("0")
 
-    found = SampleMap.of(faces.found.index)
+    found = faces.found.index.sample_map()
     assert found is not None
     x, y = found.grid.astype(float).T
     scale = 0.94 * min(box["width"] / x.max(), box["height"] / y.max())
@@ -100,7 +99,7 @@ def test_two_fingers_zoom_about_their_middle_and_move_it(browser: Browser, faces
     touch = browser.new_context(viewport={"width": 390, "height": 900}, has_touch=True)
     page = mapped(opened(touch, f"{faces.url}?key=000007"))
     box = page.locator("#over").bounding_box()
-    found = SampleMap.of(faces.found.index)
+    found = faces.found.index.sample_map()
     assert box is not None and found is not None
     fingers = touch.new_cdp_session(page)
 
@@ -169,7 +168,7 @@ def test_a_lasso_has_only_what_is_inside(context: BrowserContext, faces: Site) -
     expect(page.locator("#status")).to_contain_text("with the outline")
     expect(page.locator("#lasso")).to_have_attribute("aria-pressed", "false")
     outline = re.search(r"lasso=([\d%C,]+)", page.url)
-    found = SampleMap.of(faces.found.index)
+    found = faces.found.index.sample_map()
     assert outline and found
     inside = np.flatnonzero(found.inside(outline[1].replace("%2C", ",")))
     right = np.flatnonzero(found.grid[:, 0] > found.grid[:, 0].max() / 2 + 1000)

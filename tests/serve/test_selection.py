@@ -12,8 +12,8 @@ import pytest
 from heron.cli.main import main
 from heron.retrieval.build import build_index
 from heron.retrieval.index import Index
+from heron.retrieval.map import SampleMap
 from heron.retrieval.query import Retriever
-from heron.retrieval.sample_map import SampleMap
 from heron.serve.routes import about
 from tests.serve.served import LIMITS, Site, running
 
@@ -21,7 +21,7 @@ SOME = quote("Smiling and not Male")
 
 
 def drawn(site: Site) -> SampleMap:
-    found = SampleMap.of(site.found.index)
+    found = site.found.index.sample_map()
     assert found is not None
     return found
 

@@ -43,8 +43,19 @@ export async function request(path, options = {}, kind = "json") {
   return answer;
 }
 
-/** The URL of a sample's picture; it names the index, so that caches keep indexes apart. */
-export const pictureUrl = (sample) => apiUrl(`picture/${sample}`, { of: page.about.of });
+/** The URL of a sample's picture of a view, by default the first; it names the index, so that caches
+keep indexes apart. */
+export const pictureUrl = (sample, view = "") => apiUrl(`picture/${sample}`, { view, of: page.about.of });
+
+/** The picture of every view of a sample, of a size in pixels; a view that it lacks is left out. */
+export const pictures = (sample, alt, size, attributes = {}) => {
+  const views = page.about.picture_views;
+  return views.map((view) => create("img", {
+    src: pictureUrl(sample, views.length > 1 ? view : ""), alt: alt && views.length > 1 ? `${alt}, ${view}` : alt,
+    title: views.length > 1 && view, width: size, height: size, ...attributes,
+    onerror: (event) => views.length > 1 && event.target.remove(),
+  }));
+};
 
 /** A setting that this browser has stored, or the usual value. */
 export function loadSetting(name, usual) {

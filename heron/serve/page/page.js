@@ -2,11 +2,11 @@
 // clicked becomes another address.
 
 import { addressOf, currentQuery, limitCounts, navigate, RELATIONS, state } from "./address.js";
-import { apiUrl, byId, countOf, create, loadSetting, page, pictureUrl, request, saveSetting } from "./elements.js";
+import { apiUrl, byId, countOf, create, loadSetting, page, request, saveSetting } from "./elements.js";
 import { listenForExports, updateExports } from "./export.js";
 import { drawFacets } from "./facets.js";
 import { fetchMap, highlight, startMap } from "./map.js";
-import { drawQuery, listenForFiles, uploads } from "./query.js";
+import { drawQuery, listenForFiles, updateZones, uploads } from "./query.js";
 import { drawHits } from "./results.js";
 
 let pending = new AbortController(); // of the last query
@@ -41,9 +41,10 @@ async function show() {
       history.replaceState({}, "", addressOf({ ...query, key: [random] }));
       return show();
     }
-    const { answer, picture } = await fetchAnswer(query, signal);
+    const { answer, pictures } = await fetchAnswer(query, signal);
     byId("fault").hidden = true;
-    drawQuery(answer.query, upload, picture);
+    drawQuery(answer.query, upload, pictures);
+    updateZones();
     drawnQuery = queryId;
     drawHits(answer);
     updateExports(answer);
@@ -58,38 +59,46 @@ async function show() {
   }
 }
 
-/** Fetch the answer to a query, with the URL of the query's picture. */
+/** Fetch the answer to a query, with views and URLs of the pictures that are uploaded. */
 async function fetchAnswer({ key, text, upload, where, relation, k, lasso }, signal) {
   const { about } = page;
   if (upload) {
-    const file = uploads.get(history.state?.upload);
-    if (!file) throw new Error(`${upload} was uploaded from a page that has been closed; choose it again.`);
-    if (file.size > about.upload_bytes) {
+    const given = uploads.get(history.state?.upload);
+    if (!given) throw new Error(`${upload} was uploaded from a page that has been closed; choose it again.`);
+    const views = [...given.keys()], files = [...given.values()], sizes = files.map((file) => file.size);
+    const bytes = sizes.reduce((sum, size) => sum + size);
+    if (bytes > about.upload_bytes) {
       const limit = countOf(about.upload_bytes, "byte");
-      throw new Error(`${upload} has ${countOf(file.size, "byte")}; at most ${limit} are accepted.`);
+      throw new Error(`${upload} has ${countOf(bytes, "byte")}; at most ${limit} are accepted.`);
     }
     const headers = { "Content-Type": "application/octet-stream" };
-    const options = { method: "POST", body: file, headers, signal };
-    const answer = await request(apiUrl("upload", { where, k, lasso }), options);
-    return { answer, picture: about.pictures ? URL.createObjectURL(file) : null };
+    const options = { method: "POST", body: new Blob(files), headers, signal };
+    const parts = views[0] ? { view: views, size: sizes } : {};
+    const answer = await request(apiUrl("upload", { where, k, lasso, ...parts }), options);
+    const shown = [...given].filter(([view]) => !view || about.picture_views.includes(view));
+    const pictures = about.pictures ? shown.map(([view, file]) => ({ view, url: URL.createObjectURL(file) })) : [];
+    return { answer, pictures };
   }
   if (text) return { answer: await request(apiUrl("text", { text, where, k, lasso }), { signal }) };
-  const answer = await request(apiUrl("neighbours", { key, where, relation, k, lasso }), { signal });
-  const { number } = answer.query;
-  return { answer, picture: about.pictures && number !== null ? pictureUrl(number) : null };
+  return { answer: await request(apiUrl("neighbours", { key, where, relation, k, lasso }), { signal }) };
 }
 
-/** Say what went wrong, and clear the results, which belong to another query. */
+/** Say what went wrong; clear the results if they belong to another query, not to another filter. */
 function fail(message, sameQuery = false) {
   byId("fault").textContent = message;
   byId("fault").classList.toggle("pointing", message.includes("\n")); // points at a character
   byId("fault").hidden = false;
-  byId("query").hidden = !sameQuery;
+  if (sameQuery) {
+    byId("status").textContent = "These are the results of before.";
+    return;
+  }
+  byId("query").hidden = true;
   byId("hits").replaceChildren();
   byId("status").textContent = "";
   updateExports(null);
   highlight(null, []);
-  if (!sameQuery) document.title = "Error · Heron";
+  drawnQuery = null;
+  document.title = "Error · Heron";
 }
 
 /** Select the tab of a relation; without labels, only the first tab is enabled. */
@@ -141,9 +150,6 @@ function describeIndex() {
     create("div", {}, create("dt", {}, name), create("dd", {}, value))));
   limitCounts();
   byId("count").replaceChildren(...state.counts.map((count) => create("option", { value: count }, `${count}`)));
-  byId("file").accept = about.pictures ? "image/jpeg,image/png" : ".npy";
-  byId("upload-note").textContent = (about.pictures ? "choose, drop or paste a JPEG or PNG" : "an .npy file of one row")
-    + `, at most ${Math.floor(about.upload_bytes / 1e6)} MB`;
   const [first, second] = about.names;
   byId("where-note").textContent = second
     ? `Labels with and, or, not and parentheses, for example: ${first} and not ${second}.` : "";

@@ -2,7 +2,7 @@
 // pictures.
 
 import { addressOf, currentQuery, navigate } from "./address.js";
-import { byId, countOf, create, page, pictureUrl } from "./elements.js";
+import { byId, countOf, create, page, pictures } from "./elements.js";
 
 const NOUNS = { neighbours: "neighbour", hard: "hard negative", false: "false negative" };
 const SCORES = { cosine: "cosine", inner_product: "product", euclidean: "distance" };
@@ -93,7 +93,7 @@ function addButton(hit) {
 function grid(hits, compare) {
   const cards = hits.map((hit) => create("li", {},
     link(hit,
-      create("img", { src: pictureUrl(hit.number), alt: "", loading: "lazy", width: 152, height: 152 }),
+      create("span", { class: "views" }, ...pictures(hit.number, "", 152, { loading: "lazy" })),
       create("b", { title: hit.key }, hit.key),
       create("span", { class: "measure", title: score(hit) }, hit.score.toPrecision(3))),
     addButton(hit),

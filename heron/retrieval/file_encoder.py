@@ -3,38 +3,46 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.nn.functional import normalize
 
-from heron.config.errors import RetrievalError
+from heron.config.errors import InputError, RetrievalError
 from heron.config.experiment import load_config
 from heron.data.batches import Batch
 from heron.data.decoders import TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
+from heron.retrieval.embedding_model import EmbeddingModel, refuse_options
 from heron.retrieval.embeddings import Layer
-from heron.retrieval.index_manifest import IndexManifest
-from heron.retrieval.layers import EmbeddingModel, refuse_options
-from heron.retrieval.user_files import (
-    NPY,
-    File,
-    read_file,
-    read_size,
-    upright_picture,
-    vector_row,
-)
+from heron.retrieval.file_reader import NPY, File, read_file, read_size, upright_picture, vector_row
+from heron.retrieval.index_files import IndexManifest
 from heron.shards.errors import ShardError
-from heron.shards.manifest import View
+from heron.shards.manifest import View, load_manifest
 from heron.shards.show import DRAWABLE_CHANNELS
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.pretrained import locate, weights_sha256
 
-FileOrText = TypeVar("FileOrText", str, File)
+
+@dataclass(frozen=True)
+class FileVector:
+    """The embedding of a sample that files were given of."""
+
+    vector: NDArray[np.float32]  # [dim], zeros for missing views
+    given: list[str]  # stored views
+    missing: list[str]  # the others that the model sees
+    columns: NDArray[np.bool_] | None  # the numbers of the given views, [dim]; None: all
+    scale: float = 1.0  # of the given views' numbers, since others are missing
+
+    @property
+    def compares(self) -> str:
+        """What a query compares, in words; "" if it is everything."""
+        same = "the same view" if len(self.given) == 1 else "the same views"
+        rest = f"{', '.join(self.missing)} {'is' if len(self.missing) == 1 else 'are'} not given"
+        return f"{', '.join(self.given)} with {same} of each sample; {rest}" * bool(self.missing)
 
 
 @dataclass(frozen=True)
@@ -75,73 +83,114 @@ class FileEncoder:
             )
         return cls(model, index.layer)
 
-    def files(self, arguments: Sequence[str]) -> dict[str, Path]:
-        """Parses `PATH`, or one `VIEW=PATH` for each view of the model; else RetrievalError."""
-        files: dict[str, Path] = {}
-        without_view = [a for a in arguments if a.partition("=")[0] not in self.model.stored]
-        if len(arguments) == 1 and without_view:
-            return {name: Path(path) for name, path in self._by_view(arguments[0]).items()}
-        for argument in arguments:
-            name, _, path = argument.partition("=")
-            if argument in without_view or name in files:
-                fault = "is given twice" if name in files else "names no view"
-                raise RetrievalError(f"--file {argument} {fault}; expected {self._expected()}")
-            files[name] = Path(path)
-        self._by_view(files)
-        return files
+    def files(self, arguments: Sequence[str], row: int = 0) -> dict[str, Path]:
+        """Parses `VIEW=PATH`, or `PATH` where one view alone can read it, for some of the views.
 
-    def _expected(self) -> str:
-        return " ".join(f"--file {name}=PATH" for name in self.model.stored)
-
-    def _by_view(self, files: FileOrText | Mapping[str, FileOrText]) -> Mapping[str, FileOrText]:
-        stored = self.model.stored
-        if not isinstance(files, Mapping):
-            if len(stored) > 1:
-                raise RetrievalError(
-                    f"one file, but the model sees the views {', '.join(stored)}; expected "
-                    f"one of each: {self._expected()}"
-                )
-            return {stored[0]: files}
-        is_subset = self.layer == "projection" and files and set(files) <= set(stored)
-        if set(files) != set(stored) and not is_subset:
-            raise RetrievalError(
-                f"files of the views {', '.join(files) or '(none)'}; expected those that the model "
-                f"sees: {self._expected()}"
-            )
-        return files
-
-    def __call__(self, files: File | Mapping[str, File], row: int = 0) -> NDArray[np.float32]:
-        """Returns the embedding of one sample, [dim], from a file of each view.
-
-        For projections some of the views suffice, such as a picture alone. Their normalised sum is
-        put in the place of each missing view, and zeros in their own, so that the product with a
-        sample's projections is the sum of that vector's cosines with the sample's other views.
-
-        Raises a RetrievalError if a view's file is missing, too large or not of the view's kind.
+        Raises a RetrievalError that says which views there are, if an argument names none.
         """
-        view_of = self.model.reader.view
-        rows = {n: self._row(view_of(n), file, row) for n, file in self._by_view(files).items()}
+        files: dict[str, Path] = {}
+        stored = self.model.stored
+        for argument in arguments:
+            name, equals, path = argument.partition("=")
+            if name not in stored or not equals:
+                path = argument
+                if len(stored) > 1 and equals and not Path(argument).exists():
+                    raise RetrievalError(
+                        f"--file {argument} names no view; expected one of "
+                        f"{', '.join(f'{view}=PATH' for view in stored)}"
+                    )
+                name = self._view_that_reads(path, row, "--file {view}=" + path)
+            if name in files:
+                raise RetrievalError(
+                    f"--file {argument}: view '{name}' has a file already; expected one of each"
+                )
+            files[name] = Path(path)
+        return files
+
+    def _view_that_reads(self, file: File, row: int, remedy: str) -> str:
+        """Returns the only view that a file fits; else a RetrievalError with a remedy per view."""
+        stored, faults = self.model.stored, dict[str, str]()
+        if len(stored) == 1:
+            return stored[0]
+        for name in stored:
+            try:
+                self._row(self.model.reader.view(name), file, row)
+            except RetrievalError as fault:
+                faults[name] = str(fault)
+        fits, said = [name for name in stored if name not in faults], read_file(file)[1]
+        if not fits:
+            listed = "; ".join(f"'{name}': {fault}" for name, fault in faults.items())
+            raise RetrievalError(f"{said} fits none of the views. {listed}")
+        if len(fits) > 1:
+            remedies = " or ".join(remedy.replace("{view}", name) for name in fits)
+            raise RetrievalError(
+                f"{said} may be of any of the views {', '.join(fits)}; say which: {remedies}"
+            )
+        return fits[0]
+
+    def __call__(self, files: File | Mapping[str, File], row: int = 0) -> FileVector:
+        """Embeds one sample from a file for some or all of its views.
+
+        A missing view is treated as in training: see `Heterogeneous.embed`. A file without the name
+        of its view is that of the only view that can read it.
+
+        Raises a RetrievalError if a file is missing, too large or not of the view's kind, or if
+        there is no file or no such view.
+        """
+        model, view_of = self.model, self.model.reader.view
+        if not isinstance(files, Mapping):
+            files = {self._view_that_reads(files, row, "as a file of '{view}'"): files}
+        try:
+            present = model.present(files, 1)
+        except InputError as fault:
+            raise RetrievalError(str(fault)) from None
+        several = len(files) > 1
+        rows = {n: self._row(view_of(n), file, row, several) for n, file in files.items()}
         zero, no_rows = torch.zeros(1, dtype=torch.int64), torch.empty(0, 0)
-        decoders = self.model.reader.decoders
-        empty = {n: np.zeros(decoders[n].shape, decoders[n].dtype) for n in self.model.stored}
+        decoders = model.reader.decoders
+        empty = {n: np.zeros(decoders[n].shape, decoders[n].dtype) for n in model.stored}
         stored = {n: torch.from_numpy(array[None]) for n, array in (empty | rows).items()}
-        batch = Batch(stored, no_rows, zero, zero, [1])
-        vector = self.model.forward(batch, [self.layer])[self.layer][0].float()
-        if set(rows) < set(empty):
-            views = self.model.views.views[: self.model.model.classified]
-            is_given = torch.tensor([view.stored in rows for view in views])
-            by_view = vector.view(len(views), -1)
-            direction = normalize(by_view[is_given].sum(0), dim=0)
-            vector = torch.where(is_given[:, None], torch.zeros(()), direction).flatten()
+        batch = Batch(stored, no_rows, zero, zero, [1], present=present)
+        vector = model.forward(batch, [self.layer])[self.layer][0].float()
         if not bool(torch.isfinite(vector).all()):
             raise RetrievalError(
                 f"layer '{self.layer}' of the file is not finite; expected finite numbers; look at "
                 "the values that it holds"
             )
-        return np.asarray(vector.numpy(), np.float32)
+        array = np.asarray(vector.numpy(), np.float32)
+        if present is None:
+            return FileVector(array, [*files], [], None)
+        scale = present.shape[1] / int(present.sum()) if self.layer == "hidden" else 1.0
+        missing = [name for name in model.stored if name not in files]
+        columns = model.columns(self.layer, present[0])
+        return FileVector(array, [*files], missing, columns, scale)
 
-    def _row(self, view: View, file: File, row: int) -> NDArray[Any]:
+    def across(self, found: FileVector) -> NDArray[np.float32]:
+        """Returns a vector, [dim], that is nearest to samples whose other views match a file's.
+
+        The normalised sum of its projections is put in the place of each missing view, and zeros in
+        their own, so that the product with a sample's projections is the sum of that vector's
+        cosines with the sample's other views. Raises a RetrievalError if no view is missing, or the
+        index is of another layer.
+        """
+        if self.layer != "projection" or found.columns is None:
+            fault = f"is of layer '{self.layer}'" if found.columns is not None else "has no others"
+            raise RetrievalError(
+                f"files of {', '.join(found.given)} are to be compared with the samples' other "
+                f"views, and the index {fault}; expected an index of --layer projection, and a "
+                "model that sees more views than are given"
+            )
+        views = self.model.model.classified
+        given = found.columns.reshape(views, -1)
+        direction = found.vector.reshape(views, -1)[given[:, 0]].sum(0)
+        direction /= max(float(np.linalg.norm(direction)), 1e-12)
+        return np.where(given, np.float32(0), direction).reshape(-1)
+
+    def _row(self, view: View, file: File, row: int, several: bool = False) -> NDArray[Any]:
+        """Returns a file's row of a view; `several` says that messages must name the view."""
         data, name = read_file(file)
+        if several and isinstance(file, bytes):
+            name += f" of view '{view.name}'"
         if view.kind == "image":
             if data.startswith(NPY):
                 raise RetrievalError(
@@ -183,7 +232,7 @@ class FileEncoder:
                 f"the index is {fault}; a text is compared with the projections of other views: "
                 "expected an index of --layer projection, and a model with a view of text"
             )
-        return self({texts[0]: text.encode()})
+        return self.across(self({texts[0]: text.encode()}))
 
     def _picture(self, view: View, data: bytes, name: str) -> NDArray[np.uint8]:
         """Returns a picture as the reader would, had it been in the shards.
@@ -216,6 +265,17 @@ class FileEncoder:
         cropped = picture.crop((left, top, left + crop_width, top + crop_height))
         resized = cropped.resize((width, height), Image.Resampling.BICUBIC)
         return np.array(resized).reshape(height, width, channels)
+
+
+def input_kinds(run: str, data: str) -> dict[str, str]:
+    """Returns the kind of each stored view that a run's model sees, without opening the model.
+
+    Raises a CheckpointError without a run, and a ShardError without shards.
+    """
+    kinds = {view.name: view.kind for view in load_manifest(data).views}
+    config = load_config(locate(run) / "config.yaml")
+    seen = config.data.views[: 1 if config.model.classify_on == "first_view" else None]
+    return {view.stored: kinds[view.stored] for view in seen if view.stored in kinds}
 
 
 def _checkpoint_with(run: str, sha256: str) -> Path:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from heron.config.errors import CheckpointError, RetrievalError
 from heron.data.reader import Reader
-from heron.retrieval import user_files
+from heron.retrieval import file_reader
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.query import Retriever
@@ -143,7 +143,7 @@ def test_a_picture_is_turned_as_exif_says(faces: Retriever, orientation: int) ->
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = as_bytes(lying, exif=exif)
-    assert np.array_equal(np.asarray(user_files.upright_picture(data, "x")), np.asarray(upright))
+    assert np.array_equal(np.asarray(file_reader.upright_picture(data, "x")), np.asarray(upright))
     near(faces, 5, faces.encode(data))
 
 
@@ -188,25 +188,13 @@ def npy(array: NDArray[Any], **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def test_every_view_needs_a_file(frames: Retriever, tmp_path: Path) -> None:
-    wanted = "--file view1=PATH --file view2=PATH"
-    cases: list[tuple[Any, str]] = [
-        ("x.npy", f"one file, but the model sees the views view1, view2; .* of each: {wanted}"),
-        ({"a": "x", "view1": "x", "view2": "x"}, "files of the views a, view1, view2; expected"),
-    ]
-    for given_, message in cases:
-        with pytest.raises(RetrievalError, match=message):
-            frames.by_file(given_, 3)
+def test_files_are_given_by_view(frames: Retriever) -> None:
     texts = ["view2=b=c.npy", "view1=a.npy"]
     assert frames.files(texts) == {"view1": Path("a.npy"), "view2": Path("b=c.npy")}
-    for asked, message in [
-        (["a.npy"], "one file, but the model sees the views"),
-        (["view1=a", "vew2=b"], f"--file vew2=b names no view; expected {wanted}"),
-        (["view1=a", "view1=b"], f"--file view1=b is given twice; expected {wanted}"),
-        ([], r"files of the views \(none\); expected"),
-    ]:
-        with pytest.raises(RetrievalError, match=message):
-            frames.files(asked)
+    with pytest.raises(
+        RetrievalError, match="^no view is called 'a'; expected one or more of view"
+    ):
+        frames.by_file({"a": "x", "view1": "x", "view2": "x"}, 3)
 
 
 def test_one_view_needs_no_name(faces: Retriever) -> None:
@@ -218,9 +206,9 @@ def test_a_file_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
     endless = Path("/proc/self/status")  # says that it has no bytes, as one that grows may
     if not endless.is_file():
         pytest.skip("needs /proc")
-    monkeypatch.setattr(user_files, "MAX_FILE_BYTES", 40)
+    monkeypatch.setattr(file_reader, "MAX_FILE_BYTES", 40)
     with pytest.raises(RetrievalError, match="status has .* bytes; expected at most 40; make it"):
-        user_files.read_file(endless)
+        file_reader.read_file(endless)
 
 
 def png(width: int, height: int, twice: bool = False) -> bytes:
@@ -287,13 +275,13 @@ def test_paths_that_are_no_files(faces: Retriever, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "row", "message"),
     [
-        (PICTURE, 0, "the file begins with .*; expected an npy file, as view 'view1' holds vecto"),
+        (PICTURE, 0, "the file of view 'view1' begins with .*; expected an npy file, as vi"),
         (npy(np.array([{}]), allow_pickle=True), 0, "an array of Python objects is a pickle"),
-        (npy(np.ones((3, 5))), 0, "the file has rows of 5; expected 273 numbers"),
-        (npy(np.ones((2, 3, 4))), 0, r"the file is float64 \(2, 3, 4\); expected numbers"),
-        (npy(np.ones(20) * 1j), 0, r"the file is complex128 \(20,\); expected numbers"),
+        (npy(np.ones((3, 5))), 0, "of view 'view1' has rows of 5; expected 273 numbers"),
+        (npy(np.ones((2, 3, 4))), 0, r"of view 'view1' is float64 \(2, 3, 4\); expected numbers"),
+        (npy(np.ones(20) * 1j), 0, r"of view 'view1' is complex128 \(20,\); expected numbers"),
         (npy(np.ones(20))[:-4], 0, r"an array of float64 \(20,\) at byte 0 is cut or too long"),
-        (npy(np.ones((3, 20))), 3, "the file has 3 rows; expected one of number 3"),
+        (npy(np.ones((3, 20))), 3, "of view 'view1' has 3 rows; expected one of number 3"),
         (npy(np.full(273, np.nan)), 0, "273 numbers of row 0 are not finite in float32, the first"),
         (npy(np.full(273, 1e300)), 0, "273 numbers of row 0 are not finite in float32"),
     ],

@@ -4,8 +4,8 @@ import faiss
 import pytest
 
 from heron.config.errors import RetrievalError
-from heron.retrieval import kinds
-from heron.retrieval.kinds import (
+from heron.retrieval import index_plan
+from heron.retrieval.index_plan import (
     MIN_POINTS,
     Kind,
     Plan,
@@ -156,8 +156,8 @@ def test_codes_are_as_long_as_can_be_learnt() -> None:
 
 
 def test_the_budget_keeps_to_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = kinds.free_bytes()
+    machine = index_plan.free_bytes()
     assert choose_plan("ivf", MILLION).memory_bytes == pytest.approx(machine / 2, rel=0.5)
-    monkeypatch.setattr(kinds, "cgroup_free", lambda: [700 * MB, 600 * MB], raising=False)
-    assert kinds.free_bytes() == 600 * MB
+    monkeypatch.setattr(index_plan, "cgroup_free", lambda: [700 * MB, 600 * MB], raising=False)
+    assert index_plan.free_bytes() == 600 * MB
     assert choose_plan("auto", MILLION).memory_bytes == 300 * MB

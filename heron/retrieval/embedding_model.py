@@ -1,0 +1,243 @@
+"""A trained model over a data set: the layers that it computes, and its predictions."""
+
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from heron.config.data import Data
+from heron.config.errors import InputError, RetrievalError
+from heron.config.experiment import Config, load_config
+from heron.data.batches import Batch
+from heron.data.dataset import load_or_assign_roles, open_reader
+from heron.data.reader import Reader
+from heron.data.views import Views
+from heron.evaluation.evaluator import Evaluator, Predictions
+from heron.models.heterogeneous import Features, Heterogeneous
+from heron.retrieval.embeddings import Layer, Role
+from heron.shards.store import is_remote
+from heron.training.launch import start_processes
+from heron.training.pretrained import from_pretrained, locate
+from heron.training.signature import Signature
+
+ExportLayer = Literal["hidden", "projection", "logits"]  # that a file of an exported model computes
+
+
+def refuse_options(data: Data, trusted: bool) -> None:
+    """Refuses a run's storage options for remote data unless the user gave them or the run.
+
+    An endpoint among `data.storage_options` would be sent the user's own credentials.
+    """
+    remote = [path for path in data.paths if is_remote(path)]
+    if data.storage_options and remote and not trusted:
+        raise RetrievalError(
+            f"the run reads {remote[0]} with data.storage_options {', '.join(data.storage_options)}"
+            ", which may lead elsewhere; expected data.storage_options on the command line of "
+            "`heron embed`, your own --run, or --data with a folder of the shards"
+        )
+
+
+# With a `data.path` of the caller's, the manifest there says everything, not the run's settings.
+DROP_RUN_DATA = {
+    "data.webdataset": "null",
+    "data.sources": "null",
+    "data.protocol.hide_views": "{}",
+    "data.protocol.hide_labels": "0",
+}
+
+
+def load_for_data(path: Path, overrides: Sequence[str]) -> Config:
+    """Returns a run's experiment; a new `data.path` drops what binds the run to its data set.
+
+    Raises a ConfigError if an override does not fit.
+    """
+    keys = {override.partition("=")[0] for override in overrides}
+    if "data.path" not in keys:
+        return load_config(path, overrides)
+
+    def load(dropped: Mapping[str, str]) -> Config:
+        settings = [f"{key}={value}" for key, value in dropped.items() if key not in keys]
+        return load_config(path, [*settings, *overrides])
+
+    config = load(DROP_RUN_DATA)
+    if config.data.path == load_config(path).data.path:
+        return config
+    return load(DROP_RUN_DATA | {"data.roles": "null", "data.fingerprint": "null"})
+
+
+def check_data(data: Data, overrides: Sequence[str]) -> None:
+    """Refuses a data set that is missing, or remote and named only by the run.
+
+    A run's configuration need not be trusted: it starts no build and no download.
+    """
+    remote = [path for path in data.paths if is_remote(path)]
+    if remote and not any(override.startswith("data.path=") for override in overrides):
+        raise RetrievalError(
+            f"the run names the data set {remote[0]}, which is fetched only when you give it; "
+            f"expected data.path={remote[0]} on the command line"
+        )
+    own_options = any(override.startswith("data.storage_options") for override in overrides)
+    refuse_options(data, own_options)
+    if data.build is not None and "://" not in data.path and not Path(data.path).exists():
+        options = [f"--{key}={value}" for key, value in data.build.items() if key != "source"]
+        command = ["heron", "shards", "build", str(data.build.get("source")), "--out", data.path]
+        raise RetrievalError(
+            f"{data.path} is not there; expected the data set of the run, or another by data.path; "
+            f"if you trust the run, build it with: {shlex.join(command + options)}"
+        )
+
+
+@dataclass(frozen=True)
+class LayerModel:
+    """A model in evaluation, with the views that prepare its inputs."""
+
+    model: Heterogeneous
+    views: Views
+
+    @property
+    def stored(self) -> list[str]:
+        """The stored views that the model sees, each once."""
+        return list(dict.fromkeys(self.stored_by_view))
+
+    @property
+    def stored_by_view(self) -> list[str]:
+        """The stored view of each view that the model sees."""
+        return [view.stored for view in self.views.views[: self.model.classified]]
+
+    @property
+    def widths(self) -> dict[Layer, int]:
+        """The layers that the model has, and the width of their vectors."""
+        model = self.model
+        widths: dict[Layer, int] = {"hidden": model.classified_width}
+        if len(model.projectors):
+            widths["projection"] = model.projection_width * model.classified
+        if hasattr(model, "weight"):  # H, if a term has added it
+            widths["weight"] = model.projection_width * model.classified
+        return widths
+
+    def present(self, given: Collection[str], rows: int) -> Tensor | None:
+        """Returns which views rows have that come with some stored views; None: all of them.
+
+        The flags are [rows, views]. Raises an InputError, in one line, if `given` are none, or not
+        among the stored views.
+        """
+        unknown = [name for name in given if name not in self.stored]
+        if unknown or not given:
+            fault = f"no view is called '{unknown[0]}'" if unknown else "no view is given"
+            raise InputError(f"{fault}; expected one or more of {', '.join(self.stored)}")
+        flags = [name in given for name in self.stored_by_view]
+        return None if all(flags) else torch.tensor(flags).expand(rows, -1)
+
+    def columns(self, layer: Layer, present: Tensor) -> NDArray[np.bool_]:
+        """Returns which numbers of a layer's vectors are of the views of a row, [dim]."""
+        widths = self.model.widths[: self.model.classified]
+        if layer != "hidden":
+            widths = [self.model.projection_width] * self.model.classified
+        return np.repeat(present.cpu().numpy(), widths)
+
+    def features(self, batch: Batch) -> Features:
+        """Returns all features that the model computes from stored views, by name."""
+        inputs = self.views(batch, train=False, first=self.model.classified)
+        features: Features = self.model(inputs, batch.rng_keys, batch.sizes, present=batch.present)
+        return features
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, layers: Iterable[Layer]) -> dict[Layer, Tensor]:
+        """Returns the layers as embeddings hold them, each [rows, dim].
+
+        Projections and weights of each view are unit vectors, side by side.
+        """
+        features = self.features(batch)
+        return {layer: self.layer(features, layer, batch.present) for layer in layers}
+
+    @staticmethod
+    def layer(
+        features: Features, layer: Layer | Literal["logits"], present: Tensor | None = None
+    ) -> Tensor:
+        """Returns one layer of the features, [rows, dim]; zeros for views that are missing."""
+        if layer in ("hidden", "logits"):
+            return features[layer][0]
+        heads = features["projections" if layer == "projection" else "weights"]
+        if present is not None:  # H of a projection that is zeros is not
+            heads = [head * present[:, [view]] for view, head in enumerate(heads)]
+        return torch.cat([normalize(head, dim=1) for head in heads], 1)
+
+
+@dataclass(frozen=True)
+class EmbeddingModel(LayerModel):
+    """A model in evaluation, with its data set."""
+
+    reader: Reader
+
+    @classmethod
+    def open(cls, checkpoint: Path, config: Config, device: torch.device) -> Self:
+        """Opens the model of a checkpoint, and the data set of `config`.
+
+        Raises a RetrievalError if the data has other shapes than those that the model was trained
+        on, and the errors of opening model and data.
+        """
+        reader = open_reader(config.data)
+        views = Views(reader, config.data, device)
+        expected, shapes = Signature.read(checkpoint).shapes, [list(s) for s in views.shapes]
+        if expected != shapes:
+            raise RetrievalError(
+                f"the views of {reader.store} are {shapes}; expected {expected}, which the model "
+                f"of {checkpoint} was trained on; give data of those shapes (data.path, or --data "
+                "of a query), or set data.views"
+            )
+        model = from_pretrained(checkpoint)
+        model.precision = config.train.precision
+        return cls(model.to(device), views, reader)
+
+
+def no_layer(layer: str, layers: Iterable[str]) -> InputError:
+    """Returns the error for a layer that is not among a model's layers."""
+    return InputError(
+        f"the model has no layer '{layer}'; found {', '.join(layers)}; expected one of them"
+    )
+
+
+def predict_rows(
+    run: str | Path,  # folder of a run or a checkpoint; need not be trusted: see `embed.embed`
+    overrides: Sequence[str] = (),  # of its configuration
+    data: str | None = None,  # folder of shards, or a URL; None: the run's data set
+    split: str | None = None,  # rows of one split; None: of all
+    role: Role | None = None,  # rows of one role by the run's protocol, in its split; None: all
+) -> tuple[list[str], Predictions, list[str]]:
+    """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
+
+    Returns keys of the rows, their predictions, and the names of the labels. Raises the errors of
+    `embed.embed`, and an InputError if there is no classifier, and the data set is not the run's
+    own, on which a probe could be trained.
+    """
+    checkpoint = locate(run)
+    overrides = [*overrides, *([] if data is None else [f"data.path={data}"])]
+    other_data = any(override.startswith("data.path=") for override in overrides)
+    config = load_for_data(checkpoint / "config.yaml", overrides)
+    check_data(config.data, overrides)
+    device = start_processes(config).device
+    opened = EmbeddingModel.open(checkpoint, config, device)
+    reader, model = opened.reader, opened.model
+    if model.classifier is None and other_data:
+        raise InputError(
+            f"the model of {checkpoint} has no classifier, and a probe is trained on the run's own "
+            "data set; expected rows of that, or a run with a term such as cross_entropy"
+        )
+    if role is not None:
+        roles = load_or_assign_roles(reader, config.data, split)
+        rows = getattr(roles, role)
+    else:
+        rows = np.arange(reader.starts[-1]) if split is None else reader.split_rows(split)
+    labelled = np.empty(0, np.int64)
+    if model.classifier is None:
+        labelled = load_or_assign_roles(reader, config.data).labelled
+    options = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
+    predictions = Evaluator(reader, opened.views, options).predictors(model, labelled, rows)[0][""]
+    return reader.sample_keys(predictions.rows), predictions, reader.manifest.labels.names

@@ -1,0 +1,307 @@
+"""Queries that give some of the views: what is found, what is compared, and what is refused."""
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+import heron
+from heron.cli.arguments import UsageError
+from heron.config.errors import InputError, RetrievalError
+from heron.retrieval import some_views
+from heron.retrieval.build import build_index
+from heron.retrieval.embed import embed
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.query import Retriever
+from heron.shards.build import build
+from heron.shards.sources import make_source
+from tests.retrieval import made
+from tests.retrieval.test_query import ask
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
+FACES, WIDTHS = 200, (7, 7, 7, 7, 6, 6)  # pictures; numbers of each of the six views
+NET = {"kind": "cnn", "channels": [4, 8], "widths": None, "dropout": None}
+Rows = dict[str, NDArray[Any]]
+
+
+def made_of(folder: Path, rows: Rows, labels: NDArray[Any], model: dict[str, Any]) -> Path:
+    """Embeddings of rows by a model that was not trained, with an encoder for each view."""
+    arrays: dict[str, Any] = rows | {"labels": labels}
+    np.savez(folder / "rows.npz", **arrays)
+    source = make_source("arrays", {"npz": folder / "rows.npz"})
+    build(source, folder / "data", progress=False)
+    views = {"views": [{"stored": name} for name in rows], "standardise": rows["a"].ndim == 2}
+    run = made.run(folder / "run", folder / "data", {"data": views, "model": model})
+    embed(run, folder / "embeddings", progress=False)
+    return folder
+
+
+def index(folder: Path, name: str, **options: Any) -> Retriever:
+    found = Embeddings.open(folder / "embeddings")
+    chosen: dict[str, Any] = {"kind": "flat", "k": 5} | options
+    build_index(found, folder / name, progress=False, **chosen)
+    return Retriever.open(folder / name)
+
+
+@pytest.fixture(scope="module")
+def cameras(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Faces by two cameras, which see two thirds each, of CelebA."""
+    if not (REAL / "celeba").is_dir():
+        pytest.skip(f"needs CelebA's pictures in {REAL}")
+    views: dict[str, list[NDArray[np.uint8]]] = {"a": [], "b": []}
+    with ZipFile(REAL / "celeba" / "img_align_celeba.zip") as pack:
+        names = sorted(name for name in pack.namelist() if name.endswith(".jpg"))[:FACES]
+        for name in names:
+            face = Image.open(BytesIO(pack.read(name))).convert("RGB")
+            for view, left in (("a", 0), ("b", 58)):
+                seen = face.crop((left, 30, left + 120, 190)).resize((24, 32))
+                views[view].append(np.array(seen))
+    rows = {view: np.stack(pictures) for view, pictures in views.items()}
+    folder = tmp_path_factory.mktemp("cameras")
+    return made_of(folder, rows, np.arange(FACES) % 4, {"encoder": NET})
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """UCI's textures in six views."""
+    if not (REAL / "uci" / "texture.dat").is_file():
+        pytest.skip(f"needs UCI's textures in {REAL}")
+    table = np.loadtxt(REAL / "uci" / "texture.dat", delimiter=",", max_rows=600)
+    parts = np.split(table[:, :40].astype(np.float32), np.cumsum(WIDTHS)[:-1], axis=1)
+    rows = dict(zip("abcdef", parts, strict=True))
+    _, labels = np.unique(table[:, 40], return_inverse=True)
+    return made_of(tmp_path_factory.mktemp("six"), rows, labels, {})
+
+
+def stored(folder: Path, number: int) -> Rows:
+    with np.load(folder / "rows.npz") as rows:
+        return {name: rows[name][number] for name in rows.files if name != "labels"}
+
+
+def file(row: NDArray[Any]) -> bytes:
+    out = BytesIO()
+    Image.fromarray(row).save(out, "PNG") if row.ndim == 3 else np.save(out, row)
+    return out.getvalue()
+
+
+def whole(found: Retriever) -> NDArray[np.float64]:
+    """All embeddings, view by view, [rows, views, width]."""
+    assert found.embeddings is not None
+    layer = found.index.manifest.layer
+    every = np.concatenate([block for _, block in found.embeddings.blocks(layer)])
+    return every.astype(np.float64).reshape(len(every), found.embeddings.layer(layer).views, -1)
+
+
+def number_of(found: Retriever, row: int) -> int:
+    return int(np.flatnonzero(found.samples.rows == row)[0])
+
+
+@pytest.mark.parametrize("layer", ["hidden", "projection"])
+def test_one_face_of_two_cameras_finds_its_sample_first(cameras: Path, layer: Any) -> None:
+    found = index(cameras, layer, layer=layer)
+    vectors = whole(found)
+    for view, name in enumerate("ab"):
+        part = vectors[:, view] / np.linalg.norm(vectors[:, view], axis=1, keepdims=True)
+        for row in range(0, FACES, 9):
+            number = number_of(found, row)
+            answer = found.by_file({name: file(stored(cameras, row)[name])}, 7)
+            expected = part @ part[number]
+            assert answer.hits[0].number == number
+            assert answer.hits[0].score == pytest.approx(1, abs=1e-5)
+            scores = [hit.score for hit in answer.hits]
+            assert scores == pytest.approx(np.sort(expected)[::-1][:7], abs=1e-5)
+    assert answer.query.compares == "b with the same view of each sample; a is not given"
+
+
+def test_one_missing_view_of_six(six: Path) -> None:
+    found = index(six, "whole")
+    vectors = whole(found)
+    for row in range(0, 600, 29):
+        files = {name: file(x) for name, x in stored(six, row).items()}
+        missing = "abcdef"[row % 6]
+        del files[missing]
+        answer = found.by_file(files, 5)
+        parts = np.delete(vectors, row % 6, axis=1).reshape(600, -1)
+        parts /= np.linalg.norm(parts, axis=1, keepdims=True)
+        number = number_of(found, row)
+        expected = np.sort(parts @ parts[number])[::-1][:5]
+        assert answer.hits[0].number == number
+        assert [hit.score for hit in answer.hits] == pytest.approx(expected, abs=1e-5)
+        assert f"{missing} is not given" in answer.query.compares
+        assert answer.query.voters == 10 and len(answer.query.predicted) == 1
+
+
+def test_a_missing_view_is_treated_as_in_training(six: Path) -> None:
+    """Of P of 6 views: 6 / P of their features, zeros for the others, to the last bit or so."""
+    model = heron.from_pretrained(six / "run")
+    with np.load(six / "rows.npz") as rows:
+        full = {name: rows[name] for name in "abcdef"}
+    every = model.encode(full).reshape(600, 6, -1)
+    for given in ("a", "cf", "abdef"):
+        flags = np.array([name in given for name in "abcdef"])
+        expected = every * flags[:, None] * (6 / len(given))
+        some = model.encode({name: full[name] for name in given}).reshape(600, 6, -1)
+        np.testing.assert_allclose(some, expected, rtol=1e-5, atol=1e-6)
+        # W s_i = 6 / P sum_v W_v s_iv, and the bias once.
+        assert model.network.classifier is not None
+        weights = {k: v.double().numpy() for k, v in model.network.classifier.state_dict().items()}
+        logits = expected.reshape(600, -1) @ weights["weight"].T + weights["bias"]
+        odds = np.exp(logits)
+        predicted = model.predict({name: full[name] for name in given})
+        np.testing.assert_allclose(predicted, odds / odds.sum(1, keepdims=True), atol=1e-5)
+        for layer in ("projection", "weight"):
+            units = model.encode(full, layer).reshape(600, 6, -1) * flags[:, None]
+            part = model.encode({name: full[name] for name in given}, layer)
+            np.testing.assert_allclose(part.reshape(600, 6, -1), units, atol=1e-5)
+    np.testing.assert_array_equal(model.encode(full), every.reshape(600, -1))
+    found = index(six, "rule")
+    files = {name: file(x) for name, x in stored(six, 7).items() if name in "cf"}
+    some = model.encode({name: full[name][7:8] for name in "cf"})[0]
+    np.testing.assert_allclose(found.encode(files), some, atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["inner_product", "euclidean"])
+def test_other_metrics_compare_the_given_views_alone(six: Path, metric: Any) -> None:
+    found = index(six, metric, metric=metric)
+    parts = whole(found)[:, [1, 4]].reshape(600, -1)
+    own = parts[number_of(found, 11)]
+    files = {name: file(x) for name, x in stored(six, 11).items() if name in "be"}
+    scores = [hit.score for hit in found.by_file(files, 6).hits]
+    if metric == "euclidean":
+        expected = np.sort(np.linalg.norm(parts - own, axis=1))[:6]
+    else:
+        expected = np.sort(parts @ own)[::-1][:6]
+    assert scores == pytest.approx(expected, rel=1e-5, abs=1e-3)
+
+
+def test_a_prefix_codes_and_an_index_alone(six: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {name: file(x) for name, x in stored(six, 40).items() if name in "ad"}
+    short = index(six, "short", width=5)
+    parts = whole(short)[:, [0, 3], :5].reshape(600, -1)
+    parts /= np.linalg.norm(parts, axis=1, keepdims=True)
+    number = number_of(short, 40)
+    answer = short.by_file(files, 4)
+    assert [hit.score for hit in answer.hits] == pytest.approx(
+        np.sort(parts @ parts[number])[::-1][:4], abs=1e-5
+    )
+    coded = index(six, "coded", kind="sq8", recall=0.9)
+    exact = coded.by_file(files, 4)
+    assert exact.hits[0].number == number
+    decoded = Retriever(coded.index, None, "they are gone", coded.run).by_file(files, 4)
+    assert decoded.hits[0].number == number and decoded.hits[0].score < exact.hits[0].score
+    monkeypatch.setattr(some_views, "BLOCK", 7)
+    assert short.by_file(files, 4) == answer
+    alone = Retriever(short.index, None, "they are gone", short.run)
+    assert [hit.number for hit in alone.by_file(files, 4).hits] == [h.number for h in answer.hits]
+
+
+def test_filters_hold_and_samples_without_the_view_are_left_out(tmp_path: Path, six: Path) -> None:
+    found = index(six, "filtered")
+    label = found.samples.names[0]
+    files = {"b": file(stored(six, 3)["b"])}
+    answer = found.by_file(files, 20, where=label)
+    assert {label} == {name for hit in answer.hits for name in hit.labels}
+    assert found.embeddings is not None
+    blank = whole(found)
+    blank[::2, 1] = 0  # every second sample lacks b
+    lacking = made.embeddings(
+        tmp_path / "e",
+        {"hidden": blank.reshape(600, -1).astype(np.float32)},
+        found.samples.targets,
+        found.samples.names,
+        found.samples.kind,
+        [found.samples.key(i) for i in range(600)],
+        checkpoint=found.index.manifest.checkpoint,
+        data=found.data,
+        data_fingerprint=found.index.manifest.data_fingerprint,
+        run=found.run,
+    )
+    build_index(lacking, tmp_path / "i", kind="flat", k=5, progress=False)
+    some = Retriever.open(tmp_path / "i")
+    hits = some.by_file(files, 400).hits
+    assert len(hits) == 300 and all(hit.number % 2 for hit in hits)
+    flags = np.arange(600) % 2 == 0
+    with pytest.raises(RetrievalError, match="none of the samples that pass has the views of the"):
+        some.by_file(files, 3, among=flags)
+
+
+def test_the_command_says_what_it_compares(
+    cameras: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = index(cameras, "said", layer="projection")
+    key = found.samples.key(number_of(found, 5))
+    (face := tmp_path / "face.png").write_bytes(file(stored(cameras, 5)["b"]))
+    ask(found.index.folder, "--file", f"b={face}", "--k", 3)
+    shown = capsys.readouterr().out
+    assert "views   b with the same view of each sample; a is not given" in shown
+    assert shown.splitlines()[7].split()[2] == key
+    with pytest.raises(UsageError, match="--across compares files with the views that"):
+        ask(found.index.folder, "--key", key, "--across")
+    ask(found.index.folder, "--file", f"b={face}", "--k", 3, "--across", "--format", "json")
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["query"]["compares"] == "b with a of each sample"
+    z = whole(found)
+    expected = np.sort(z[:, 0] @ z[number_of(found, 5), 1] / np.sqrt(2))[::-1][:3]
+    assert [hit["score"] for hit in answer["hits"]] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_file_without_a_name_is_of_the_view_that_reads_it(six: Path, cameras: Path) -> None:
+    found, faces = index(six, "unnamed"), index(cameras, "unnamed")
+    face = file(stored(cameras, 1)["a"])
+    with pytest.raises(
+        RetrievalError,
+        match="^the file may be of any of the views a, b; say which: as a file of 'a'",
+    ):
+        faces.by_file(face)
+    with pytest.raises(RetrievalError, match="^the file fits none of the views. 'a': the file beg"):
+        found.by_file(face)
+    with pytest.raises(RetrievalError, match="may be of any of the views a, b, c, d; say which"):
+        found.by_file(file(stored(six, 1)["a"]))
+
+
+def test_a_file_of_one_width_needs_no_name(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = {"a": draw.normal(size=(40, 3)), "b": draw.normal(size=(40, 5))}
+    rows = {name: x.astype(np.float32) for name, x in rows.items()}
+    found = index(made_of(tmp_path, rows, np.arange(40) % 2, {}), "index")
+    answer = found.by_file(file(rows["b"][6]), 2)
+    assert found.samples.rows[answer.hits[0].number] == 6
+    assert answer.query.compares.startswith("b with the same view")
+    np.save(tmp_path / "x.npy", rows["b"])
+    assert found.files([str(tmp_path / "x.npy")]) == {"b": tmp_path / "x.npy"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["a=x.npy", "a=y.npy"], "--file a=y.npy: view 'a' has a file already; expected one of"),
+        (["g=x.npy"], "--file g=x.npy names no view; expected one of a=PATH, b=PATH, c=PATH, d"),
+        (["none.npy"], "none.npy is not there; expected a JPEG, a PNG or an npy file"),
+    ],
+)
+def test_arguments_that_name_no_view(six: Path, asked: list[str], message: str) -> None:
+    with pytest.raises(RetrievalError, match=f"^{message}"):
+        index(six, f"arguments-{len(asked[0])}-{len(asked)}").files(asked)
+
+
+def test_unknown_views_and_none_are_refused_in_a_line(six: Path) -> None:
+    model, found = heron.from_pretrained(six / "run"), index(six, "refused")
+    row = stored(six, 0)["a"]
+    for given, message in (
+        ({}, "no view is given; expected one or more of a, b, c, d, e, f"),
+        ({"g": row}, "no view is called 'g'; expected one or more of a, b, c, d, e, f"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}$"):
+            model.encode({name: x[None] for name, x in given.items()})
+        with pytest.raises(InputError, match=f"^{message}$"):
+            model.predict({name: x[None] for name, x in given.items()})
+        with pytest.raises(RetrievalError, match=f"^{message}$"):
+            found.by_file({name: file(x) for name, x in given.items()})
+    with pytest.raises(RetrievalError, match="compared with the samples' other views, and the ind"):
+        found.by_file({"a": file(row)}, across=True)
