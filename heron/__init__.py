@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from heron import losses, metrics
     from heron.api.model import Model, from_pretrained
     from heron.api.run import Run, load_config, pretrain
+    from heron.config.errors import HeronError
     from heron.config.experiment import Config
     from heron.retrieval.index import Index
-    from heron.shards.errors import HeronError
 
 _MODULES = "losses", "metrics"
 _OBJECTS = {  # the module that defines each
     "Config": "heron.config.experiment",
-    "HeronError": "heron.shards.errors",
+    "HeronError": "heron.config.errors",
     "Index": "heron.retrieval.index",
     "Model": "heron.api.model",
     "Run": "heron.api.run",

@@ -14,7 +14,6 @@ from heron.distributed.collectives import broadcast_object, rank
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.metrics import Scores
 from heron.evaluation.scikit import KINDS, NAMES, Kind, tune
-from heron.shards.terminal import print_lines
 
 SUMMARISED = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
 
@@ -26,6 +25,7 @@ def compare(
     scores: Scores,  # of the run itself
     train: Callable[[Config], Mapping[str, Any]],  # trains, and returns what result.json holds
     progress: Callable[[Scores, list[str]], None],  # told of scores, and of baselines to come
+    say: Callable[[str], None],  # prints a line
 ) -> Scores:
     """Scores the baselines on a run's test rows; every process must call it.
 
@@ -42,7 +42,7 @@ def compare(
     to_come = [] if plain_config is None or same else ["the plain network"]
     if config.evaluate.baselines != "plain":
         progress(baselines, [*NAMES.values(), *to_come])
-        baselines = _scikit_scores(evaluator, roles)
+        baselines = _scikit_scores(evaluator, roles, say)
     if plain_config is None:
         return baselines
     if to_come:
@@ -110,7 +110,9 @@ def _mean_std(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4f}{spread}"
 
 
-def _scikit_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
+def _scikit_scores(
+    evaluator: Evaluator, roles: Roles, say: Callable[[str], None]
+) -> dict[str, float]:
     """Scores scikit-learn's classifiers on the model's inputs; the main process fits them."""
     scores: dict[str, float] = {}
     if rank() == 0:
@@ -119,7 +121,7 @@ def _scikit_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
             labelled, test, *validation = map(evaluator.inputs, asked)
             if len(labelled.y) and len(test.y):
                 for kind in KINDS:
-                    found = _scores_of(kind, evaluator, labelled, test, *validation)
+                    found = _scores_of(kind, evaluator, say, labelled, test, *validation)
                     scores |= {f"{kind}_{name}": value for name, value in found.items()}
     broadcast: dict[str, float] = broadcast_object(scores)
     return broadcast
@@ -128,12 +130,13 @@ def _scikit_scores(evaluator: Evaluator, roles: Roles) -> dict[str, float]:
 def _scores_of(
     kind: Kind,
     evaluator: Evaluator,
+    say: Callable[[str], None],
     labelled: Predictions,
     test: Predictions,
     validation: Predictions | None = None,
 ) -> dict[str, float]:
     """Tunes a classifier on labelled inputs; returns its scores, and the chosen options."""
-    print_lines(f"baselines: {NAMES[kind]}, tuned on the labelled rows")  # it may take a minute
+    say(f"baselines: {NAMES[kind]}, tuned on the labelled rows")  # it may take a minute
     shapes = evaluator.views.shapes
     views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
 
@@ -146,6 +149,6 @@ def _scores_of(
 
     tuned = tune(kind, inputs(labelled), labelled.y, evaluator.exclusive)
     if tuned.edge:
-        print_lines(f"baselines: {NAMES[kind]}: {tuned.edge}")
+        say(f"baselines: {NAMES[kind]}: {tuned.edge}")
     threshold = evaluator.threshold(predicted(validation) if validation else None)
     return evaluator.score(predicted(test), threshold) | tuned.options

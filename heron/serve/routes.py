@@ -16,14 +16,13 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 
-from heron.config.errors import RetrievalError
+from heron.config.errors import HeronError, RetrievalError
 from heron.retrieval.answer import Answer, Flags, Relation
 from heron.retrieval.filters import filter_mask
 from heron.retrieval.map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.query import Retriever
 from heron.retrieval.samples import Samples
 from heron.serve.admission import BINARY, Admission, Limits, Uploads
-from heron.shards.errors import HeronError
 
 MAX_HITS = 200
 MAX_TEXT = 500  # characters of a key or a filter

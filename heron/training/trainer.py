@@ -324,7 +324,7 @@ class Trainer:
         """
         config, roles = self.config, self.streams.roles
         if config.evaluate.baselines:
-            steps = self._train_other, self._write_report
+            steps = self._train_other, self._write_report, print_lines
             self.scores |= baselines.compare(config, self.evaluator, roles, self.scores, *steps)
         if seeds := baselines.other_seeds(config):
             self._write_report({}, [f"seed {other.seed}" for other in seeds])
