@@ -46,7 +46,7 @@ def contrast(
         (sums,) = mirrored_sums(pairs, mirroring)
         return finish(sums, per_anchor)
     width = 0 if pairs.anchor_weight is None else pairs.anchor_weight.shape[1]
-    if width <= fused.WIDEST_SIDE and is_fused(pairs.anchors[0]):
+    if width <= fused.WIDEST_SIDE and is_fused(pairs.anchors[0], "sums"):
         return finish(fused_sums(pairs), per_anchor)
     return blockwise(_rule(pairs, finish), pairs.anchors, pairs.keys, per_anchor)
 

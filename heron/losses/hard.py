@@ -280,7 +280,7 @@ def _over_class_pairs(
     """Sums the loss over the pairs of a class, times `mean`; anchors lie at `positions` of keys."""
     (anchors,), (keys,), key_tag = pairs.anchors, pairs.keys, pairs.key_tag
     assert key_tag is not None and pairs.anchor_tag is not None
-    if is_fused(keys) and mirroring is None:
+    if mirroring is None and is_fused(keys, "sums", "tags"):
         total = log_total(fused_sums(pairs))
         tags = pairs.anchor_tag.int(), key_tag.int(), positions.int()
         weight = torch.full_like(total, mean)

@@ -104,7 +104,7 @@ class _Sums(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.pairs, ctx.mirroring = pairs, mirroring  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
-        if mirroring is not None and is_fused(anchors[0]):
+        if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
             by_head = zip(anchors, keys, strict=True)
             return _add_heads([_fused_sums(pairs, a, k) for a, k in by_head], mirroring)
         sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
@@ -135,7 +135,7 @@ class _Sums(torch.autograd.Function):
             of_keys = [d_all[sum_index[m]] for m in mirroring.mirror]
             d_mirror = [_pad_rows(x, len(k)) for x, k in zip(of_keys, keys, strict=True)]
         d_keys = [torch.zeros_like(k) if mirroring is None else None for k in keys]
-        if mirroring is not None and is_fused(anchors[0]):
+        if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
             by_head = zip(anchors, keys, d_own, d_mirror, strict=True)
             return None, None, None, *(_fused_gradient(pairs, *head) for head in by_head), *d_keys
         d_anchors = [torch.zeros_like(a) for a in anchors]

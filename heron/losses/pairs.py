@@ -49,14 +49,15 @@ class Pairs:
     floor: float = -math.inf
 
 
-def is_fused(vectors: Tensor) -> bool:
-    """Whether fused kernels compute the terms of these vectors: see `fused.enabled`.
+def is_fused(vectors: Tensor, *kernels: fused.Kernel) -> bool:
+    """Whether fused kernels compute the terms of these vectors: `fused.enabled`, `fused.trusted`.
 
     Vectors above `fused.WIDEST` take strips, which need three products and keep their coefficients;
     a kernel would compute the logits again for each slice of a gradient.
     """
     narrow = vectors.shape[1] <= fused.WIDEST
-    return narrow and vectors.dtype == torch.float32 and fused.enabled(vectors.device)
+    possible = narrow and vectors.dtype == torch.float32 and fused.enabled(vectors.device)
+    return possible and all(fused.trusted(kernel, vectors.device) for kernel in kernels)
 
 
 def summands(pairs: Pairs, rows: slice, strip: Tensor, first: int = 0) -> list[Tensor]:

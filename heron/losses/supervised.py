@@ -133,7 +133,7 @@ def weighted_supervised(
     count = y.sum(0)
     pairs = count * (count if self_pairs else count - 1)
     weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
-    use_kernels = is_fused(s) and is_known is None and y.shape[1] <= fused.WIDEST_SIDE
+    use_kernels = is_known is None and is_fused(s, "labels") and y.shape[1] <= fused.WIDEST_SIDE
     if use_kernels:
         return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
     known = None if is_known is None else is_known.to(dtype)

@@ -17,6 +17,7 @@ from heron.data.batches import cores_per_process
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous, run_facts
 from heron.distributed.watchdog import leave
+from heron.losses import fused
 from heron.models.heterogeneous import Heterogeneous
 from heron.training.host_memory import keep_freed_memory
 from heron.training.strategy import Strategy
@@ -99,6 +100,19 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
         torch.set_num_threads(config.train.cpu_threads or cores_per_process())
         keep_freed_memory()
     return accelerator
+
+
+def prepare_kernels(device: torch.device, precision: Precision) -> None:
+    """Sets the precision of fused kernels; one that is wrong on any process is used on none."""
+    fused.set_default_precision("bf16" if precision == "bf16" else "fp16")
+    if not fused.enabled(device):
+        return
+    chosen = fused.choose_precision(None, torch.empty(0))
+    own = fused.check_all(device)
+    for of_process in collectives.gather_objects(own):
+        for kernel, reason in of_process.items():
+            if kernel not in own:
+                fused.distrust(kernel, device, chosen, f"on another process: {reason}")
 
 
 def prepare(

@@ -37,7 +37,7 @@ from heron.shards.terminal import print_lines, print_table
 from heron.training import checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Snapshot
 from heron.training.earlier_run import make_way, refuse_finished
-from heron.training.launch import prepare, start_processes
+from heron.training.launch import prepare, prepare_kernels, start_processes
 from heron.training.mining import Miner
 from heron.training.optim import build_optimizer, learning_rate
 from heron.training.outcome import WriteReport, map_rows, wants_map
@@ -138,7 +138,7 @@ class Trainer:
         model.to(self.device)
         model.precision = precision = config.train.precision
         assert precision != "auto"  # `resolve_precision` has replaced it
-        fused.set_default_precision("bf16" if precision == "bf16" else "fp16")
+        prepare_kernels(self.device, precision)
         if precision == "fp64":
             model.double()
         # The FLOPs of graph encoders depend on the rows, so they are not counted.

@@ -7,15 +7,16 @@ has a fixed order, so two runs agree to the last bit.
 
 `exponential_sums` serves every term with a denominator, `mutual_gradient` those whose rows are each
 other's keys, `label_sums` and `pair_losses` HeroCon's L_s, `tagged_pair_losses` the attraction
-inside a class; `enabled` says whether to use them.
+inside a class; `enabled` says whether to use them, and `trusted` whether one gives right numbers.
 """
 
+from heron.losses.fused.guard import Kernel, check_all, describe_path, distrust, trusted
 from heron.losses.fused.labels import label_sums, log_sums
 from heron.losses.fused.layout import (
     WIDEST,
     WIDEST_SIDE,
     Precision,
-    describe_path,
+    choose_precision,
     set_default_precision,
 )
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
@@ -25,9 +26,13 @@ from heron.losses.fused.switch import available, enabled
 __all__ = [
     "WIDEST",
     "WIDEST_SIDE",
+    "Kernel",
     "Precision",
     "available",
+    "check_all",
+    "choose_precision",
     "describe_path",
+    "distrust",
     "enabled",
     "exponential_sums",
     "label_sums",
@@ -36,4 +41,5 @@ __all__ = [
     "pair_losses",
     "set_default_precision",
     "tagged_pair_losses",
+    "trusted",
 ]

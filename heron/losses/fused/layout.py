@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from heron.losses.fused.switch import enabled, interpreted, require
+from heron.losses.fused.switch import interpreted, require
 
 Precision = Literal["fp16", "bf16", "ieee"]
 PRECISION = "HERON_PRECISION"
@@ -133,13 +133,6 @@ def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
     if precision not in ("fp16", "bf16", "ieee"):
         raise ValueError(f"precision is {precision!r}; expected fp16, bf16 or ieee")
     return precision  # type: ignore[return-value]
-
-
-def describe_path(device: torch.device) -> str:
-    """Describes how contrastive terms of float32 vectors are computed on a device."""
-    if not enabled(device):
-        return "strips, float32"
-    return f"fused kernels, {choose_precision(None, torch.empty(0))}"
 
 
 def check_vectors(anchors: Tensor, keys: Tensor) -> None:
