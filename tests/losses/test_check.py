@@ -1,14 +1,17 @@
 """`heron check`: Heron's losses pass, and planted faults are found."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from heron.cli.main import main
 from heron.config.terms import named_terms
 from heron.distributed import collectives
-from heron.losses.check import Finding, Result, _alone, _compare, check_loss, evaluate, passed
+from heron.losses import check
+from heron.losses.check import Finding, Result, _alone, _compare, evaluate, passed
 from heron.losses.check_inputs import Inputs, LossSpec, guess_form
 from tests import ranks
 
@@ -24,26 +27,29 @@ def shares_of(world: int, even: bool) -> list[int]:
     return {2: [6, 6], 3: [4, 4, 4]}[world] if even else {2: [8, 4], 3: [6, 4, 2]}[world]
 
 
-def on_this_process(even: bool) -> list[list[Any]]:
-    """The results of every loss of Heron for this process's rows."""
+def on_this_process(even: bool, specs: Sequence[LossSpec] = SPECS) -> list[list[Any]]:
+    """The results of losses for this process's rows."""
     shares, rank = shares_of(collectives.world_size(), even), collectives.rank()
     start = sum(shares[:rank])
     found = []
-    for spec in SPECS:
+    for spec in specs:
         own = Inputs.draw(spec.inputs, ROWS).double().rows(slice(start, start + shares[rank]))
         result = evaluate(spec, own)
         found.append([result.value, list(result.gradients), list(result.learnt), result.error])
     return found
 
 
+def read(found: Sequence[Any]) -> Result:
+    """A result as a process returns it."""
+    value, gradients, learnt, error = found
+    return Result(value, tuple(gradients), tuple(learnt), error)
+
+
 @pytest.mark.parametrize(("world", "even"), [(2, True), (2, False), (3, False)])
 def test_every_loss_of_heron_is_exact_on_processes(world: int, even: bool) -> None:
     ranks_found = ranks.run(world, on_this_process, even)
     for number, spec in enumerate(SPECS):
-        results = [
-            Result(value, tuple(gradients), tuple(learnt), error)
-            for value, gradients, learnt, error in (found[number] for found in ranks_found)
-        ]
+        results = [read(found[number]) for found in ranks_found]
         true = evaluate(spec, Inputs.draw(spec.inputs, ROWS).double())
         finding = _compare(spec.path, true, results)
         assert finding.passed, (spec, finding)
@@ -75,8 +81,9 @@ def test_faults_are_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     ],
 )
 def test_what_a_gathering_does_wrong_is_said(name: str, case: str, text: str) -> None:
-    findings = check_loss(LossSpec(f"tests.losses.faulty.{name}", {}, "pair"), [2])
-    finding = next(finding for finding in findings if finding.case.startswith(case))
+    spec = LossSpec(f"tests.losses.faulty.{name}", {}, "pair")
+    results = [read(found[0]) for found in ranks.run(2, on_this_process, True, [spec])]
+    finding = _compare(case, evaluate(spec, Inputs.draw("pair", ROWS).double()), results)
     assert finding.passed is False and text in finding.text, finding
 
 
@@ -91,11 +98,15 @@ def test_what_one_process_does_wrong_is_said() -> None:
     assert found["Drawn", "called twice"] == ("called twice", False, "other bits")
 
 
-def test_how_a_loss_is_called_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_loss_is_called_is_guessed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = Result(error="TypeError: it is not called here")
+    monkeypatch.setattr(check, "on_processes", lambda spec, shares: [Result(torch.ones(())), wrong])
     assert guess_form("tests.losses.faulty.Own") == "pair"
     assert guess_form("torch.nn.CrossEntropyLoss") == "labelled"
     assert main(["check", "torch.nn.CrossEntropyLoss", "--inputs", "logits", "label_smoothing=.1"])
-    assert "2 processes, even rows (6, 6)" in capsys.readouterr().out
+    assert "FAILS    raised TypeError: it is not called here" in capsys.readouterr().out
     assert main(["check", "torch.nn.nothing"]) == 1
     assert "torch.nn.nothing cannot be imported (AttributeError" in capsys.readouterr().err
     assert main(["check", "torch.relu"]) == 1
