@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from heron.cli.arguments import Location, Override, Overwrite
+from heron.cli.arguments import Location, MethodName, Override, Overwrite
 from heron.config.errors import ConfigError
 from heron.config.sections import Natural
 from heron.config.shipped import CONFIGS, find_config
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from heron.studies.search import SearchSettings
 
 SPACE = CONFIGS / "tuning" / "default.yaml"
-Methods = Annotated[tuple[str, ...], "of configs/methods.yaml; own: the experiment as it stands"]
+Methods = Annotated[tuple[MethodName, ...], "of configs/methods.yaml; own: the experiment as it stands"]
 Trials = Annotated[Natural, "of each; the first is the experiment as it stands"]
 Score = Annotated[
     str | None, "that choices are made by (default: accuracy of one class, auc_macro of several)"

@@ -8,6 +8,7 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import Config, load_config
 from heron.config.overrides import as_typed
 from heron.config.shipped import CONFIGS
+from heron.shards.dotted import without_case
 from heron.studies.tables import PublishedTable
 from heron.training.tracking import read_result
 
@@ -40,11 +41,11 @@ def missing(
     table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[Config]:
     """Returns the configurations of the runs that are missing; raises as `reproduce` does."""
+    only = [without_case(name, table.methods) for name in only]
     for name in only:
         if name not in table.methods:
-            hint = "; put key=value before --only" if "=" in name else ""
             methods = ", ".join(table.methods)
-            raise ConfigError(f"the table has no method '{name}'; expected one of {methods}{hint}")
+            raise ConfigError(f"the table has no method '{name}'; expected one of {methods}")
     configs = [  # all are checked before the first run, so that an invalid one costs no run
         config
         for name in dict.fromkeys(only or table.methods)
