@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from heron.studies.search import SearchSettings
 
 SPACE = CONFIGS / "tuning" / "default.yaml"
-Methods = Annotated[tuple[MethodName, ...], "of configs/methods.yaml; own: the experiment as it stands"]
+Methods = Annotated[
+    tuple[MethodName, ...], "of configs/methods.yaml; own: the experiment as it stands"
+]
 Trials = Annotated[Natural, "of each; the first is the experiment as it stands"]
 Score = Annotated[
     str | None, "that choices are made by (default: accuracy of one class, auc_macro of several)"
