@@ -1,5 +1,6 @@
 """The runs of a published table: which are missing, and what the complete ones measured."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +33,12 @@ def reproduce(
     from heron.api.job import pretrain
     from heron.studies.measured import write
 
-    for config in missing(table, out, overrides, only):
+    started, configs = time.monotonic(), missing(table, out, overrides, only)
+    for number, config in enumerate(configs, 1):
         pretrain(config)
+        if number == 1 and (left := len(configs) - 1):
+            minutes = (time.monotonic() - started) * left / 60
+            print(f"the other {left} runs take about {minutes:.0f} minutes", flush=True)
     return write(table, _measured(table, out, overrides), out)
 
 
