@@ -6,6 +6,7 @@ parameters options. `Annotated[int, "what it means"]` gives the text of `--help`
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -53,7 +54,9 @@ def _key_and_value(text: str) -> str:
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
 Location = Annotated[str, AfterValidator(expand_home)]  # a path, a name, or a URL
+MethodName = Annotated[str, AfterValidator(str.lower)]  # as configs/methods.yaml has it
 Overwrite = Annotated[bool, "move what --out holds aside, whole, and write anew"]
+OVERRIDE = re.compile(r"[a-z_]+(\.[\w-]+)*=")  # begins an override
 UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
 
@@ -130,11 +133,30 @@ def parser_of(prog: str, verb: Verb) -> Parser:
 
 def parse(prog: str, verb: Verb, words: Sequence[str]) -> Callable[[], int | None]:
     """Returns the call of the verb with parsed arguments; ends the program if they are invalid."""
-    values = vars(parser_of(prog, verb).parse_intermixed_args(words))
+    parser = parser_of(prog, verb)
     parameters = inspect.signature(verb.function).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        words = _overrides_first(parser, words)
+    values = vars(parser.parse_intermixed_args(words))
     positional = [values.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     variadic = [values.pop(p.name) for p in parameters if p.kind is p.VAR_POSITIONAL]
     return partial(verb.function, *positional, *chain(*variadic), **values)
+
+
+def _overrides_first(parser: Parser, words: Sequence[str]) -> list[str]:
+    """Puts each key=value that an option of several values would swallow in front of the option."""
+    ordered = list[str]()
+    start: int | None = None  # of the words of such an option
+    for word in words:
+        if start is not None and OVERRIDE.match(word):
+            ordered.insert(start, word)
+            start += 1
+            continue
+        if word.startswith("-"):
+            action = parser._option_string_actions.get(word)
+            start = len(ordered) if action and action.nargs == "+" else None
+        ordered.append(word)
+    return ordered
 
 
 def _add_option(parser: Parser, name: str, field: FieldInfo) -> None:

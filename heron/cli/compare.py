@@ -1,15 +1,19 @@
 """`heron compare | tune`: the scores of methods on the same rows, each given the same search."""
 
+import json
+import math
 import shlex
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from heron.cli.arguments import Location, Override, Overwrite
+from heron.cli.arguments import Location, MethodName, Override, Overwrite, UsageError
 from heron.config.errors import ConfigError
-from heron.config.sections import Natural
+from heron.config.sections import Natural, expand_home
 from heron.config.shipped import CONFIGS, find_config
 from heron.shards.artefact import Count
 from heron.shards.atomic import save_json
@@ -17,11 +21,21 @@ from heron.shards.terminal import print_markdown, print_table
 from heron.training.tracking import read_result
 
 if TYPE_CHECKING:
+    from heron.config.experiment import Config
     from heron.data.reader import Reader
+    from heron.evaluation.scikit import Kind
+    from heron.studies.comparison import Comparison
     from heron.studies.search import SearchSettings
 
+QUICK_SECONDS = 300
+QUICK_FOLDS = 5
+QUICK_ROWS = 2000  # labelled ones at most: a forest of more would take the time of the networks
+QUICK_LEAST = 0.2  # share of the time for the networks, whatever scikit-learn takes
+PROBE_STEPS, MIN_STEPS = 10, 20  # of a run that measures the time of a step, and of any other
 SPACE = CONFIGS / "tuning" / "default.yaml"
-Methods = Annotated[tuple[str, ...], "of configs/methods.yaml; own: the experiment as it stands"]
+Methods = Annotated[
+    tuple[MethodName, ...], "of configs/methods.yaml; own: the experiment as it stands"
+]
 Trials = Annotated[Natural, "of each; the first is the experiment as it stands"]
 Score = Annotated[
     str | None, "that choices are made by (default: accuracy of one class, auc_macro of several)"
@@ -31,19 +45,30 @@ Seed = Annotated[Count, "of the draws"]
 
 
 def compare(
-    *overrides: Annotated[Override, "key=value of the experiment, for all methods"],
-    config: Annotated[Location, "name of a shipped experiment, or a YAML file"],
-    methods: Methods = ("dnn", "herocon"),
+    *overrides: Annotated[str, "the experiment, if not --config; key=value of it, for all methods"],
+    config: Annotated[Location | None, "name of a shipped experiment, or a YAML file"] = None,
+    quick: Annotated[
+        bool, "about five minutes: one trial, shorter runs, 2,000 labelled rows at most"
+    ] = False,
+    methods: Annotated[
+        tuple[MethodName, ...], "as of tune (default: dnn herocon; with --quick dnn own)"
+    ] = (),
     baselines: Annotated[
         tuple[Literal["logistic", "forest"], ...], "scikit-learn's, on raw features and on each"
     ] = ("logistic", "forest"),
-    folds: Annotated[Natural, "folds, or draws of the labelled rows"] = 10,
+    folds: Annotated[
+        Natural | None, "folds, or draws of the labelled rows (default: 10; with --quick 5)"
+    ] = None,
     first: Annotated[Count, "first of them"] = 0,
-    trials: Trials = 8,
+    trials: Annotated[
+        Natural | None, "of each, the first as it stands (default: 8; with --quick 1)"
+    ] = None,
     seed: Seed = 0,
     score: Score = None,
     space: Ranges = SPACE,
-    out: Annotated[Path | None, "folder of all that is made (default: runs/CONFIG-compare)"] = None,
+    out: Annotated[
+        Path | None, "folder of all that is made (default: runs/CONFIG-compare or CONFIG-quick)"
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Says whether pretraining helps on your data: methods, tuned alike, on the same rows.
@@ -53,10 +78,47 @@ def compare(
     goes on where it was stopped, and with more --folds keeps those that it has.
 
     heron compare --config scene --methods dnn herocon simclr --trials 8
+    heron compare --quick mine.yaml
     """
+    config, words = split(config, overrides)
+    folds, trials = folds or (QUICK_FOLDS if quick else 10), trials or (1 if quick else 8)
+    if quick:
+        methods = methods or _quick_methods(config, words)
+        print(
+            f"quick: about {QUICK_SECONDS // 60} minutes for {folds} folds of "
+            f"{' and '.join(methods)}, {trials} trial of each, at most {QUICK_ROWS:,} labelled rows"
+            f"{''.join(f', {name} on raw features' for name in baselines)}",
+            flush=True,
+        )
+    methods = methods or ("dnn", "herocon")
+    verb = "quick" if quick else "compare"
     settings, reader = _search_settings(
-        config, overrides, space, trials, seed, score, out, "compare", overwrite
+        config, words, space, trials, seed, score, out, verb, overwrite
     )
+    baselines = tuple(dict.fromkeys(baselines))
+    numbers = range(first, first + folds)
+    if quick:
+        settings = _shortened(settings, reader, methods, baselines, numbers)
+    # All are checked before the first run, so that an invalid one costs no run.
+    experiments = {
+        fold: {name: settings.experiment(name, fold) for name in methods} for fold in numbers
+    }
+    comparison = _run_folds(settings, reader, experiments, baselines, () if quick else baselines)
+    options, is_raw = comparison.winner.partition(" on raw features")[:2]
+    if is_raw:
+        path = settings.out / "results" / f"{options}-raw-{first}.json"
+        print(f"{comparison.winner}: of scikit-learn, with the options in {path}")
+    print_markdown(comparison.write(settings.out))
+
+
+def _run_folds(
+    settings: "SearchSettings",
+    reader: "Reader",
+    experiments: "Mapping[int, Mapping[str, Config]]",
+    baselines: "Sequence[Kind]",
+    on_features: "Sequence[Kind]",
+) -> "Comparison":
+    """Runs each fold's methods, and scikit-learn's on raw features and on each method's."""
     from heron.data.protocol import assign
     from heron.studies.comparison import (
         Comparison,
@@ -67,22 +129,17 @@ def compare(
         shared_rows,
     )
 
-    # All are checked before the first run, so that an invalid one costs no run.
-    experiments = {
-        fold: {name: settings.experiment(name, fold) for name in methods}
-        for fold in range(first, first + folds)
-    }
-    baselines = tuple(dict.fromkeys(baselines))
+    started = time.monotonic()
     rows, roles = defaultdict[str, list[FoldResult]](list), []
     for fold, by_method in experiments.items():
         results: list[FoldResult] = []
         for name, experiment in by_method.items():
             folder = settings.out / f"fold-{fold}" / name
-            work = partial(score_method, settings, experiment, name, folder, baselines)
+            work = partial(score_method, settings, experiment, name, folder, on_features)
             results += load_or_compute(
-                settings, reader, experiment, f"{name}-{fold}", baselines, work
+                settings, reader, experiment, f"{name}-{fold}", on_features, work
             )
-        experiment = by_method[methods[0]]
+        experiment = next(iter(by_method.values()))
         for kind in baselines:
             work = partial(score_raw, settings, experiment, kind)
             results += load_or_compute(
@@ -91,17 +148,90 @@ def compare(
         for result in results:
             rows[result.name].append(result)
         roles.append(assign(reader, experiment.data.split, experiment.data.protocol))
-    comparison = Comparison(
+        if (left := len(experiments) - len(roles)) and len(roles) == 1:
+            minutes = (time.monotonic() - started) * left / 60
+            print(f"the other {left} folds take about {minutes:.1f} minutes", flush=True)
+    return Comparison(
         f"{reader.manifest.dataset}: {len(roles[0].labelled):,} labelled, "
         f"{len(roles[0].validation):,} validation and {len(roles[0].test):,} test rows; "
-        f"{trials} trials of each method",
+        f"{settings.trials} trials of each method",
         settings.score,
         reader.manifest.labels.kind != "multi_label",
         [*experiments],
         rows,
         shared_rows([r.labelled for r in roles], [r.test for r in roles]),
     )
-    print_markdown(comparison.write(settings.out))
+
+
+def split(config: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the experiment, which may be among the words, and the overrides."""
+    named = [word for word in words if "=" not in word]
+    if config is not None:
+        named.append(config)
+    if len(named) != 1:
+        raise UsageError(
+            f"found {', '.join(named) or 'no experiment'}; expected one: a name or a file"
+        )
+    return expand_home(named[0]), [word for word in words if "=" in word]
+
+
+def _quick_methods(config: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the experiment as it stands and, where it adds to a classifier, the plain network."""
+    from heron.config.experiment import CLASSIFIERS, load_config
+
+    terms = {*load_config(find_config(config), words).objective.terms()}
+    return ("dnn", "own") if terms & {*CLASSIFIERS} and terms - {*CLASSIFIERS} else ("own",)
+
+
+def _shortened(
+    settings: "SearchSettings",
+    reader: "Reader",
+    methods: Sequence[str],
+    baselines: "Sequence[Kind]",
+    folds: range,
+) -> "SearchSettings":
+    """Returns the settings with as many rows and steps as the time of a quick comparison allows.
+
+    Steps follow from the time of scikit-learn's first fold and of a short run of each method; they
+    are kept in quick.json, so that the same command goes on.
+    """
+    from heron.studies.comparison import score_raw
+    from heron.studies.search import LOG, run
+
+    own = settings.experiment(methods[0], folds[0])
+    protocol, rows = own.data.protocol, reader.split_rows(own.data.split)
+    labelled = int(reader.is_labelled(rows).sum()) if protocol.labelled == "all" else 0
+    asked = labelled if protocol.labelled == "all" else protocol.labelled
+    words = [*settings.overrides]
+    if protocol.folds is None and asked > QUICK_ROWS:
+        words += ["data.protocol.stratified=true", f"data.protocol.labelled={QUICK_ROWS}"]
+    if (kept := settings.out / "quick.json").exists():
+        return replace(settings, overrides=[*words, f"train.steps={read_result(kept)['steps']}"])
+    short = replace(settings, overrides=[*words, f"train.steps={PROBE_STEPS}"])
+    settings = replace(settings, overrides=words)
+    step = fixed = 0.0  # seconds of a step, and of all but the steps, of a run of each method
+    for name in methods:
+        trial = short.trial(short.experiment(name, folds[0]), 0, settings.out / "probe" / name)
+        began = time.monotonic()
+        run(trial.config, settings.out / LOG)
+        metrics = (Path(trial.config.run.dir) / "metrics.jsonl").read_text().splitlines()
+        seconds = [r["seconds"] for r in map(json.loads, metrics) if "seconds" in r]
+        step += sorted(seconds)[len(seconds) // 2]
+        fixed += time.monotonic() - began - sum(seconds)
+    began = time.monotonic()
+    for kind in baselines:
+        score_raw(settings, settings.experiment(methods[0], folds[0]), kind)
+    spent = (time.monotonic() - began) * (len(folds) + 1)
+    left = max(QUICK_SECONDS - spent, QUICK_SECONDS * QUICK_LEAST) - fixed * (len(folds) + 1)
+    most = own.train.steps or math.inf
+    steps = int(min(most, max(MIN_STEPS, left / step / settings.trials / len(folds))))
+    print(
+        f"a step of {' and '.join(methods)} takes {step * 1000:.0f} ms, scikit-learn a fold "
+        f"{spent / (len(folds) + 1):.0f} s: runs of {steps} steps",
+        flush=True,
+    )
+    save_json(kept, {"steps": steps})
+    return replace(settings, overrides=[*words, f"train.steps={steps}"])
 
 
 def tune(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from heron.cli.arguments import Location
 from heron.config.errors import ConfigError
 from heron.config.overrides import as_typed
+from heron.shards.artefact import Count
 from heron.shards.manifest import Manifest, View, load_manifest
 from heron.shards.show import read_index
 from heron.shards.store import open_store
@@ -18,7 +19,9 @@ MIN_EPOCHS, MAX_EPOCHS = 5, 200
 MAX_BATCH = 256
 MAX_SIDE = 96  # larger pictures are resized to this
 TOKENS = 128  # of a text
+KINDS = {"vector": "table", "text": "text", "graph": "graph"}  # of a single view, in words
 TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
+FEW = {"labelled": 64, "unlabelled": 192}  # rows of a batch, where most rows have no label
 Line = tuple[str, Any, str]  # an indented key, its value, and the reason
 
 
@@ -30,8 +33,10 @@ class Facts:
     views: list[View]  # that the model sees: all, or one with complementary labels
     split: str  # for training
     test: str | None  # split for the test, if there is one
-    labelled: int  # rows of the split with a label
-    unlabelled: int
+    labelled: int  # rows with a label that are trained on
+    unlabelled: int  # rows that are trained on without one
+    validation: int  # rows with a label that are neither trained on nor tested
+    why_labels: str  # where these numbers come from
     scorable: bool  # whether labels determine each row's class, so that the split can be tested
 
     @property
@@ -49,20 +54,44 @@ class Facts:
         """Whether there is a single stored view, which is then seen twice."""
         return len(self.views) == 1
 
+    @property
+    def plain(self) -> bool:
+        """Whether labels alone are learnt: a second look at one table, text or graph adds none."""
+        return (
+            self.single_view
+            and self.views[0].kind != "image"
+            and self.kind in ("multi_class", "multi_label")
+        )
 
-def read_facts(data: str) -> Facts:
-    """Reads the manifest and the labels of a data set; ConfigError if it has too few rows."""
+    @property
+    def looks(self) -> list[View]:
+        """The stored views in the order of the model's."""
+        return self.views * (2 if self.single_view and not self.plain else 1)
+
+
+def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Facts:
+    """Reads the manifest and the labels of a data set.
+
+    Args:
+        data: folder of shards, or a URL.
+        wanted: number of labelled rows to use; None: all.
+        validation: number of these that are set aside.
+
+    Raises ConfigError if there are too few rows, or too few for `wanted` or `validation`.
+    """
     store = open_store(data)
     manifest = load_manifest(store)
     splits = {split: manifest.rows(split) for split in manifest.splits}
     split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
     test_names = (name for name in ("test", "val", "valid", "dev") if name != split)
     test = next((name for name in test_names if splits.get(name)), None)
-    labelled, scorable = 0, True
+    labelled, scorable, classes = 0, True, set[int]()
     for shard in manifest.splits[split]:
         labels = read_index(store, shard).labels
         label_rows = labels[manifest.labels.is_labelled(labels)]
         labelled += len(label_rows)
+        if manifest.labels.kind == "multi_class":
+            classes.update(label_rows.ravel().tolist())
         if manifest.labels.kind == "complementary":  # rows may leave several classes
             scorable &= bool((label_rows.sum(1) == len(manifest.labels.names) - 1).all())
     views = manifest.views
@@ -76,13 +105,51 @@ def read_facts(data: str) -> Facts:
             f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label; expected "
             f"none, or {min_labelled} or more to train on and to test: label more"
         )
-    unlabelled = splits[split] - labelled
-    if not (scorable or test or unlabelled):
+    if not (scorable or test or labelled < splits[split]):
         raise ConfigError(
             f"{data}: every row has complementary labels that leave several classes; expected a "
             "split 'test' whose labels leave one, for the scores"
         )
-    return Facts(manifest, views, split, test, labelled, unlabelled, scorable)
+    kept = 0 if test or not scorable else 1  # for the test
+    used = _number_of_labels(data, labelled, kept, wanted, validation, max(2, len(classes)))
+    why = f"of {labelled:,} rows with a label"
+    if wanted is not None:
+        why = f"--labelled {wanted}, {why}"
+    elif kept and labelled:
+        used -= max(1, labelled // TEST_EVERY)
+        why = f"no test split: one labelled row in {TEST_EVERY} is kept for the test"
+    if validation:
+        why += f"; --validation {validation}: set aside to choose by"
+    rest = splits[split] - used
+    return Facts(manifest, views, split, test, used - validation, rest, validation, why, scorable)
+
+
+def _number_of_labels(
+    data: str, labelled: int, kept: int, wanted: int | None, validation: int, fewest: int
+) -> int:
+    """Returns the number of labelled rows to use; ConfigError for one that cannot be."""
+    most = labelled - kept
+    used = labelled if wanted is None else wanted
+    if (wanted is not None or validation) and not labelled:
+        raise ConfigError(f"{data}: no row has a label; leave --labelled and --validation out")
+    if wanted is not None and wanted > most:
+        why = ", and one or more are for the test, as there is no test split" if kept else ""
+        raise ConfigError(
+            f"--labelled {wanted}: {labelled} rows of {data} have a label{why}; give {most} or "
+            "fewer, or leave --labelled out"
+        )
+    if wanted is not None and wanted < fewest:
+        raise ConfigError(
+            f"--labelled {wanted}: the labels of {data} need a row of each of {fewest} classes; "
+            f"give {fewest} or more, or leave --labelled out to use all {labelled}"
+        )
+    spare = used - (max(1, labelled // TEST_EVERY) if kept and wanted is None else 0) - fewest
+    if validation > max(0, spare):
+        raise ConfigError(
+            f"--validation {validation}: of {used} labelled rows {fewest} or more are to be "
+            f"trained on; give {max(0, spare)} or fewer, or more labelled rows"
+        )
+    return used
 
 
 def batch_of(rows: int) -> int:
@@ -90,24 +157,39 @@ def batch_of(rows: int) -> int:
     return min(rows, max(16, min(MAX_BATCH, 1 << int(math.log2(max(rows / 8, 1))))))
 
 
+def _batch(facts: Facts) -> dict[str, int]:
+    """Returns the rows of a batch: mostly rows without a label, where these are most."""
+    labelled, other = facts.labelled, facts.unlabelled
+    batch = {"labelled": batch_of(labelled) if labelled else 0, "unlabelled": 0}
+    if facts.kind == "none":
+        batch["unlabelled"] = batch_of(other)
+    elif facts.kind in ("multi_class", "multi_label") and not facts.plain and other > 1:
+        batch["unlabelled"] = batch_of(other)
+        if other > labelled:
+            batch = {"labelled": min(labelled, FEW["labelled"])}
+            batch["unlabelled"] = min(other, FEW["unlabelled"])
+    return batch
+
+
 def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
     """Returns the lines of the data section, and the number of steps of an epoch."""
     labelled, other_rows = facts.labelled, facts.unlabelled
-    protocol: dict[str, Any] = {"labelled": "all", "test": facts.test}
-    why = "all labels are used, and the test split is scored"
+    protocol: dict[str, Any] = {"labelled": "all", "test": facts.test or "unlabelled"}
+    why = f"all labels are used, and the test split is scored; {facts.why_labels}"
+    used = labelled + facts.validation
     if facts.kind == "none":
         protocol, why = {"test": "unlabelled"}, "no row has a label: nothing is scored"
-    elif facts.test is None and not facts.scorable:
-        protocol, why = {"labelled": "all", "test": "unlabelled"}, "no label says what a row is"
+    elif facts.why_labels.startswith("--labelled") or (facts.test is None and facts.scorable):
+        why = facts.why_labels
+        protocol = {"labelled": used, "stratified": True, "test": facts.test or "unlabelled"}
     elif facts.test is None:
-        for_training = labelled - max(1, labelled // TEST_EVERY)
-        protocol = {"labelled": for_training, "stratified": True, "test": "unlabelled"}
-        labelled, other_rows = for_training, other_rows + facts.labelled - for_training
-        why = f"no test split: one labelled row in {TEST_EVERY} is kept for the test"
-    batch = {"labelled": batch_of(labelled) if labelled else 0, "unlabelled": 0}
-    if facts.kind in ("none", "multi_label") or _is_herocon(facts):
-        batch["unlabelled"] = batch_of(other_rows) if other_rows > 1 else 0
+        why = "no label says what a row is"
+    if facts.validation:
+        protocol["validation"] = facts.validation / used
+    batch = _batch(facts)
     sizes = f"of {labelled:,} labelled and {other_rows:,} other rows"
+    if other_rows and not batch["unlabelled"]:
+        sizes += ", which are not trained on"
     epoch = "labelled" if batch["unlabelled"] == 0 or labelled > other_rows else "unlabelled"
     lines: list[Line] = [
         ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
@@ -118,7 +200,7 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
         ("  epoch", epoch, "a pass over the larger of the streams"),
         ("  views", None, _why_views(facts)),
     ]
-    for view in facts.views * (2 if facts.single_view else 1):
+    for view in facts.looks:
         lines.append(("    -", {"stored": view.name} | _view_options(facts, view), ""))
     vectors = [view for view in facts.views if view.kind == "vector"]
     if vectors and all(view.mean for view in vectors):
@@ -131,11 +213,11 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
 
 def _why_views(facts: Facts) -> str:
     left_out = [view.name for view in facts.manifest.views if view not in facts.views]
-    why = (
-        "one view, seen twice: augmentation makes the pair"
-        if facts.single_view
-        else "a pair a sample"
-    )
+    why = "a pair a sample"
+    if facts.single_view:
+        why = "one view, seen twice: augmentation makes the pair"
+    if facts.plain:
+        why = "one view, seen once"
     return f"{why}; left out: {', '.join(left_out)}" if left_out else why
 
 
@@ -145,7 +227,7 @@ def _view_options(facts: Facts, view: View) -> dict[str, Any]:
     if view.kind == "graph":
         return {"augment": ["drop_nodes"]}
     if view.kind != "image":
-        return {"augment": [{"noise": {"std": 0.1}}]} if facts.single_view else {}
+        return {"augment": [{"noise": {"std": 0.1}}]} if len(facts.looks) > len(facts.views) else {}
     crop: dict[str, Any] = {
         "crop": {"area": [0.4, 1.0] if facts.single_view else [0.8, 1.0], "flip": 0.0}
     }
@@ -191,7 +273,7 @@ def _model(facts: Facts) -> list[Line]:
         encoder, width, why = _encoder(facts.views)
         lines.append(("  encoder", encoder, why))
     lines.append(("  projection_width", width, "of what the loss compares"))
-    if facts.single_view:
+    if len(facts.looks) > len(facts.views):
         lines += [
             ("  shared_encoder", True, "both views are of one kind"),
             ("  shared_projector", True, ""),
@@ -200,24 +282,30 @@ def _model(facts: Facts) -> list[Line]:
     return lines
 
 
-def _is_herocon(facts: Facts) -> bool:
-    return facts.kind == "multi_class" and (facts.unlabelled > 1 or not facts.single_view)
-
-
-def _objective(facts: Facts) -> list[Line]:
+def _objective(facts: Facts, name: str) -> list[Line]:
     terms: dict[str, dict[str, Any]]
-    if facts.kind == "multi_label" or _is_herocon(facts):
-        single = facts.kind == "multi_class"
+    single = facts.kind == "multi_class"
+    classifier = {"cross_entropy" if single else "bce": {"weight": 1.0}}
+    if facts.plain:
+        why = (
+            f"one {KINDS[facts.views[0].kind]}: a second look at it adds nothing, so labels alone. "
+            "A forest or logistic regression is often better here: "
+            f"heron compare --quick {name}.yaml"
+        )
+        terms = classifier
+    elif single and all(view.kind == "image" for view in facts.views):
+        why = "a classifier, SupCon on rows with a label, SimCLR's loss on all rows"
+        terms = classifier | {
+            "supcon": {"weight": 0.5, "tau": 0.1},
+            "nt_xent": {"weight": 0.5, "tau": 0.5},
+        }
+    elif facts.kind in ("multi_class", "multi_label"):
         why = "HeroCon: a classifier, pairs of views, and pairs weighed by their labels"
-        terms = {
-            "cross_entropy" if single else "bce": {"weight": 1.0},
+        terms = classifier | {
             "weighted_unsupervised": {"weight": 0.1, "tau": 0.1},
             "weighted_supervised": {"weight": 0.02, "tau": 1.0}
             | ({"distance": "indicator"} if single else {}),
         }
-    elif facts.kind == "multi_class":
-        why = "SupCon beside a classifier: every row has one class"
-        terms = {"cross_entropy": {"weight": 1.0}, "supcon": {"weight": 0.5, "tau": 0.1}}
     elif facts.kind == "hierarchical":
         why = "HiMulCon: pairs weighed by the levels that they share; then a linear probe"
         terms = {"hierarchical": {"tau": 0.1, "constrain": False, "penalty": "exp_inverse"}}
@@ -247,7 +335,7 @@ def experiment(path: str, facts: Facts, name: str) -> str:
         ("run", {"dir": f"runs/{name}"}, "checkpoints, scores and the report"),
         *data,
         *_model(facts),
-        *_objective(facts),
+        *_objective(facts, name),
         ("optim", optim | {"warmup_epochs": 1}, "a rate that small networks bear"),
         ("train", train, f"{steps / per_epoch:g} epochs; other rows change that, not the steps"),
     ]
@@ -265,21 +353,30 @@ def _format_line(line: Line) -> str:
 def init(
     data: Annotated[Location, "folder of shards, or a URL of one"],
     *,
+    labelled: Annotated[
+        Count | None, "rows whose label is used, the others being unlabelled (default: all)"
+    ] = None,
+    validation: Annotated[Count, "of these, rows that are set aside to choose by"] = 0,
     out: Annotated[Path, "file to write"] = Path("experiment.yaml"),
 ) -> None:
     """Writes a first experiment for a data set, with comments that give the reason of each value.
 
     heron init data/mine
-    heron init data/mine --out mine.yaml
+    heron init data/mine --labelled 200 --validation 50 --out mine.yaml
     """
     from heron.config.experiment import parse_config
     from heron.config.sections import parse_yaml
 
     if out.exists():
         raise ConfigError(f"{out} is there already; expected a new file: --out another")
-    facts = read_facts(data)
+    facts = read_facts(data, labelled, validation)
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
     out.write_text(f"# heron pretrain {out}\n{text}")
     terms = " + ".join(config.objective.terms())
     print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")
+    if facts.plain:
+        print(
+            f"one {KINDS[facts.views[0].kind]}: a forest may do better; "
+            f"heron compare --quick {out} says so in five minutes"
+        )

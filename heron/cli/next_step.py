@@ -11,6 +11,7 @@ from heron.cli import compare, study
 from heron.config.errors import STOPPED
 from heron.config.overrides import as_typed
 from heron.config.shipped import CONFIGS, find_config, names_in
+from heron.training.tracking import read_result
 
 Arguments = Mapping[str, Any]  # of a verb by name, with their defaults
 
@@ -45,6 +46,17 @@ def _after_tune(args: Arguments) -> list[str]:
     out = args["out"] or compare.folder_of(args["config"], "tune")
     paths = [str(out / f"{method}.yaml") for method in dict.fromkeys(args["methods"])]
     return [shlex.join(["heron", "pretrain", path]) for path in paths]
+
+
+def _after_compare(args: Arguments) -> list[str]:
+    """Returns the command for the row that the verdict takes; a scikit-learn model has none."""
+    config, overrides = compare.split(args["config"], args["overrides"])
+    out = args["out"] or compare.folder_of(config, "quick" if args["quick"] else "compare")
+    take = read_result(out / "compare.json")["take"]
+    if take.endswith("raw features"):
+        return []
+    words = ["heron", "tune", config, *overrides, "--methods", take.rpartition(" on ")[2]]
+    return [shlex.join(words)]
 
 
 def _after_study(args: Arguments) -> list[str]:
@@ -95,7 +107,7 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     ),
     "save": lambda args: "heron export {out} --out {out.name}.pt2" if args["out"] else "",
     "tune": _after_tune,
-    "compare": lambda args: [shlex.join(["heron", "tune", args["config"], *args["overrides"]])],
+    "compare": _after_compare,
     "study": _after_study,
     "report": _after_report,
     "reproduce": _after_reproduce,

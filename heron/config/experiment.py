@@ -144,6 +144,7 @@ def _apply_method(method: str, tree: dict[str, Any]) -> None:
     if not isinstance(objective, dict):
         return  # validation refuses it with the other faults
     methods: dict[str, dict[str, Any]] = parse_yaml(METHODS.read_text(), str(METHODS))
+    method = method.lower()
     if method not in methods:
         raise ConfigError(f"unknown method '{method}'; {suggest(method, list(methods))}")
     method_options = methods[method]

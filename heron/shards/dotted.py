@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeGuard, TypeVar
@@ -44,6 +45,11 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
 def loaded_files() -> list[Path]:
     """Returns the source files of the decisive classes loaded so far, sorted."""
     return sorted(path for path in _decisive_files if path.is_file())
+
+
+def without_case(name: str, known: Iterable[str]) -> str:
+    """Returns the known name that differs from `name` in case alone, else `name`."""
+    return next((one for one in known if one.lower() == name.lower()), name)
 
 
 def suggest(wrong: str, known: list[str]) -> str:

@@ -235,14 +235,23 @@ class Comparison:
         means = {n: np.mean([row.validation for row in self.rows[n]]) for n in names}
         return max(names, key=lambda name: means[name], default=None)
 
+    @property
+    def winner(self) -> str:
+        """The row to take: the one that the verdict names, or else the best by validation."""
+        return self._verdict()[1]
+
     def verdicts(self) -> list[str]:
-        """Returns sentences that answer: does pretraining help on these data?
+        """Returns sentences that answer: does pretraining help on these data?"""
+        return self._verdict()[0]
+
+    def _verdict(self) -> tuple[list[str], str]:
+        """Returns the sentences, and the row to take.
 
         It helps where the best row with pretraining by validation is above the best without, and
         above the one without that tests best too: few validation rows may choose badly.
         """
         pretrained, plain = self.best_by_validation(True), self.best_by_validation(False)
-        lines = []
+        lines, winner = [], pretrained or plain or self.reference
         if pretrained and plain:
             interval = self.difference(pretrained, plain)
             evidence = (
@@ -269,13 +278,23 @@ class Comparison:
                 evidence += f"; {hardest} tests above {plain}: {ahead.description}"
                 winner = hardest
             lines.append(f"{verdict}: {evidence}; take {winner}.")
-        if self.plain_network and self.plain_network != plain:
+        elif plain:
+            hardest = max(self.rows, key=lambda n: self.test_scores(n, self.score).mean())
+            if hardest != self.reference:
+                ahead = self.difference(hardest, self.reference)
+                winner = hardest if ahead.sign > 0 else winner
+                evidence = f"{hardest} tests best: {ahead.description} of {self.score}"
+                lines.append(f"{evidence} less {self.reference}; take {winner}.")
+            else:
+                winner = hardest
+                lines.append(f"{hardest} tests best of {self.score}; take {hardest}.")
+        if pretrained and self.plain_network and self.plain_network != plain:
             for name, rows in self.rows.items():
                 if rows[0].pretrained and " on " not in name:
                     interval = self.difference(name, self.plain_network)
                     word = {1: "above", 0: "not told from", -1: "below"}[interval.sign]
                     lines.append(f"{name} is {word} the plain network: {interval.description}.")
-        return lines
+        return lines, winner
 
     def markdown(self) -> str:
         """Returns the table and the verdicts."""
@@ -309,6 +328,7 @@ class Comparison:
             "folds": self.folds,
             "shared": self.shared,
             "verdicts": self.verdicts(),
+            "take": self.winner,
             "rows": {
                 name: {
                     "folds": rows,

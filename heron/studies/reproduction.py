@@ -1,5 +1,6 @@
 """The runs of a published table: which are missing, and what the complete ones measured."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import Config, load_config
 from heron.config.overrides import as_typed
 from heron.config.shipped import CONFIGS
+from heron.shards.dotted import without_case
 from heron.studies.tables import PublishedTable
 from heron.training.tracking import read_result
 
@@ -31,8 +33,12 @@ def reproduce(
     from heron.api.job import pretrain
     from heron.studies.measured import write
 
-    for config in missing(table, out, overrides, only):
+    started, configs = time.monotonic(), missing(table, out, overrides, only)
+    for number, config in enumerate(configs, 1):
         pretrain(config)
+        if number == 1 and (left := len(configs) - 1):
+            minutes = (time.monotonic() - started) * left / 60
+            print(f"the other {left} runs take about {minutes:.0f} minutes", flush=True)
     return write(table, _measured(table, out, overrides), out)
 
 
@@ -40,11 +46,11 @@ def missing(
     table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[Config]:
     """Returns the configurations of the runs that are missing; raises as `reproduce` does."""
+    only = [without_case(name, table.methods) for name in only]
     for name in only:
         if name not in table.methods:
-            hint = "; put key=value before --only" if "=" in name else ""
             methods = ", ".join(table.methods)
-            raise ConfigError(f"the table has no method '{name}'; expected one of {methods}{hint}")
+            raise ConfigError(f"the table has no method '{name}'; expected one of {methods}")
     configs = [  # all are checked before the first run, so that an invalid one costs no run
         config
         for name in dict.fromkeys(only or table.methods)

@@ -192,6 +192,52 @@ def test_a_row_that_tests_above_what_the_validation_rows_chose_is_taken() -> Non
     assert first.endswith("; take logistic on raw.")
 
 
+def test_a_quick_comparison_names_what_to_do_next(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its verdict was "take the forest on raw features", and the next command `heron tune`."""
+    monkeypatch.setattr("heron.cli.compare.QUICK_ROWS", 20)
+    monkeypatch.setattr("heron.cli.compare.MIN_STEPS", 3)
+    monkeypatch.setattr("heron.cli.compare.QUICK_SECONDS", 0)
+    out = experiment.parent / "quick"
+    words: list[Any] = ["compare", "--quick", experiment, "--folds", 2, "--out", out]
+    words += ["--baselines", "logistic", "--overwrite"]
+    assert run(*words) == 0
+    told, err = capsys.readouterr()
+    assert told.startswith("quick: about 0 minutes for 2 folds of dnn and own, 1 trial of each")
+    assert json.loads((out / "quick.json").read_text()) == {"steps": 3}
+    assert ": runs of 3 steps\n" in told and "16 labelled, 4 validation" in told
+    tree = json.loads((out / "compare.json").read_text())
+    assert [*tree["rows"]] == ["dnn", "own", "logistic on raw features"]
+    assert f"; take {tree['take']}." in tree["verdicts"][0]
+    for take, expected in [
+        ("own", f"next: heron tune {experiment} --methods own\n"),
+        ("forest on herocon", f"next: heron tune {experiment} --methods herocon\n"),
+        ("logistic on raw features", ""),
+    ]:
+        monkeypatch.setattr(Comparison, "winner", take)
+        assert run(*words[:-1]) == 0
+        told, err = capsys.readouterr()
+        assert err.endswith(expected) and ("next:" in err) == bool(expected)
+        assert ("with the options in" in told) == (not expected)
+    assert run("compare", "--quick", "seed=1") == 2
+    assert "found no experiment; expected one: a name or a file" in capsys.readouterr().err
+
+
+def test_a_verdict_where_nothing_is_pretrained() -> None:
+    rows = {
+        "own": rows_of("own", False, 0.7, 0.6, 0.5, 0.55),
+        "forest on raw features": rows_of("forest on raw features", False, 0.5, 0.7, 0.61, 0.64),
+    }
+    better = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0)
+    assert better.winner == "forest on raw features"
+    (line,) = better.verdicts()
+    assert line.startswith("forest on raw features tests best: +0.1000 (")
+    assert line.endswith(" of accuracy less own; take forest on raw features.")
+    alone = Comparison("mine", "accuracy", True, [0, 1, 2], {"own": rows["own"]}, 0.0)
+    assert alone.verdicts() == ["own tests best of accuracy; take own."]
+
+
 def test_a_comparison_goes_on_where_it_was_stopped(
     experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
