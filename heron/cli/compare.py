@@ -23,8 +23,7 @@ from heron.training.tracking import read_result
 if TYPE_CHECKING:
     from heron.config.experiment import Config
     from heron.data.reader import Reader
-    from heron.evaluation.scikit import Kind
-    from heron.studies.comparison import Comparison
+    from heron.studies.comparison import Comparison, Kind
     from heron.studies.search import SearchSettings
 
 QUICK_SECONDS = 300

@@ -19,7 +19,8 @@ from heron.data.rows import Roles, Rows
 from heron.data.run_data import open_streams
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, Predictions
-from heron.evaluation.scikit import Kind, Matrix, raw_inputs, tune
+from heron.evaluation.scikit import Kind as Kind
+from heron.evaluation.scikit import Matrix, raw_inputs, tune
 from heron.shards.artefact import Artefact, Fingerprint, fingerprint, parse_json
 from heron.studies.repeats import Interval, corrected_interval, mean_std, mean_std_count
 from heron.studies.search import SearchSettings, search
