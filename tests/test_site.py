@@ -13,7 +13,9 @@ from heron.config.describe import describe_keys
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 GUIDES = [
-    p for p in sorted(DOCS.glob("*.md")) if p.name not in ("log.md", "glossary.md", "install.md")
+    p
+    for p in sorted(DOCS.glob("*.md"))
+    if p.name not in ("commands.md", "glossary.md", "install.md", "log.md")
 ]
 PICTURE = re.compile(r"!\[([^\]]+)\]\(pictures/([\w-]+\.\w+)\)")
 LARGEST = 150_000  # bytes of a picture

@@ -96,9 +96,19 @@ class TermSection(Section):
         """Returns a new loss with these options; errors are those of its class."""
         return self.loss(**self.model_dump(exclude={*TermSection.model_fields}))
 
+    def __reduce__(self) -> Any:
+        """Sections of losses are made at run time: a copy is made from the loss and the options."""
+        if self.loss is None:
+            return super().__reduce__()
+        return _rebuilt, (self.loss, self.model_dump())
+
     def weight_at(self, epoch: float) -> float:
         """Returns the weight at an epoch, which may be fractional."""
         return self.weight * (min(epoch / self.ramp_epochs, 1.0) if self.ramp_epochs else 1.0)
+
+
+def _rebuilt(loss: Any, options: dict[str, Any]) -> TermSection:
+    return section_of(loss).model_validate(options)
 
 
 @cache

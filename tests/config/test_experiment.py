@@ -1,5 +1,7 @@
 """The configuration: strict, errors that name the nearest right key; every shipped one fits."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +158,10 @@ def test_texts_that_look_like_something_else_stay_texts(text: str, tmp_path: Pat
         assert parse_override(f"key={as_typed(value)}") == ("key", value)
         (tmp_path / "x.yaml").write_text(dump_yaml({"key": value}))
         assert read_tree(tmp_path / "x.yaml") == {"key": value}
+
+
+def test_an_experiment_can_be_sent_to_another_process() -> None:
+    config = load_config("configs/faces.yaml", ["objective.supcon.tau=0.2"])
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config and again.objective.root["supcon"].model_dump()["tau"] == 0.2
+    assert copy.deepcopy(config) == config

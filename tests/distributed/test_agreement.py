@@ -165,7 +165,9 @@ def test_the_code_is_all_source_files_and_own_parts(
     code_sha256.cache_clear()
     monkeypatch.setattr(Path, "read_bytes", counted)
     before = code_sha256((own,))
-    assert {"pretrain.py", "manifest.py", "kinds.py", "mine.py"} <= {path.name for path in read}
+    assert {"pretrain.py", "manifest.py", "index_plan.py", "mine.py"} <= {
+        path.name for path in read
+    }
     assert len(read) > 150 and len(set(read)) == len(read)
     own.write_text("x = 2")
     code_sha256.cache_clear()

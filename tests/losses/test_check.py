@@ -107,6 +107,9 @@ def test_how_a_loss_is_called_is_guessed(
     assert guess_form("torch.nn.CrossEntropyLoss") == "labelled"
     assert main(["check", "torch.nn.CrossEntropyLoss", "--inputs", "logits", "label_smoothing=.1"])
     assert "FAILS    raised TypeError: it is not called here" in capsys.readouterr().out
+    assert main(["check", "torch.nn.CrossEntropyLoss", "--inputs", "clip"]) == 1
+    told = capsys.readouterr().err
+    assert "cannot be called with clip: " in told and "say what it takes by --inputs" in told
     assert main(["check", "torch.nn.nothing"]) == 1
     assert "torch.nn.nothing cannot be imported (AttributeError" in capsys.readouterr().err
     assert main(["check", "torch.relu"]) == 1

@@ -1,9 +1,11 @@
 """Messages whose remedy another test performs, and those whose remedy no test can have."""
 
 BY_HAND = "tests/remedies/test_by_hand.py"
+CHECK = "tests/losses/test_check.py"
 COMPARE = "tests/launch/test_compare.py"
 ENCODE = "tests/retrieval/test_file_encoder.py"
 FAULTS = "tests/retrieval/test_index_faults.py"
+INIT = "tests/launch/test_init.py"
 PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
 REPRODUCE = "tests/launch/test_reproduce.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
@@ -13,6 +15,13 @@ VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
 PERFORMED = {
+    "no row has a label; leave --labelled and --validation": f"{INIT}::"
+    "test_without_a_test_split_some_rows_are_left_for_it",
+    "or fewer, or leave": f"{INIT}::test_a_number_of_labels_that_cannot_be",
+    "or more, or leave": f"{INIT}::test_a_number_of_labels_that_cannot_be",
+    "or fewer, or more labelled rows": f"{INIT}::test_a_number_of_labels_that_cannot_be",
+    "cannot be called with ": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
+    "say how by --inputs (": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
     "--compare found ": "tests/launch/test_runs.py::test_compared",
     " starts one; ": f"{VERB}::test_more_processes_than_a_configuration_starts",
     "is no configuration that accelerate reads": f"{VERB}::test_what_cannot_be_started_is_named",
