@@ -60,10 +60,8 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 def box(axes: Axes, x: float, y: float, w: float, h: float, text: str, color: Any) -> None:
     """Draws a rounded box with lines of text in it."""
-    shape = FancyBboxPatch(
-        (x, y), w, h, boxstyle="round,pad=0,rounding_size=0.12", facecolor=color, edgecolor=INK
-    )
-    axes.add_patch(shape)
+    style = "round,pad=0,rounding_size=0.12"
+    axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle=style, facecolor=color, edgecolor=INK))
     axes.text(x + w / 2, y + h / 2, text, ha="center", va="center", color=INK, linespacing=1.4)
 
 

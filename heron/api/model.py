@@ -76,11 +76,11 @@ class Model:
             views: raw rows by the name of the stored view, for some or all of `Model.views`; a
                 model of one view also takes the rows alone. A view that is not given is treated as
                 training treats a missing one: its features are zeros, and with P of V views given
-                `hidden` is V / P of the others' features. A view of vectors takes numbers
-                [rows, width]; a view of pictures takes uint8 [rows, height, width, channels], or a
-                list of pictures, each an array or the bytes of a JPEG or PNG; a view of texts takes
-                a list of strings; a view of graphs takes a list of pairs: the labels of the nodes
-                [nodes], and the edges [edges, 2] as node numbers from 0, in one direction or both.
+                `hidden` is V / P of the others' features. A view of vectors takes numbers [rows,
+                width]; a view of pictures takes uint8 [rows, height, width, channels], or a list of
+                pictures, each an array or the bytes of a file; a view of texts takes a list of
+                strings; a view of graphs takes a list of pairs: the labels of the nodes [nodes],
+                and the edges [edges, 2] as node numbers from 0, in one direction or both.
             layer: `hidden`, the classifier's input; `projection`, z of each view; `weight`,
                 HeroCon's H(z) of each view (Eq. 6). The last two are unit vectors of the views,
                 concatenated.

@@ -142,7 +142,7 @@ def query(
     *,
     key: Annotated[str | None, "query by a sample's key (or --file, --text, --vector)"] = None,
     file: Annotated[
-        tuple[str, ...], ONE_EACH, "query by [VIEW=]JPEG, PNG or npy; again for more views, or not"
+        tuple[str, ...], ONE_EACH, "query by [VIEW=]picture or npy; again for more views, or not"
     ] = (),
     across: Annotated[
         bool, "compare files with the views that are not given: an index of --layer projection"

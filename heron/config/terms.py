@@ -90,6 +90,8 @@ class TermSection(Section):
     weight: Annotated[float, Field(ge=0)] = 1.0
     ramp_epochs: Count = 0
 
+    model_config = ConfigDict(arbitrary_types_allowed=True)  # of a loss that only loops build
+
     loss: ClassVar[Any] = None  # the class of the loss, a `heron.losses.Loss`
 
     def build_loss(self) -> Any:
@@ -120,7 +122,10 @@ def section_of(loss: Any) -> type[TermSection]:
     """
     hints = get_type_hints(loss.__init__, include_extras=True)
     fields: dict[str, Any] = {
-        name: (hints[name], ... if argument.default is argument.empty else argument.default)
+        name: (
+            hints.get(name, Any),
+            ... if argument.default is argument.empty else argument.default,
+        )
         for name, argument in inspect.signature(loss.__init__).parameters.items()
         if argument.kind is argument.KEYWORD_ONLY and name != "gather"
     }

@@ -17,7 +17,7 @@ from heron.shards.graph import graph_fault, normalize_edges
 from heron.shards.manifest import View
 
 # An array or a tensor [rows, ...], or a sequence with one item per row: an array; a picture, also
-# as the bytes of a JPEG or PNG; a text; or a graph: its node labels, and its edges [edges, 2].
+# as the bytes of a picture file; a text; or a graph: its node labels, and its edges [edges, 2].
 InputRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor | bytes | str]
 REAL = "fiu"  # kinds of numpy's dtypes
 

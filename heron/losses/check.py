@@ -24,7 +24,7 @@ from heron.losses.check_inputs import Inputs, LossSpec, build, call
 
 EXACT = 1e-9  # relative error of float64 that is rounding
 ROWS = 12
-SHARES = {2: ([6, 6], [8, 4]), 3: ([4, 4, 4], [6, 4, 2])}  # even and uneven rows of processes
+MOST = 6  # processes, of which the last still has rows
 WAIT_S = 60  # for a process: others may wait for it for ever
 STEP = 1e-5  # of a difference quotient
 
@@ -60,8 +60,10 @@ def check_loss(spec: LossSpec, processes: Sequence[int] = (2, 3)) -> list[Findin
     """Returns what was found of a loss, a line a case.
 
     Raises:
-        TrainingError: it cannot be called at all.
+        TrainingError: it cannot be called at all, or on so many processes.
     """
+    if wrong := [world for world in processes if not 2 <= world <= MOST]:
+        raise TrainingError(f"--processes {wrong[0]}: a check takes 2 to {MOST} processes")
     draw = Inputs.draw(spec.inputs, ROWS)
     true = evaluate(spec, draw.double())
     if true.error:
@@ -71,11 +73,17 @@ def check_loss(spec: LossSpec, processes: Sequence[int] = (2, 3)) -> list[Findin
         )
     findings = _alone(spec, draw, true)
     for world in processes:
-        for kind, shares in zip(("even", "uneven"), SHARES[world], strict=True):
+        for kind, shares in zip(("even", "uneven"), shares_of(world), strict=True):
             case = f"{world} processes, {kind} rows ({', '.join(map(str, shares))})"
             results = on_processes(spec, shares)
             findings.append(_compare(case, true, results))
     return findings
+
+
+def shares_of(world: int) -> tuple[list[int], list[int]]:
+    """Returns the rows of each process, evenly many and unevenly many."""
+    even = [ROWS // world + (rank < ROWS % world) for rank in range(world)]
+    return even, [even[0] + even[-1] // 2, *even[1:-1], even[-1] - even[-1] // 2]
 
 
 def evaluate(spec: LossSpec, inputs: Inputs) -> Result:
@@ -249,9 +257,8 @@ def _value_text(values: Tensor, true: Tensor) -> tuple[str, bool]:
     if _relative(values.mean(), true) <= EXACT:
         return "exact as the mean over processes, of which each has its own", True
     same = _relative(values, values[0].expand_as(values)) <= EXACT
-    return f"{float(values.mean() / true):.3f} of the true one" + (
-        "" if same else " on average"
-    ), False
+    average = "" if same else " on average"
+    return f"{float(values.mean() / true):.3f} of the true one{average}", False
 
 
 def passed(findings: Sequence[Finding]) -> bool:

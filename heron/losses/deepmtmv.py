@@ -66,8 +66,6 @@ class Deepmtmv(ClassifierLoss):
         self.rule = SplitRule(every_epochs, errors, decay, cost, separation, consensus)
         self.layers, self.classes = widths, classes
         self.build_own_classifier(dim, labels, views)
-        if dim is not None:
-            self.memory = TaskErrors(self.groups, classes)
 
     @property
     def groups(self) -> TaskGroups:
@@ -104,7 +102,7 @@ class Deepmtmv(ClassifierLoss):
     def loop_share(self, batch: GlobalBatch) -> Tensor:
         """Returns this process's share of the classifier's loss, and records the labels' errors."""
         if self.training:
-            self.share(batch)
+            TaskErrors(self.groups, self.classes).update_task_errors(batch)
         logits = self.predict(batch.own_labelled("hidden"))
         function = cross_entropy if self.classes else bce
         return function(logits, batch.own_targets, total=batch.num_labelled)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,23 @@ def confusion(
     return heat_map("Confusion", names, share, counts, ("predicted", "true"), links, **options)
 
 
+@lru_cache(maxsize=1)  # a run writes its report again with each baseline: the map stays
+def _plane(features: bytes, width: int) -> NDArray[np.float64]:
+    """Returns the t-SNE of float32 rows of `width` features, [rows, 2]."""
+    from sklearn.manifold import TSNE  # imported late: it takes half as long to load as torch
+
+    hidden = np.frombuffer(features, np.float32).reshape(-1, width)
+    tsne = TSNE(perplexity=min(30.0, (len(hidden) - 1) / 3), init="pca", random_state=0)
+    centred = hidden - hidden.mean(0)
+    centred = np.pad(centred, ((0, 0), (0, max(0, 2 - width))))  # PCA needs two columns
+    # Equal features would make PCA divide by 0, and t-SNE of NaN crashes the process.
+    flat = np.ptp(hidden, axis=0).max() <= FLAT
+    points: NDArray[np.float64] = (
+        np.zeros((len(hidden), 2)) if flat else tsne.fit_transform(centred)
+    )
+    return points.round(2)
+
+
 def label_map(
     hidden: NDArray[np.float32],  # features of the rows, [rows, width]
     keys: Sequence[str],  # of the rows
@@ -153,15 +171,7 @@ def label_map(
     all rows have the same features, they share one point. The map offers only labels that rows
     have.
     """
-    from sklearn.manifold import TSNE  # imported late: it takes half as long to load as torch
-
-    perplexity = min(30.0, (len(hidden) - 1) / 3)
-    tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
-    points, centred = np.zeros((len(hidden), 2)), hidden - hidden.mean(0)
-    centred = np.pad(centred, ((0, 0), (0, max(0, 2 - centred.shape[1]))))  # PCA needs two columns
-    # Equal features would make PCA divide by 0, and t-SNE of NaN crashes the process.
-    if np.ptp(hidden, axis=0).max() > FLAT:
-        points = tsne.fit_transform(centred).round(2)
+    points = _plane(hidden.astype(np.float32).tobytes(), hidden.shape[1])
     row_labels = [np.flatnonzero(row == 1) for row in y]
     hover = [
         f"{key}: " + ", ".join(names[a] for a in labels[:HOVER_LABELS])

@@ -194,7 +194,7 @@ class FileEncoder:
         if view.kind == "image":
             if data.startswith(NPY):
                 raise RetrievalError(
-                    f"{name} is an npy file; expected a JPEG or a PNG, as view '{view.name}' holds "
+                    f"{name} is an npy file; expected a picture, as view '{view.name}' holds "
                     "pictures"
                 )
             return self._picture(view, data, name)

@@ -25,7 +25,7 @@ def read_file(file: File) -> tuple[bytes, str]:
     path = Path(file)
     if not path.is_file():
         fault = "is no file" if path.exists() else "is not there"
-        raise RetrievalError(f"{path} {fault}; expected a JPEG, a PNG or an npy file")
+        raise RetrievalError(f"{path} {fault}; expected a picture or an npy file")
     with path.open("rb") as stream:
         data = stream.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -83,7 +83,7 @@ def read_size(data: bytes, name: str) -> tuple[int, int]:
     """Returns the height and width of a picture, upright by EXIF.
 
     Only headers are read, so that too large pictures are refused before decoding. Raises a
-    RetrievalError for those, and for what is neither a JPEG nor a PNG. `name` is for messages.
+    RetrievalError for those, and for what is no picture. `name` is for messages.
     """
     if len(data) > MAX_FILE_BYTES:
         raise RetrievalError(

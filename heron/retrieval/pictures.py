@@ -78,7 +78,7 @@ class SamplePictures:
         except ValueError as fault:
             raise RetrievalError(
                 f"{reader.store} sample '{key}': view '{view.name}' is damaged ({fault}); "
-                "expected a JPEG or a PNG; run `heron shards verify`"
+                "expected a picture; run `heron shards verify`"
             ) from None
 
     def _bytes(self, view: View, row: int) -> bytes:

@@ -114,7 +114,7 @@ class Retriever:
     ) -> Answer:
         """Returns the samples nearest to the sample with a key.
 
-        `far` is the least label distance of a hard negative; `evaluation.negatives` gives
+        `far` is the least label distance of a hard negative; `heron.evaluation.negatives` gives
         the default. Raises a RetrievalError if there is no such sample, k or filter; nothing passes
         the filter; or the relation needs labels and the query has none.
         """
@@ -183,7 +183,7 @@ class Retriever:
     ) -> Answer:
         """Returns the samples nearest to a file, by the model whose embeddings are indexed.
 
-        `file` is the path or the bytes of a JPEG, a PNG or an npy file of vector rows, or a mapping
+        `file` is the path or the bytes of a picture or an npy file of vector rows, or a mapping
         from names of stored views to files, of all views or of some. Of some, these are compared
         with the same views of each sample (see `SomeViews`); or, with `across`, with the others,
         by projections. The labels are predicted from the nearest neighbours: see `predict`.

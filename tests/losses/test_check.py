@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from heron.cli.main import main
+from heron.config.errors import TrainingError
 from heron.config.terms import named_terms
 from heron.distributed import collectives
 from heron.losses import check
@@ -24,7 +25,7 @@ SPECS = [LossSpec(path, {}, "heron") for path in LOSSES] + [
 
 
 def shares_of(world: int, even: bool) -> list[int]:
-    return {2: [6, 6], 3: [4, 4, 4]}[world] if even else {2: [8, 4], 3: [6, 4, 2]}[world]
+    return {2: [6, 6], 3: [4, 4, 4]}[world] if even else {2: [9, 3], 3: [6, 4, 2]}[world]
 
 
 def on_this_process(even: bool, specs: Sequence[LossSpec] = SPECS) -> list[list[Any]]:
@@ -96,6 +97,16 @@ def test_what_one_process_does_wrong_is_said() -> None:
     assert found["unguarded", "a row of zeros"].passed is False
     assert found["unguarded", "second derivative"] == ("second derivative", True, "right")
     assert found["Drawn", "called twice"] == ("called twice", False, "other bits")
+
+
+def test_every_number_of_processes_has_rows_for_each() -> None:
+    for world in range(2, check.MOST + 1):
+        for shares in check.shares_of(world):
+            assert len(shares) == world and sum(shares) == ROWS and min(shares) > 0
+    assert check.shares_of(2) == ([6, 6], [9, 3]) and check.shares_of(5)[0] == [3, 3, 2, 2, 2]
+    for world in (1, check.MOST + 1):
+        with pytest.raises(TrainingError, match=f"--processes {world}: a check takes 2 to 6"):
+            check.check_loss(SPECS[0], [world])
 
 
 def test_how_a_loss_is_called_is_guessed(

@@ -210,6 +210,29 @@ def test_views_of_two_types_are_compared_as_they_are() -> None:
     assert h.NtXent()([half, b]).item() == h.NtXent()([b, half]).item() == exact.item()
 
 
+class Plain(h.ProjectionLoss):
+    """A loss whose options have no annotations, or those of any class."""
+
+    needs = h.NtXent.needs
+
+    def __init__(self, *, tau=0.3, network: torch.nn.Module | None = None) -> None:  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.tau, self.network = tau, network
+
+    def share(self, batch: Any) -> Tensor:
+        return f.nt_xent(batch.vectors["projections"], tau=self.tau)
+
+
+def test_options_need_no_annotations() -> None:
+    torch.testing.assert_close(Plain()(Z), f.nt_xent(Z, tau=0.3))
+    network = torch.nn.Linear(2, 2)
+    assert Plain(tau=0.2, network=network).network is network
+    with pytest.raises(
+        ConfigError, match="network: found 3; input should be an instance of Module"
+    ):
+        Plain(network=3)  # type: ignore[arg-type]
+
+
 def test_matryoshka_is_the_mean_over_first_numbers() -> None:
     nested = h.Matryoshka(h.NtXent(tau=0.3), [2, DIM])(Z)
     by_width = [f.nt_xent([z[:, :m] for z in Z], tau=0.3) for m in (2, DIM)]

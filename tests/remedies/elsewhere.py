@@ -21,6 +21,7 @@ PERFORMED = {
     "or more, or leave": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "or fewer, or more labelled rows": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "cannot be called with ": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
+    "a check takes 2 to ": f"{CHECK}::test_every_number_of_processes_has_rows_for_each",
     "say how by --inputs (": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
     "--compare found ": "tests/launch/test_runs.py::test_compared",
     " starts one; ": f"{VERB}::test_more_processes_than_a_configuration_starts",
@@ -75,7 +76,7 @@ PERFORMED = {
     "test_a_kind_without_a_search_on_gpus_is_refused",
     "is fetched only when you give it; exp": f"{BY_HAND}::"
     "test_an_address_that_an_index_names_and_the_user_gives",
-    "expected a JPEG or a PNG; run `heron shards verify`": f"{BY_HAND}::"
+    "expected a picture; run `heron shards verify`": f"{BY_HAND}::"
     "test_a_damaged_picture_is_named_by_verify",
     "was built of vectors in memory, and names no data": f"{BY_HAND}::"
     "test_shards_that_an_index_does_not_name",

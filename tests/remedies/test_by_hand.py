@@ -75,7 +75,7 @@ def test_a_damaged_picture_is_named_by_verify(
     index: Path, faces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = zero_a_picture(faces, 3)
-    with pytest.raises(RetrievalError, match="expected a JPEG or a PNG; run `heron shards verify`"):
+    with pytest.raises(RetrievalError, match="expected a picture; run `heron shards verify`"):
         Retriever.open(index, data=faces).picture(3)
     assert call(["shards", "verify", faces]) == 1
     assert f"sample {key}" in capsys.readouterr().err

@@ -251,7 +251,7 @@ PICTURE = as_bytes(Image.effect_noise((32, 32), 50).convert("RGB"), "JPEG")
         (png(60_000, 60_000), "the file is 60000 × 60000; expected 1 to"),
         (png(32, 32, twice=True), r"the file is a damaged PNG \((it has two headers|Image size)"),
         (PICTURE + bytes(20_000_000), "the file has 20,00.,... bytes; expected at most 20,000,000"),
-        (npy(np.ones(3)), "the file is an npy file; expected a JPEG or a PNG, as view 'image' hol"),
+        (npy(np.ones(3)), "the file is an npy file; expected a picture, as view 'image' hol"),
     ],
     ids=named,
 )
@@ -264,7 +264,7 @@ def test_paths_that_are_no_files(faces: Retriever, tmp_path: Path) -> None:
     with (large := tmp_path / "large.png").open("wb") as stream:
         stream.truncate(30_000_000)
     for path, message in [
-        (tmp_path / "none.png", "none.png is not there; expected a JPEG, a PNG or an npy file"),
+        (tmp_path / "none.png", "none.png is not there; expected a picture or an npy file"),
         (tmp_path, "is no file; expected a JPEG"),
         (large, "large.png has 30,000,000 bytes; expected at most 20,000,000; make it smaller"),
     ]:

@@ -282,7 +282,7 @@ def test_a_file_of_one_width_needs_no_name(tmp_path: Path) -> None:
     [
         (["a=x.npy", "a=y.npy"], "--file a=y.npy: view 'a' has a file already; expected one of"),
         (["g=x.npy"], "--file g=x.npy names no view; expected one of a=PATH, b=PATH, c=PATH, d"),
-        (["none.npy"], "none.npy is not there; expected a JPEG, a PNG or an npy file"),
+        (["none.npy"], "none.npy is not there; expected a picture or an npy file"),
     ],
 )
 def test_arguments_that_name_no_view(six: Path, asked: list[str], message: str) -> None:

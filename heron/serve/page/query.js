@@ -7,7 +7,8 @@ import { filterButton } from "./facets.js";
 export const uploads = new Map(); // views and files of this page, by the number in history.state.upload
 
 const TYPES = { // of the files of each kind of view, as a browser and as words have them
-  image: ["image/jpeg,image/png", "a JPEG or PNG"], vector: [".npy", "an .npy file of one row"],
+  image: ["image/jpeg,image/png,image/webp,image/gif,image/tiff,image/bmp", "a picture"],
+  vector: [".npy", "an .npy file of one row"],
   text: [".txt,text/plain", "a text file"], graph: ["", "a graph file"],
 };
 
