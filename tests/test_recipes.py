@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from benchmarks.recipes import METHODS, SETS, build_set, configs, lines
+from benchmarks.recipe_sets import SETS, build_set
+from benchmarks.recipes import METHODS, configs, lines
 
 
 def test_the_plain_network_differs_in_the_losses_alone(tmp_path: Path) -> None:

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from heron.cli.arguments import Location
+from heron.cli.facts import Facts, read_facts
 from heron.config.errors import ConfigError
 from heron.config.overrides import as_typed
 from heron.shards.artefact import Count
-from heron.shards.manifest import Manifest, View, load_manifest
-from heron.shards.show import read_index
-from heron.shards.store import open_store
+from heron.shards.manifest import View
+from heron.training.backbone import Backbone, Tuning, read_backbone
 
 STEPS = 1500  # of a first run, about
 MIN_EPOCHS, MAX_EPOCHS = 5, 200
@@ -20,136 +20,8 @@ MAX_BATCH = 256
 MAX_SIDE = 96  # larger pictures are resized to this
 TOKENS = 128  # of a text
 KINDS = {"vector": "table", "text": "text", "graph": "graph"}  # of a single view, in words
-TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
 FEW = {"labelled": 64, "unlabelled": 192}  # rows of a batch, where most rows have no label
 Line = tuple[str, Any, str]  # an indented key, its value, and the reason
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The facts about a data set that the choices depend on."""
-
-    manifest: Manifest
-    views: list[View]  # that the model sees: all, or one with complementary labels
-    split: str  # for training
-    test: str | None  # split for the test, if there is one
-    labelled: int  # rows with a label that are trained on
-    unlabelled: int  # rows that are trained on without one
-    validation: int  # rows with a label that are neither trained on nor tested
-    why_labels: str  # where these numbers come from
-    scorable: bool  # whether labels determine each row's class, so that the split can be tested
-
-    @property
-    def kind(self) -> str:
-        """The kind of the labels, `none` if no training row has one."""
-        return self.manifest.labels.kind if self.labelled else "none"
-
-    @property
-    def mixed(self) -> bool:
-        """Whether views are of several kinds, which need one encoder each."""
-        return len({view.kind for view in self.views}) > 1
-
-    @property
-    def single_view(self) -> bool:
-        """Whether there is a single stored view, which is then seen twice."""
-        return len(self.views) == 1
-
-    @property
-    def plain(self) -> bool:
-        """Whether labels alone are learnt: a second look at one table, text or graph adds none."""
-        return (
-            self.single_view
-            and self.views[0].kind != "image"
-            and self.kind in ("multi_class", "multi_label")
-        )
-
-    @property
-    def looks(self) -> list[View]:
-        """The stored views in the order of the model's."""
-        return self.views * (2 if self.single_view and not self.plain else 1)
-
-
-def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Facts:
-    """Reads the manifest and the labels of a data set.
-
-    Args:
-        data: folder of shards, or a URL.
-        wanted: number of labelled rows to use; None: all.
-        validation: number of these that are set aside.
-
-    Raises ConfigError if there are too few rows, or too few for `wanted` or `validation`.
-    """
-    store = open_store(data)
-    manifest = load_manifest(store)
-    splits = {split: manifest.rows(split) for split in manifest.splits}
-    split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
-    test_names = (name for name in ("test", "val", "valid", "dev") if name != split)
-    test = next((name for name in test_names if splits.get(name)), None)
-    labelled, scorable, classes = 0, True, set[int]()
-    for shard in manifest.splits[split]:
-        labels = read_index(store, shard).labels
-        label_rows = labels[manifest.labels.is_labelled(labels)]
-        labelled += len(label_rows)
-        if manifest.labels.kind == "multi_class":
-            classes.update(label_rows.ravel().tolist())
-        if manifest.labels.kind == "complementary":  # rows may leave several classes
-            scorable &= bool((label_rows.sum(1) == len(manifest.labels.names) - 1).all())
-    views = manifest.views
-    if manifest.labels.kind == "complementary":
-        views = views[:1]  # the momentum encoder of MulCo is shared by the views
-    if splits[split] < 4:
-        raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
-    min_labelled = 2 if test or not scorable else 3  # two in a batch, and one for a test
-    if 0 < labelled < min_labelled:
-        raise ConfigError(
-            f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label; expected "
-            f"none, or {min_labelled} or more to train on and to test: label more"
-        )
-    if not (scorable or test or labelled < splits[split]):
-        raise ConfigError(
-            f"{data}: every row has complementary labels that leave several classes; expected a "
-            "split 'test' whose labels leave one, for the scores"
-        )
-    kept = 0 if test or not scorable else 1  # for the test
-    used = _number_of_labels(data, labelled, kept, wanted, validation, max(2, len(classes)))
-    why = f"of {labelled:,} rows with a label"
-    if wanted is not None:
-        why = f"--labelled {wanted}, {why}"
-    elif kept and labelled:
-        used -= max(1, labelled // TEST_EVERY)
-        why = f"no test split: one labelled row in {TEST_EVERY} is kept for the test"
-    if validation:
-        why += f"; --validation {validation}: set aside to choose by"
-    rest = splits[split] - used
-    return Facts(manifest, views, split, test, used - validation, rest, validation, why, scorable)
-
-
-def _number_of_labels(
-    data: str, labelled: int, kept: int, wanted: int | None, validation: int, fewest: int
-) -> int:
-    """Returns the number of labelled rows to use; ConfigError for one that cannot be."""
-    most = labelled - kept
-    used = labelled if wanted is None else wanted
-    if (wanted is not None or validation) and not labelled:
-        raise ConfigError(f"{data}: no row has a label; leave --labelled and --validation out")
-    if wanted is not None and wanted > most:
-        why = ", and one or more are for the test, as there is no test split" if kept else ""
-        raise ConfigError(
-            f"--labelled {wanted}: {labelled} rows of {data} have a label{why}; give {most} or "
-            "fewer, or leave --labelled out"
-        )
-    if wanted is not None and wanted < fewest:
-        raise ConfigError(
-            f"--labelled {wanted}: the labels of {data} need a row of each of {fewest} classes; "
-            f"give {fewest} or more, or leave --labelled out to use all {labelled}"
-        )
-    spare = used - (max(1, labelled // TEST_EVERY) if kept and wanted is None else 0) - fewest
-    if validation > max(0, spare):
-        raise ConfigError(
-            f"--validation {validation}: of {used} labelled rows {fewest} or more are to be "
-            f"trained on; give {max(0, spare)} or fewer, or more labelled rows"
-        )
-    return used
 
 
 def batch_of(rows: int) -> int:
@@ -223,7 +95,8 @@ def _why_views(facts: Facts) -> str:
 
 def _view_options(facts: Facts, view: View) -> dict[str, Any]:
     if view.kind == "text":
-        return {"tokens": TOKENS}
+        tokenizer = facts.backbone.tokenizer if facts.backbone else None
+        return {"tokens": TOKENS} | ({"tokenizer": tokenizer} if tokenizer else {})
     if view.kind == "graph":
         return {"augment": ["drop_nodes"]}
     if view.kind != "image":
@@ -236,11 +109,15 @@ def _view_options(facts: Facts, view: View) -> dict[str, Any]:
     size: dict[str, Any] = (
         {"size": MAX_SIDE} if -1 in view.shape or max(view.shape[:2]) > MAX_SIDE else {}
     )
+    if facts.backbone and facts.backbone.kind == "image" and facts.backbone.side:
+        size = {"size": facts.backbone.side}
     return size | {"augment": steps}
 
 
-def _encoder(views: Sequence[View]) -> tuple[dict[str, Any], int, str]:
+def _encoder(views: Sequence[View], backbone: Backbone | None) -> tuple[dict[str, Any], int, str]:
     """Returns the encoder of views of one kind, the width of projections, and why."""
+    if backbone and backbone.kind == views[0].kind:
+        return backbone.encoder, 128, f"pretrained: {backbone.why}"
     if views[0].kind == "text":
         bert: dict[str, Any] = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2}
         bert |= {"num_attention_heads": 4, "intermediate_size": 128}
@@ -266,11 +143,11 @@ def _model(facts: Facts) -> list[Line]:
     lines: list[Line] = [("model", None, "")]
     if facts.mixed:
         lines.append(("  encoders", None, "views of several kinds: one each"))
-        encoders = [(view.name, *_encoder([view])) for view in facts.views]
+        encoders = [(view.name, *_encoder([view], facts.backbone)) for view in facts.views]
         lines += [(f"    {as_typed(name)}", encoder, why) for name, encoder, _, why in encoders]
         width = min(width for _, _, width, _ in encoders)
     else:
-        encoder, width, why = _encoder(facts.views)
+        encoder, width, why = _encoder(facts.views, facts.backbone)
         lines.append(("  encoder", encoder, why))
     lines.append(("  projection_width", width, "of what the loss compares"))
     if len(facts.looks) > len(facts.views):
@@ -329,14 +206,17 @@ def experiment(path: str, facts: Facts, name: str) -> str:
     data, per_epoch = _data(path, facts)
     steps = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch))) * per_epoch
     train = {"epochs": None, "steps": steps, "evaluate_every_steps": max(1, steps // 4)}
-    optim = {"kind": "adamw", "lr": 0.002, "weight_decay": 0.05, "schedule": "cosine"}
+    lr, why = 0.002, "a rate that small networks bear"
+    if facts.backbone:
+        lr, why = facts.backbone.lr, f"a rate for a backbone of which {facts.backbone.why}"
+    optim = {"kind": "adamw", "lr": lr, "weight_decay": 0.05, "schedule": "cosine"}
     lines: Sequence[Line] = [
         ("seed", 0, "another number draws other weights and batches"),
         ("run", {"dir": f"runs/{name}"}, "checkpoints, scores and the report"),
         *data,
         *_model(facts),
         *_objective(facts, name),
-        ("optim", optim | {"warmup_epochs": 1}, "a rate that small networks bear"),
+        ("optim", optim | {"warmup_epochs": 1}, why),
         ("train", train, f"{steps / per_epoch:g} epochs; other rows change that, not the steps"),
     ]
     return "".join(map(_format_line, lines))
@@ -350,6 +230,17 @@ def _format_line(line: Line) -> str:
     return f"{text}  # {why}\n" if why else f"{text}\n"
 
 
+def _fitting(backbone: Backbone, facts: Facts, words: str) -> Backbone:
+    """Returns the backbone; ConfigError if no view is of its kind."""
+    kinds = sorted({view.kind for view in facts.views})
+    if backbone.kind not in kinds:
+        raise ConfigError(
+            f"--backbone {words} is a network for views of kind {backbone.kind}, and the views of "
+            f"this data set are of kind {', '.join(kinds)}; leave --backbone out"
+        )
+    return backbone
+
+
 def init(
     data: Annotated[Location, "folder of shards, or a URL of one"],
     *,
@@ -357,12 +248,19 @@ def init(
         Count | None, "rows whose label is used, the others being unlabelled (default: all)"
     ] = None,
     validation: Annotated[Count, "of these, rows that are set aside to choose by"] = 0,
+    backbone: Annotated[
+        Location | None,
+        "pretrained encoder: a folder with config.json and safetensors files, hf://ORG/NAME, or "
+        "timm:NAME=FILE.safetensors",
+    ] = None,
+    tune: Annotated[Tuning, "what is trained of the backbone"] = "frozen",
     out: Annotated[Path, "file to write"] = Path("experiment.yaml"),
 ) -> None:
     """Writes a first experiment for a data set, with comments that give the reason of each value.
 
     heron init data/mine
     heron init data/mine --labelled 200 --validation 50 --out mine.yaml
+    heron init data/mine --backbone weights/vit --tune lora
     """
     from heron.config.experiment import parse_config
     from heron.config.sections import parse_yaml
@@ -370,6 +268,8 @@ def init(
     if out.exists():
         raise ConfigError(f"{out} is there already; expected a new file: --out another")
     facts = read_facts(data, labelled, validation)
+    if backbone is not None:
+        facts = replace(facts, backbone=_fitting(read_backbone(backbone, tune), facts, backbone))
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
     out.write_text(f"# heron pretrain {out}\n{text}")

@@ -175,7 +175,8 @@ class Lora(Section):
     Attributes:
         rank: rank of the update of a layer's matrix.
         alpha: the update is scaled by alpha / rank.
-        targets: last components of the layers' names; null: peft's defaults for the network.
+        targets: last components of the layers' names; null: peft's defaults for the network, or all
+            linear layers where it has none.
     """
 
     rank: Natural = 8

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from heron.config.errors import ConfigError
 from heron.config.extras import require
-from heron.config.model import ModelConfig, Network, Timm, Transformer
+from heron.config.model import Lora, ModelConfig, Network, Timm, Transformer
 
 HALF = [0.5, 0.5, 0.5]  # the default mean and standard deviation of pictures
 MAX_JSON_BYTES = 2**20  # of a JSON file beside weights
@@ -217,20 +217,28 @@ def _choose_trainable(encoder: NetworkEncoder, options: Network, key: str) -> No
     if options.freeze:
         network.requires_grad_(False)
     if options.lora is not None:
-        peft: Any = require("peft", f"{key}.lora")
-        lora = options.lora
-        lora_config = peft.LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, lora_dropout=0.0
-        )
-        try:
-            peft.inject_adapter_in_model(lora_config, network)
-        except ValueError as error:
-            raise ConfigError(
-                f"{key}.lora: {str(error).splitlines()[0]:.200}; expected targets: last parts of "
-                "the names of linear layers"
-            ) from error
+        _add_lora(network, options.lora, key)
     if options.layer_decay < 1:
         _set_rates(network, options.layer_decay)
+
+
+def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:
+    """Adds low-rank updates to the layers that are named, or peft knows, or to all linear ones."""
+    peft: Any = require("peft", f"{key}.lora")
+    linear = {n.rpartition(".")[2] for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+    kind = getattr(getattr(network, "config", None), "model_type", None)
+    known = kind in peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    targets = lora.targets or (None if known else sorted(linear))
+    config = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0
+    )
+    try:
+        peft.inject_adapter_in_model(config, network)
+    except ValueError as error:
+        raise ConfigError(
+            f"{key}.lora: {str(error).splitlines()[0]:.200}; expected targets: last parts of "
+            "the names of linear layers"
+        ) from error
 
 
 def _set_rates(network: nn.Module, decay: float) -> None:

@@ -1,0 +1,94 @@
+"""A pretrained backbone for `heron init --backbone`, as the section of an encoder."""
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from heron.config.errors import ConfigError
+from heron.models.networks import HUB, read_json, weights_folder
+
+Tuning = Literal["frozen", "lora", "full"]
+TIMM = "timm:"
+OPTION = "--backbone"
+HOW: dict[Tuning, tuple[dict[str, Any], float, str]] = {  # options, learning rate, and why
+    "frozen": ({"freeze": True}, 0.002, "its weights stay as they are; heads on it are trained"),
+    "lora": ({"lora": {"rank": 8}}, 0.001, "low-rank updates of its layers are trained"),
+    "full": ({"layer_decay": 0.75}, 0.0001, "all its weights are trained, lower layers slower"),
+}
+
+
+class Backbone(NamedTuple):
+    """An encoder with pretrained weights.
+
+    Attributes:
+        kind: the kind of the views that it sees, `image` or `text`.
+        encoder: its section of `model.encoders`.
+        tokenizer: the path of its tokenizer, for texts; None for pictures.
+        side: pixels of a side of the pictures that it was trained on, if its files say so.
+        lr: a learning rate for the way of training.
+        why: the way of training, in words.
+    """
+
+    kind: str
+    encoder: dict[str, Any]
+    tokenizer: str | None
+    side: int | None
+    lr: float
+    why: str
+
+
+def read_backbone(words: str, tuning: Tuning) -> Backbone:
+    """Reads the files of a backbone.
+
+    Args:
+        words: a folder with `config.json` and safetensors files, of transformers or of timm;
+            `hf://ORG/NAME`, which is fetched; or `timm:NAME=FILE.safetensors`.
+        tuning: what is trained of it.
+
+    Raises:
+        ConfigError: the files are missing, cannot be read, or say too little.
+    """
+    options, lr, why = HOW[tuning]
+    if words.startswith(TIMM):
+        name, _, file = words.removeprefix(TIMM).partition("=")
+        if not name or not Path(file).is_file():
+            raise ConfigError(
+                f"{OPTION} {words}: a model of timm needs a file of its weights. Write one where "
+                "the network is reached, `safetensors.torch.save_file(timm.create_model("
+                f"'{name or 'resnet50'}', pretrained=True).state_dict(), 'weights.safetensors')`, "
+                f"and give {OPTION} {TIMM}{name or 'resnet50'}=weights.safetensors"
+            )
+        return Backbone("image", _timm(name, file, options), None, None, lr, why)
+    folder = weights_folder(words, OPTION)
+    tree = read_json(folder / "config.json", OPTION)
+    if isinstance(name := tree.get("architecture"), str):  # as timm's hub writes it
+        file = str(folder / "model.safetensors")
+        if isinstance(arguments := tree.get("model_args"), dict) and arguments:
+            options = {"options": arguments} | options
+        trained = tree.get("pretrained_cfg")
+        sizes = trained.get("input_size") if isinstance(trained, dict) else None
+        side = _number(sizes[-1]) if isinstance(sizes, list) and sizes else None
+        return Backbone("image", _timm(name, file, options), None, side, lr, why)
+    if not isinstance(tree.get("model_type"), str):
+        raise ConfigError(
+            f"{OPTION} {words}: its config.json has neither transformers' model_type nor timm's "
+            f"architecture; give the folder of such a model, or {HUB}ORG/NAME"
+        )
+    encoder = {"kind": "transformers", "weights": words} | options
+    if "vocab_size" not in tree:
+        return Backbone("image", encoder, None, _number(tree.get("image_size")), lr, why)
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ConfigError(
+            f"{OPTION} {words}: a network of texts needs the tokenizer that it was trained with, "
+            f"and {tokenizer} is missing; save it there with "
+            "`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+        )
+    return Backbone("text", encoder, str(tokenizer), None, lr, why)
+
+
+def _timm(name: str, weights: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "timm", "name": name, "weights": weights} | options
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 < value <= 4096 else None
