@@ -60,14 +60,15 @@ def read_backbone(words: str, tuning: Tuning) -> Backbone:
         return Backbone("image", _timm(name, file, options), None, None, lr, why)
     folder = weights_folder(words, OPTION)
     tree = read_json(folder / "config.json", OPTION)
-    if isinstance(name := tree.get("architecture"), str):  # as timm's hub writes it
+    architecture = tree.get("architecture")
+    if isinstance(architecture, str):  # as timm's hub writes it
         file = str(folder / "model.safetensors")
         if isinstance(arguments := tree.get("model_args"), dict) and arguments:
             options = {"options": arguments} | options
         trained = tree.get("pretrained_cfg")
         sizes = trained.get("input_size") if isinstance(trained, dict) else None
         side = _number(sizes[-1]) if isinstance(sizes, list) and sizes else None
-        return Backbone("image", _timm(name, file, options), None, side, lr, why)
+        return Backbone("image", _timm(architecture, file, options), None, side, lr, why)
     if not isinstance(tree.get("model_type"), str):
         raise ConfigError(
             f"{OPTION} {words}: its config.json has neither transformers' model_type nor timm's "

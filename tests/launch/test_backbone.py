@@ -17,7 +17,7 @@ from heron.training.backbone import read_backbone
 from heron.training.pretrained import locate
 from tests.launch.test_init import STEPS, classes, pictures
 
-TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+TINY: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.fixture

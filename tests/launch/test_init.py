@@ -9,7 +9,8 @@ import yaml
 from PIL import Image
 
 from heron.api.job import pretrain
-from heron.cli.init import batch_of, experiment, read_facts
+from heron.cli.facts import read_facts
+from heron.cli.init import batch_of, experiment
 from heron.cli.main import main
 from heron.config.errors import ConfigError
 from heron.config.experiment import load_config
