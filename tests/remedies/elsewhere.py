@@ -20,7 +20,7 @@ PERFORMED = {
     "or fewer, or leave": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "or more, or leave": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "or fewer, or more labelled rows": f"{INIT}::test_a_number_of_labels_that_cannot_be",
-    "is a network for views of kind": "tests/launch/test_backbone.py::"
+    "for views of kind ": "tests/launch/test_backbone.py::"
     "test_a_backbone_of_another_kind_is_refused",
     "cannot be called with ": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
     "a check takes 2 to ": f"{CHECK}::test_every_number_of_processes_has_rows_for_each",
