@@ -123,22 +123,26 @@ def _cifar10(shared: Path) -> Arrays:
     return _sampled(*both)
 
 
-def _smiling(shared: Path) -> Arrays:
-    """CelebA's pictures of people who smile, or do not."""
-    folder = shared / "celeba"
-    _, names, *lines = (folder / "list_attr_celeba.txt").read_text().splitlines()
-    column = 1 + names.split().index("Smiling")
-    smiles = {line.split()[0]: line.split()[column] == "1" for line in lines}
-    part = dict(map(str.split, (folder / "list_eval_partition.txt").read_text().splitlines()))
-    splits: dict[str, list[tuple[Any, int]]] = {"0": [], "2": []}
-    with zipfile.ZipFile(folder / "img_align_celeba.zip") as pictures:
-        for name in pictures.namelist():
-            key = Path(name).name
-            if key in smiles and part.get(key) in splits:
-                row = _pixels(pictures.read(name), FACE), int(smiles[key])
-                splits[part[key]].append(row)
-    pairs = [tuple(map(np.stack, zip(*rows, strict=True))) for rows in splits.values()]
-    return _sampled(*pairs)  # type: ignore[arg-type]
+def _faces(attribute: str) -> Callable[[Path], Arrays]:
+    """CelebA's pictures of people who have an attribute, or do not."""
+
+    def read(shared: Path) -> Arrays:
+        folder = shared / "celeba"
+        _, names, *lines = (folder / "list_attr_celeba.txt").read_text().splitlines()
+        column = 1 + names.split().index(attribute)
+        flags = {line.split()[0]: line.split()[column] == "1" for line in lines}
+        part = dict(map(str.split, (folder / "list_eval_partition.txt").read_text().splitlines()))
+        splits: dict[str, list[tuple[Any, int]]] = {"0": [], "2": []}
+        with zipfile.ZipFile(folder / "img_align_celeba.zip") as pictures:
+            for name in pictures.namelist():
+                key = Path(name).name
+                if key in flags and part.get(key) in splits:
+                    row = _pixels(pictures.read(name), FACE), int(flags[key])
+                    splits[part[key]].append(row)
+        pairs = [tuple(map(np.stack, zip(*rows, strict=True))) for rows in splits.values()]
+        return _sampled(*pairs)  # type: ignore[arg-type]
+
+    return read
 
 
 def _pixels(data: bytes, side: int | None = None) -> Any:
@@ -156,13 +160,14 @@ SETS = {
     "texture": DataSet(_columns("texture.dat", False), 200),
     "digits-pictures": DataSet(_digits("pictures"), 100),
     "mnist": DataSet(_idx("mnist"), 100),
-    "smiling": DataSet(_smiling, 200),
-    "smiling-1000": DataSet(_smiling, 1000),
+    "smiling": DataSet(_faces("Smiling"), 200),
+    "smiling-1000": DataSet(_faces("Smiling"), 1000),
     "digits-halves": DataSet(_digits("halves"), 100),
     "dermatology": DataSet(_dermatology),
     "dermatology-60": DataSet(_dermatology, 60),
     "kmnist": DataSet(_idx("kmnist"), 200, True),
     "kmnist-halves": DataSet(_idx("kmnist", True), 200, True),
+    "male": DataSet(_faces("Male"), 200, True),
     "cifar10": DataSet(_cifar10, 1000, True),
 }
 
