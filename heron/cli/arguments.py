@@ -123,7 +123,8 @@ def parser_of(prog: str, verb: Verb) -> Parser:
         elif parameter.kind is parameter.KEYWORD_ONLY:
             _add_option(parser, parameter.name, field)
         else:
-            nargs = "*" if parameter.kind is parameter.VAR_POSITIONAL else None
+            nargs = None if default is PydanticUndefined else "?"
+            nargs = "*" if parameter.kind is parameter.VAR_POSITIONAL else nargs
             convert, metavar = _converter(parameter.annotation), parameter.name.upper()
             parser.add_argument(
                 parameter.name, nargs=nargs, type=convert, metavar=metavar, help=_help(field)

@@ -71,7 +71,7 @@ def predict(
 
     Columns are the row's number, its key, and the labels by name. The probabilities are those that
     the run is scored by: the classifier's or, where there is none, those of a linear probe on the
-    labelled rows of the run's own data set.
+    labelled rows of the run's own data set. Data may lack some of the views that the run has.
 
     heron predict runs/faces --role test --out predictions.csv
     heron predict runs/faces --data data/new --out predictions.parquet
@@ -83,7 +83,7 @@ def predict(
 
     from heron.retrieval.embedding_model import predict_rows
 
-    keys, predictions, labels = predict_rows(run, overrides, data, split, role)
+    keys, predictions, labels, used = predict_rows(run, overrides, data, split, role)
     names = [f"label {name}" if name in COLUMNS else name for name in labels]
     if predictions.probability is None:
         raise InputError(
@@ -100,3 +100,5 @@ def predict(
         else:
             table.to_parquet(stream, index=False)
     print(f"{out}: {len(keys):,} rows, {len(labels):,} labels")
+    if used:
+        print(used)

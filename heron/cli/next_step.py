@@ -104,6 +104,8 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
         "heron serve {index}"
         if args["index"]
         else "heron index {embeddings} --out indexes/{embeddings.name}"
+        if args["embeddings"]
+        else "heron index {out}-embeddings --out indexes/{out.name}"
     ),
     "save": lambda args: "heron export {out} --out {out.name}.pt2" if args["out"] else "",
     "tune": _after_tune,

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator
 
 from heron.cli.arguments import ONE_EACH, Location, Override, Overwrite, UsageError
+from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
-from heron.retrieval.embeddings import Layer, Role
+from heron.retrieval.embeddings import Layer, Role, used
 from heron.retrieval.index_plan import MapKind, Metric, RequestedKind, parse_bytes
+from heron.shards.atomic import refuse_taken
 
 if TYPE_CHECKING:
     from heron.retrieval.index_files import IndexManifest
@@ -58,6 +60,9 @@ def embed(
     if collectives.rank() == 0:
         layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
         print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")
+        manifest = written.manifest
+        if said := used(written.views, manifest.missing, manifest.data):
+            print(said)
         lost = written.manifest.lost
         for row, fault in list(lost.items())[:LOST_SHOWN]:
             print(f"left out row {row}: {fault}")
@@ -254,9 +259,16 @@ def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
 
 
 def negatives(
-    embeddings: EmbeddingsFolder,
+    embeddings: Annotated[Path | None, "folder that `heron embed` wrote (or --encoder)"] = None,
     *,
     out: Annotated[Path, "folder for the report"],
+    encoder: Annotated[
+        Location | None,
+        "any encoder of --data, untrained: timm:NAME, hf:PATH or a folder with safetensors",
+    ] = None,
+    view: Annotated[
+        tuple[str, ...], ONE_EACH, "view to compare; again for more (default: all)"
+    ] = (),
     index: Annotated[Path | None, "take neighbours from an index (default: exact ones)"] = None,
     layer: Annotated[
         NearLayer | None, "where neighbours are near (default: the index's, or hidden)"
@@ -272,16 +284,37 @@ def negatives(
     """Reports false and hard negatives of embeddings.
 
     heron negatives embeddings/faces --out reports/faces
+    heron negatives embeddings/faces --view left --out reports/left
+    heron negatives --encoder timm:resnet18.a1_in1k --data data/faces --out reports/resnet
     """
     from heron.negatives.neighbours import Question
     from heron.negatives.report import percent, report
+    from heron.retrieval.embed import Choice, embed_by
+    from heron.retrieval.embedding_model import open_encoder
     from heron.retrieval.embeddings import Embeddings
     from heron.retrieval.index import Index
+    from heron.retrieval.some_views import EmbeddingsOfViews
 
+    if (embeddings is None) == (encoder is None):
+        raise UsageError("expected either a folder of embeddings, or --encoder and --data")
+    if encoder is not None and (data is None or index is not None or len(view) > 1):
+        raise UsageError("--encoder needs --data, takes one --view at most, and no --index")
+    refuse_taken(out, overwrite, RetrievalError)
     opened_index = None if index is None else Index.open(index, not no_verify)
     index_layer: Layer = "hidden" if opened_index is None else opened_index.manifest.layer
     question = Question(layer or index_layer, k, anchors, seed)
-    source = Embeddings.open(embeddings, not no_verify)
+    if embeddings is not None:
+        source = Embeddings.open(embeddings, not no_verify)
+    else:
+        assert encoder is not None and data is not None
+        model, weights, config = open_encoder(encoder, data, *view)
+        kept = out.with_name(f"{out.name}-embeddings")
+        choice = Choice(layers=["hidden"])
+        source = embed_by(model, weights, encoder, config, kept, choice, overwrite=overwrite)
+        print(f"{kept}: {len(source):,} embeddings")
+        view = ()
+    if view or source.manifest.missing:
+        source = EmbeddingsOfViews(source, view)
     numbers = report(source, question, out, opened_index, data, page, overwrite)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
@@ -289,6 +322,8 @@ def negatives(
         f"{numbers['anchors']:,} anchors: {percent(rate)} of the {k} nearest are false negatives, "
         f"of random pairs {percent(float(rates['close']['random'].value))}"
     )
+    if source.compares:
+        print(f"views: {source.compares}")
     if weight := numbers["weight"]:
         print(f"rank correlation of g and label similarity: {weight['label_rank'].value:.3f}")
     print(f"report: {out / 'report.html'}")

@@ -1,6 +1,7 @@
 """Builds the data set of a run if it is missing, opens it, and assigns roles to its rows."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from heron.config.data import Data
@@ -14,6 +15,7 @@ from heron.data.rows import Roles
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
 from heron.shards.errors import ShardError
+from heron.shards.manifest import View
 from heron.shards.mixture import MixedStore
 from heron.shards.sources import make_source
 from heron.shards.store import Store, is_remote, open_store
@@ -34,11 +36,11 @@ def build_data(data: Data, progress: bool = True) -> None:
         build(make_source(source, options), Path(data.path), progress=progress)
 
 
-def open_reader(data: Data) -> Reader:
+def open_reader(data: Data, known: Sequence[View] = ()) -> Reader:
     """Opens the shards, with decoders that give pictures at the size that the views need.
 
-    Raises ConfigError if a stored view is missing or does not fit its options, or no data set is
-    named; ShardError if the data set is missing or damaged.
+    `known`: see `Reader`. Raises ConfigError if a stored view is missing or does not fit its
+    options, or no data set is named; ShardError if the data set is missing or damaged.
     """
     if not all(data.paths):
         raise ConfigError(
@@ -50,7 +52,7 @@ def open_reader(data: Data) -> Reader:
     if data.sources is not None:
         stores = [open_store(source.path, cache, data.storage_options) for source in data.sources]
         store = MixedStore(stores, [source.weight for source in data.sources])
-    reader = Reader(store, data.on_error)
+    reader = Reader(store, data.on_error, known=known)
     if data.fingerprint not in (None, fingerprint := reader.manifest.fingerprint):
         raise ShardError(
             f"{store} has the fingerprint {fingerprint}; expected {data.fingerprint}, which "

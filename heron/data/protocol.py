@@ -166,6 +166,7 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
     """
     if not (reader.may_lack_views or reader.may_lack_labels):
         return roles
+    names = [name for name in names if name not in reader.absent]
 
     def count_views(rows: Rows) -> NDArray[np.int64]:
         count: NDArray[np.int64] = reader.present(rows, names).sum(1)

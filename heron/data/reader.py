@@ -40,20 +40,25 @@ class Reader:
         on_error: Literal["raise", "skip"] = "raise",
         max_open_shards: int = MAX_OPEN_SHARDS,
         manifest: Manifest | None = None,
+        known: Sequence[View] = (),
     ) -> None:
         """Opens a folder or a URL that `heron shards build` or `heron shards index` has written.
 
         A `manifest`, if passed, must list no shards: nothing is opened, and the reader has no rows.
+        `known` are views that a model was trained on: every row lacks those of them that the data
+        set does not have, unless it has none of them.
         """
         self.store = folder if isinstance(folder, Store) else open_store(folder)
         self.manifest = manifest or load_manifest(self.store)
-        self._views = {view.name: view for view in self.manifest.views}
+        stored, given = ({v.name: v for v in views} for views in (self.manifest.views, known))
+        self.absent = given.keys() - stored.keys() if given.keys() & stored.keys() else set()
+        self._views = {name: given[name] for name in self.absent} | stored
         self.on_error = on_error
         self.max_open_shards = max_open_shards
         self.indexes = Indexes(self.store, self.manifest)
         self.shards, self.starts = self.indexes.shards, self.indexes.starts
         self.lost: dict[int, str] = {}  # rows that cannot be read, and the reasons
-        self.may_lack_views = self.manifest.partial
+        self.may_lack_views = self.manifest.partial or bool(self.absent)
         self.may_lack_labels = self.manifest.labels.unknown is not None  # single labels of a row
         self.decoders = {name: stored_decoder(view) for name, view in self._views.items()}
         self._hidden_views: list[tuple[list[int], NDArray[np.bool_]]] = []
@@ -163,7 +168,12 @@ class Reader:
         present = self.indexes.present(rows)
         for columns, hidden in self._hidden_views:
             present[:, columns] &= ~hidden[rows]
-        return present[:, [self.manifest.views.index(self.view(name)) for name in names]]
+        stored = [name for name in names if name not in self.absent]
+        found = np.zeros((len(rows), len(names)), bool)
+        found[:, [name not in self.absent for name in names]] = present[
+            :, [self.manifest.views.index(self.view(name)) for name in stored]
+        ]
+        return found
 
     def hide_views(self, names: Sequence[str], hidden: NDArray[np.bool_]) -> None:
         """Treats views as missing where `hidden`, over all rows of the data set, [rows, names]."""
@@ -286,7 +296,9 @@ class Reader:
         )
         for column, (name, array) in enumerate(out.items()):
             view = self.view(name)
-            if self.manifest.block_rows is None and view.kind != "vector":
+            if name in self.absent:
+                pass  # blank, below
+            elif self.manifest.block_rows is None and view.kind != "vector":
                 self._decode(view, rows, shards, samples, present[:, column], array)
             else:
                 self._copy_from_blocks(view, shards, samples, offsets, array)

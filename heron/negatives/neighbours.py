@@ -134,8 +134,9 @@ def _check_question(embeddings: Embeddings, question: Question, labelled: Number
     embeddings.layer(question.layer)
     if count < 2:
         raise RetrievalError(
-            f"{embeddings.folder}: {count} of {len(embeddings):,} samples have labels; expected "
-            "two at least, to tell false negatives; embed a data set with labels"
+            f"{embeddings.folder}: {count} of {len(embeddings):,} samples have labels"
+            f"{' and the views' * bool(embeddings.compares)}; expected two at least, to tell false "
+            "negatives; embed a data set with labels"
         )
     if not 1 <= question.k < count:
         raise RetrievalError(
@@ -148,7 +149,10 @@ def _check_question(embeddings: Embeddings, question: Question, labelled: Number
         )
     notes = []
     if (unlabelled := len(embeddings) - count) > 0:
-        notes.append(f"{unlabelled:,} samples without labels are left out, as neighbours too")
+        lacking = " or without one of the views" * bool(embeddings.compares)
+        notes.append(
+            f"{unlabelled:,} samples without labels{lacking} are left out, as neighbours too"
+        )
     if question.anchors > count:
         notes.append(f"{question.anchors:,} anchors were asked for; {count:,} samples have labels")
     return notes
@@ -195,6 +199,11 @@ def _of_index(
     index: "Index", embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
 ) -> tuple[Numbers, Vectors]:
     """Returns an index's neighbours in its order; cosines are computed from the embeddings."""
+    if embeddings.compares:
+        raise RetrievalError(
+            f"the index compares whole vectors; expected those of {embeddings.compares}; leave "
+            "--index out for exact neighbours"
+        )
     index.check(embeddings)
     if index.manifest.layer != layer:
         raise RetrievalError(

@@ -75,6 +75,7 @@ def report(
         "checkpoint": manifest.checkpoint,
         "run": manifest.run,
         "data": manifest.data,
+        "views": embeddings.compares or "all",
         "samples": len(embeddings),
         "labelled": int(embeddings.samples.known.sum()),
         "question": question,

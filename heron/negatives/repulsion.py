@@ -93,7 +93,7 @@ def measure_repulsion(
     Returns the measures, with the keys of `negatives.json`; and what was left out, and why. Raises
     a RetrievalError if vectors have no direction.
     """
-    pairs, seed, layers = near.pairs, near.question.seed, near.embeddings.manifest.layers
+    pairs, seed, layers = near.pairs, near.question.seed, near.embeddings.layers
     layer: Layer = "projection" if "projection" in layers else "hidden"
     views = layers[layer].views if layer == "projection" else 1
     layers_read, notes = [layer], []
@@ -129,7 +129,7 @@ def measure_repulsion(
 
 def near_weights(near: NearPairs, temperatures: Temperatures) -> Vectors | None:
     """Returns the mean g of anchors and their neighbours, [anchors, k]; None without H(z)."""
-    layers = near.embeddings.manifest.layers
+    layers = near.embeddings.layers
     if not {"projection", "weight"} <= set(layers):
         return None
     views, numbers = layers["projection"].views, near.numbers

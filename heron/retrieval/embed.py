@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from heron.config.data import Data
@@ -25,7 +24,13 @@ from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, rank, world_size
-from heron.retrieval.embedding_model import EmbeddingModel, check_data, load_for_data
+from heron.retrieval.embedding_model import (
+    EmbeddingModel,
+    check_data,
+    load_for_data,
+    no_layer,
+    read_samples,
+)
 from heron.retrieval.embeddings import (
     FORMAT,
     LAYERS,
@@ -39,7 +44,6 @@ from heron.retrieval.embeddings import (
     Role,
     part_name,
 )
-from heron.retrieval.samples import Samples
 from heron.shards.artefact import MANIFEST, FileSum, parse_json
 from heron.shards.atomic import aside_name, atomic_write, make_room, refuse_taken, save_json
 from heron.shards.errors import HeronError, short_repr
@@ -219,7 +223,23 @@ def embed(
     config = load_for_data(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
     _fail_together(lambda: check_data(config.data, overrides))
-    embedder, plan = _fail_together(lambda: _open(checkpoint, config, device, out, choice))
+    model = _fail_together(lambda: EmbeddingModel.open(checkpoint, config, device))
+    weights = weights_sha256(checkpoint)
+    return embed_by(model, weights, str(run), config, out, choice, progress, overwrite)
+
+
+def embed_by(
+    model: EmbeddingModel,
+    weights: str,  # their sha256
+    run: str,  # the model's name in manifests
+    config: Config,
+    out: Path,
+    choice: Choice,
+    progress: bool = True,
+    overwrite: bool = False,
+) -> Embeddings:
+    """Embeds a model's data set: see `embed`."""
+    embedder, plan = _fail_together(lambda: _open(model, weights, config, out, choice))
     for other_rank, other_plan in enumerate(gather_objects(plan)):
         if differ := differences(plan, other_plan):
             raise RetrievalError(
@@ -230,7 +250,7 @@ def embed(
     _fail_together(lambda: embedder.run_all(progress))
     parts = _fail_together(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
     by_rank = gather_objects(parts)
-    _fail_together(lambda: _finish(embedder, plan, str(run), by_rank) if rank() == 0 else None)
+    _fail_together(lambda: _finish(embedder, plan, run, by_rank) if rank() == 0 else None)
     return Embeddings.open(out, verify=False)  # it has just been written
 
 
@@ -251,15 +271,14 @@ def _fail_together(work: Callable[[], T]) -> T:
 
 
 def _open(
-    checkpoint: Path, config: Config, device: torch.device, out: Path, choice: Choice
+    model: EmbeddingModel, weights: str, config: Config, out: Path, choice: Choice
 ) -> tuple[Embedder, dict[str, Any]]:
-    """Opens model, data and rows; the plan identifies this embedding, to resume it."""
-    model = EmbeddingModel.open(checkpoint, config, device)
+    """Chooses rows and layers; the plan identifies this embedding, to resume it."""
     rows, layers = _rows(model.reader, config, choice), _layers(model, choice)
     inputs = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
     inputs["canvas"] = config.data.decode_size  # the name in plans on disk
     plan = {
-        "checkpoint": weights_sha256(checkpoint),
+        "checkpoint": weights,
         "data_fingerprint": model.reader.manifest.fingerprint,
         "rows": len(rows),
         "rows_sha256": hashlib.sha256(rows.tobytes()).hexdigest(),
@@ -300,10 +319,10 @@ def _roles(reader: Reader, data: Data, split: str) -> Roles:
     roles = assign(reader, split, data.protocol)
     if data.protocol.partial_rows == "keep":
         return roles
-    if data.protocol.hide_labels:  # such rows count as partial; samples keep all of their labels
-        reader = open_reader(data)
-        hide_labels(reader, roles.labelled, data.protocol)
     seen = list(dict.fromkeys(view.stored for view in data.views))
+    if data.protocol.hide_labels:  # such rows count as partial; samples keep all of their labels
+        reader = open_reader(data, [reader.view(name) for name in seen])
+        hide_labels(reader, roles.labelled, data.protocol)
     return drop_partial(reader, roles, seen, data.protocol)
 
 
@@ -313,9 +332,7 @@ def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     widths = model.widths
     for name in choice.layers or ():
         if name not in widths:
-            raise RetrievalError(
-                f"the model has no layer '{name}'; found {', '.join(widths)}; expected one of them"
-            )
+            raise RetrievalError(str(no_layer(name, widths)))
     return {
         name: LayerRecord(dim=widths[name], dtype=choice.dtype, views=model.model.classified)
         for name in LAYERS
@@ -372,23 +389,10 @@ def _finish(
         data_fingerprint=plan["data_fingerprint"],
         precision=plan["precision"],
         rows=len(rows),
+        views=embedder.model.view_records,
+        missing=embedder.model.missing,
         layers=embedder.layers,
         parts=[part_manifests[number].part for number in range(len(part_manifests))],
         samples=read_samples(embedder.reader, rows).save(embedder.out),
         lost=lost,
     ).write(embedder.out / MANIFEST)
-
-
-def read_samples(reader: Reader, rows: Rows) -> Samples:
-    """Returns keys and labels of some rows of a data set."""
-    labels = reader.manifest.labels
-    known = reader.is_labelled(rows)
-    if labels.kind == "complementary":  # the class is known if all others are ruled out
-        known &= reader.targets(rows).sum(1) == len(labels.names) - 1
-    if reader.may_lack_labels:  # a row counts as labelled only if all its labels are known
-        known &= (reader.labels(rows) != labels.unlabelled_value).all(1)
-    targets = np.zeros((len(rows), len(labels.names)), np.uint8)
-    if known.any():
-        targets[known] = reader.ground_truth(rows[known])
-    keys = np.array([key.encode() for key in reader.sample_keys(rows)], np.bytes_)
-    return Samples(keys, rows, targets, known, labels.names, labels.kind)

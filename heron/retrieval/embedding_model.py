@@ -1,10 +1,11 @@
 """A trained model over a data set: the layers that it computes, and its predictions."""
 
+import hashlib
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,15 +15,19 @@ from torch.nn.functional import normalize
 
 from heron.config.data import Data
 from heron.config.errors import InputError, RetrievalError
-from heron.config.experiment import Config, load_config
+from heron.config.experiment import Config, load_config, parse_config
 from heron.data.batches import Batch
 from heron.data.dataset import load_or_assign_roles, open_reader
 from heron.data.reader import Reader
+from heron.data.rows import Rows
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.models.heterogeneous import Features, Heterogeneous
-from heron.retrieval.embeddings import Layer, Role
+from heron.retrieval.embeddings import Layer, Role, ViewRecord, used
+from heron.retrieval.samples import Samples
+from heron.shards.manifest import load_manifest
 from heron.shards.store import is_remote
+from heron.training.backbone import published, read_backbone
 from heron.training.launch import start_processes
 from heron.training.pretrained import from_pretrained, locate
 from heron.training.signature import Signature
@@ -176,16 +181,35 @@ class EmbeddingModel(LayerModel):
 
     reader: Reader
 
+    @property
+    def missing(self) -> list[str]:
+        """The stored views that the model sees and the data set lacks."""
+        return [name for name in self.stored if name in self.reader.absent]
+
+    @property
+    def view_records(self) -> list[ViewRecord]:
+        """The views that the classifier sees, in order."""
+        pairs = zip(self.stored_by_view, self.model.widths, strict=False)
+        return [ViewRecord(stored=name, width=width) for name, width in pairs]
+
+    @property
+    def used(self) -> str:
+        """What is used of the views, in a line, if the data set lacks some; else ""."""
+        given = [name for name in self.stored if name not in self.missing]
+        return used(given, self.missing, self.reader.store)
+
     @classmethod
     def open(cls, checkpoint: Path, config: Config, device: torch.device) -> Self:
         """Opens the model of a checkpoint, and the data set of `config`.
 
-        Raises a RetrievalError if the data has other shapes than those that the model was trained
-        on, and the errors of opening model and data.
+        The data set may lack some of the views that the model was trained on. Raises a
+        RetrievalError if the others have other shapes, or the classifier sees none of them, and the
+        errors of opening model and data.
         """
-        reader = open_reader(config.data)
+        signature = Signature.read(checkpoint)
+        reader = open_reader(config.data, [stored.view for stored in signature.inputs])
         views = Views(reader, config.data, device)
-        expected, shapes = Signature.read(checkpoint).shapes, [list(s) for s in views.shapes]
+        expected, shapes = signature.shapes, [list(s) for s in views.shapes]
         if expected != shapes:
             raise RetrievalError(
                 f"the views of {reader.store} are {shapes}; expected {expected}, which the model "
@@ -194,7 +218,53 @@ class EmbeddingModel(LayerModel):
             )
         model = from_pretrained(checkpoint)
         model.precision = config.train.precision
-        return cls(model.to(device), views, reader)
+        opened = cls(model.to(device), views, reader)
+        if opened.missing == opened.stored:
+            raise RetrievalError(
+                f"{reader.store} lacks {', '.join(opened.stored)}, all that the model of "
+                f"{checkpoint} sees; expected one of them at least; give data that has it"
+            )
+        return opened
+
+
+def open_encoder(words: str, data: str, view: str = "") -> tuple[EmbeddingModel, str, Config]:
+    """Opens any encoder as a model of one view of a data set, without training.
+
+    `words` name it: see `backbone.published`. `view` is needed where several are of its kind. Also
+    returns the sha256 of its weights, and the experiment that stands for it. Raises a
+    RetrievalError without such a view, and the errors of opening encoder and data.
+    """
+    encoder = read_backbone(published(words, "--encoder"), "frozen", "--encoder")
+    kinds = {stored.name: stored.kind for stored in load_manifest(data).views}
+    fitting = [name for name, kind in kinds.items() if kind == encoder.kind]
+    if view not in fitting if view else len(fitting) != 1:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        found = f"view '{view}'" if view else f"{len(fitting)} views that it may be"
+        raise RetrievalError(
+            f"--encoder {words} sees a view of kind {encoder.kind}, and {data} holds {listed}: "
+            f"{found}; expected {' or '.join(f'--view {x}' for x in fitting) or 'one of that kind'}"
+        )
+    seen: dict[str, Any] = {"stored": view or fitting[0], "size": encoder.side}
+    if encoder.tokenizer is not None:
+        seen["tokenizer"] = encoder.tokenizer
+    experiment = {
+        "run": {"dir": "encoder"},
+        "data": {"path": data, "views": [seen], "batch": {"labelled": 1, "unlabelled": 1}},
+        "model": {"encoder": encoder.encoder},
+        "objective": {"supcon": {"weight": 1}},  # no part of it is built
+    }
+    config = parse_config(experiment)
+    device, reader = start_processes(config).device, open_reader(config.data)
+    views = Views(reader, config.data, device)
+    labels = len(reader.manifest.labels.names)
+    with torch.random.fork_rng():  # heads that no feature needs may be missing, and are drawn
+        torch.manual_seed(0)
+        model = Heterogeneous(config.model, views.shapes, labels, {}, config.data.view_names)
+    model.eval()
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    return EmbeddingModel(model.to(device), views, reader), digest.hexdigest(), config
 
 
 def no_layer(layer: str, layers: Iterable[str]) -> InputError:
@@ -210,12 +280,12 @@ def predict_rows(
     data: str | None = None,  # folder of shards, or a URL; None: the run's data set
     split: str | None = None,  # rows of one split; None: of all
     role: Role | None = None,  # rows of one role by the run's protocol, in its split; None: all
-) -> tuple[list[str], Predictions, list[str]]:
+) -> tuple[list[str], Predictions, list[str], str]:
     """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
 
-    Returns keys of the rows, their predictions, and the names of the labels. Raises the errors of
-    `embed.embed`, and an InputError if there is no classifier, and the data set is not the run's
-    own, on which a probe could be trained.
+    Returns keys of the rows, their predictions, the names of the labels, and what views are used:
+    see `EmbeddingModel.used`. Raises the errors of `embed.embed`, and an InputError if there is no
+    classifier, and the data set is not the run's own, on which a probe could be trained.
     """
     checkpoint = locate(run)
     overrides = [*overrides, *([] if data is None else [f"data.path={data}"])]
@@ -240,4 +310,20 @@ def predict_rows(
         labelled = load_or_assign_roles(reader, config.data).labelled
     options = config.evaluate.model_copy(update={"knn": None, "cross_view": False, "probe": "auto"})
     predictions = Evaluator(reader, opened.views, options).predictors(model, labelled, rows)[0][""]
-    return reader.sample_keys(predictions.rows), predictions, reader.manifest.labels.names
+    keys, names = reader.sample_keys(predictions.rows), reader.manifest.labels.names
+    return keys, predictions, names, opened.used
+
+
+def read_samples(reader: Reader, rows: Rows) -> Samples:
+    """Returns keys and labels of some rows of a data set."""
+    labels = reader.manifest.labels
+    known = reader.is_labelled(rows)
+    if labels.kind == "complementary":  # the class is known if all others are ruled out
+        known &= reader.targets(rows).sum(1) == len(labels.names) - 1
+    if reader.may_lack_labels:  # a row counts as labelled only if all its labels are known
+        known &= (reader.labels(rows) != labels.unlabelled_value).all(1)
+    targets = np.zeros((len(rows), len(labels.names)), np.uint8)
+    if known.any():
+        targets[known] = reader.ground_truth(rows[known])
+    keys = np.array([key.encode() for key in reader.sample_keys(rows)], np.bytes_)
+    return Samples(keys, rows, targets, known, labels.names, labels.kind)

@@ -1,7 +1,7 @@
 """Embeddings in a folder or in memory: their vectors, the sample of each, and what made them."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -38,6 +38,13 @@ class LayerRecord(Record):
     views: Width
 
 
+class ViewRecord(Record):
+    """A view that the classifier sees: the stored view's name, and its numbers in `hidden`."""
+
+    stored: str
+    width: Width
+
+
 class Part(Record):
     """Vectors of consecutive samples: how many, and each layer's file."""
 
@@ -62,7 +69,8 @@ class EmbeddingsManifest(Artefact):
     """What a folder of embeddings holds.
 
     `checkpoint` is the sha256 of the weights, `data_fingerprint` the data set's; `lost` maps the
-    rows that could not be read, by number, to why.
+    rows that could not be read, by number, to why. `views` are in the order of their numbers in a
+    vector; `missing` are the stored views that the data set lacks, whose numbers are zeros.
     """
 
     description: ClassVar[str] = "the manifest of embeddings"
@@ -77,6 +85,8 @@ class EmbeddingsManifest(Artefact):
     data_fingerprint: Fingerprint
     precision: str
     rows: Count
+    views: list[ViewRecord] = []
+    missing: list[str] = []
     layers: dict[Layer, LayerRecord] = Field(min_length=1)
     parts: list[Part]
     samples: dict[str, FileSum]
@@ -107,6 +117,8 @@ class Embeddings:
         """Maps the samples; see `open`."""
         self.folder, self.manifest = Path(folder), manifest
         self.samples = Samples.load(self.folder)
+        self.layers: dict[Layer, LayerRecord] = manifest.layers
+        self.compares = ""  # what is compared, in words, if not all: see `EmbeddingsOfViews`
         self._starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
         if len(self.samples) != len(self):
             raise RetrievalError(
@@ -132,6 +144,14 @@ class Embeddings:
         return int(self._starts[-1])
 
     @property
+    def views(self) -> list[str]:
+        """The stored views that there are numbers of; none if the manifest names none."""
+        manifest = self.manifest
+        return [
+            *dict.fromkeys(v.stored for v in manifest.views if v.stored not in manifest.missing)
+        ]
+
+    @property
     def default_layer(self) -> Layer:
         """The layer that is indexed by default: `hidden`, or the only one."""
         first, *others = self.manifest.layers
@@ -139,12 +159,12 @@ class Embeddings:
 
     def layer(self, name: Layer) -> LayerRecord:
         """Returns the record of a layer; raises a RetrievalError if there is no such layer."""
-        if name not in self.manifest.layers:
+        if name not in self.layers:
             raise RetrievalError(
-                f"{self.folder} has no layer '{name}'; found {', '.join(self.manifest.layers)}; "
-                "expected one of them, or embed a model that has it"
+                f"{self.folder} has no layer '{name}'; found {', '.join(self.layers)}; expected "
+                "one of them, or embed a model that has it"
             )
-        return self.manifest.layers[name]
+        return self.layers[name]
 
     def part_bytes(self, name: Layer) -> int:
         """Returns the bytes of a layer's largest file, which is mapped while it is read."""
@@ -161,6 +181,8 @@ class Embeddings:
             "run": manifest.run,
             "data": manifest.data,
             "data_fingerprint": manifest.data_fingerprint,
+            "views": self.views,
+            "missing": manifest.missing,
         }
 
     def copy_samples(self, folder: Path) -> dict[str, FileSum]:
@@ -198,6 +220,19 @@ class Embeddings:
         return vectors
 
 
+def compared(given: Collection[str], others: Collection[str], lacking: Collection[str] = ()) -> str:
+    """Returns which views are compared, in words; "" if all are.
+
+    `others` are not given, and `lacking` not in the data set.
+    """
+    rest = ""
+    for names, where in ((others, "given"), (lacking, "in the data set")):
+        if names:
+            rest += f"; {', '.join(names)} {'is' if len(names) == 1 else 'are'} not {where}"
+    same = "the same view" if len(given) == 1 else "the same views"
+    return f"{', '.join(given)} with {same} of each sample{rest}" if rest else ""
+
+
 def choose_data(data: str | None, named: str, by: Path) -> str:
     """Returns the user's shards, else those that the manifest in the folder `by` names.
 
@@ -209,6 +244,11 @@ def choose_data(data: str | None, named: str, by: Path) -> str:
             f"--data {named}"
         )
     return named if data is None else data
+
+
+def used(given: Collection[str], missing: Collection[str], data: object) -> str:
+    """Returns what is used of a model's views, in a line; "" if the data set lacks none."""
+    return f"used {', '.join(given)}; {data} lacks {', '.join(missing)}" if missing else ""
 
 
 def part_name(layer: str, number: int) -> str:
@@ -252,7 +292,7 @@ class VectorsInMemory:
 
     def origin(self) -> dict[str, Any]:
         """Returns the fields of an index's manifest that say where its vectors come from: blank."""
-        return dict.fromkeys(ORIGINS, "")
+        return dict.fromkeys(ORIGINS, "") | {"views": [], "missing": []}
 
     def copy_samples(self, folder: Path) -> dict[str, FileSum]:
         """Writes keys and labels to a folder; returns the size and checksum of each file."""

@@ -17,7 +17,7 @@ from heron.data.decoders import TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
 from heron.retrieval.embedding_model import EmbeddingModel, refuse_options
-from heron.retrieval.embeddings import Layer
+from heron.retrieval.embeddings import Layer, compared
 from heron.retrieval.file_reader import NPY, File, read_file, read_size, upright_picture, vector_row
 from heron.retrieval.index_files import IndexManifest
 from heron.shards.errors import ShardError
@@ -34,15 +34,26 @@ class FileVector:
     vector: NDArray[np.float32]  # [dim], zeros for missing views
     given: list[str]  # stored views
     missing: list[str]  # the others that the model sees
+    lacking: Sequence[str]  # views that the samples of the index lack
     columns: NDArray[np.bool_] | None  # the numbers of the given views, [dim]; None: all
-    scale: float = 1.0  # of the given views' numbers, since others are missing
+    compared: NDArray[np.bool_] | None  # of those that the samples have too; None: all
+    scale: float = 1.0  # of the given views' numbers by those of samples, since others are missing
 
     @property
     def compares(self) -> str:
         """What a query compares, in words; "" if it is everything."""
-        same = "the same view" if len(self.given) == 1 else "the same views"
-        rest = f"{', '.join(self.missing)} {'is' if len(self.missing) == 1 else 'are'} not given"
-        return f"{', '.join(self.given)} with {same} of each sample; {rest}" * bool(self.missing)
+        given = [name for name in self.given if name not in self.lacking]
+        if not given:
+            raise RetrievalError(
+                f"the samples have no {', '.join(self.given)}, which alone is given; expected a "
+                f"file of {', '.join(self.others)}, or --across on an index of --layer projection"
+            )
+        return compared(given, self.others, self.lacking)
+
+    @property
+    def others(self) -> list[str]:
+        """The views that the samples have and the files are not of."""
+        return [name for name in self.missing if name not in self.lacking]
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class FileEncoder:
 
     model: EmbeddingModel
     layer: Layer
+    lacking: Sequence[str] = ()  # views that the samples lack
 
     @classmethod
     def open(
@@ -81,7 +93,7 @@ class FileEncoder:
                 f"{index.data_fingerprint[:19]}, that of the data set that was embedded; give it "
                 "(--data), or embed this one"
             )
-        return cls(model, index.layer)
+        return cls(model, index.layer, index.missing)
 
     def files(self, arguments: Sequence[str], row: int = 0) -> dict[str, Path]:
         """Parses `VIEW=PATH`, or `PATH` where one view alone can read it, for some of the views.
@@ -158,12 +170,14 @@ class FileEncoder:
                 "the values that it holds"
             )
         array = np.asarray(vector.numpy(), np.float32)
-        if present is None:
-            return FileVector(array, [*files], [], None)
-        scale = present.shape[1] / int(present.sum()) if self.layer == "hidden" else 1.0
         missing = [name for name in model.stored if name not in files]
-        columns = model.columns(self.layer, present[0])
-        return FileVector(array, [*files], missing, columns, scale)
+        if present is None and not self.lacking:
+            return FileVector(array, [*files], [], [], None, None)
+        given = torch.tensor([name in files for name in model.stored_by_view])
+        there = torch.tensor([name not in self.lacking for name in model.stored_by_view])
+        scale = int(there.sum()) / int(given.sum()) if self.layer == "hidden" else 1.0
+        own, both = (model.columns(self.layer, flags) for flags in (given, given & there))
+        return FileVector(array, [*files], missing, self.lacking, own, both, scale)
 
     def across(self, found: FileVector) -> NDArray[np.float32]:
         """Returns a vector, [dim], that is nearest to samples whose other views match a file's.
@@ -173,8 +187,8 @@ class FileEncoder:
         cosines with the sample's other views. Raises a RetrievalError if no view is missing, or the
         index is of another layer.
         """
-        if self.layer != "projection" or found.columns is None:
-            fault = f"is of layer '{self.layer}'" if found.columns is not None else "has no others"
+        if self.layer != "projection" or found.columns is None or not found.others:
+            fault = f"is of layer '{self.layer}'" if found.others else "has no others"
             raise RetrievalError(
                 f"files of {', '.join(found.given)} are to be compared with the samples' other "
                 f"views, and the index {fault}; expected an index of --layer projection, and a "
@@ -184,7 +198,8 @@ class FileEncoder:
         given = found.columns.reshape(views, -1)
         direction = found.vector.reshape(views, -1)[given[:, 0]].sum(0)
         direction /= max(float(np.linalg.norm(direction)), 1e-12)
-        return np.where(given, np.float32(0), direction).reshape(-1)
+        others = np.array([name in found.others for name in self.model.stored_by_view])
+        return np.where(others[:, None], direction, np.float32(0)).reshape(-1)
 
     def _row(self, view: View, file: File, row: int, several: bool = False) -> NDArray[Any]:
         """Returns a file's row of a view; `several` says that messages must name the view."""

@@ -94,6 +94,8 @@ class IndexManifest(Artefact):
     run: str
     data: str
     data_fingerprint: Fingerprint | Literal[""]
+    views: list[str] = []  # stored views that the vectors have numbers of, if known
+    missing: list[str] = []  # those that the data set lacks: zeros
     plan: Plan
     seed: Count
     faiss: str

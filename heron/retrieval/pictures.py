@@ -1,6 +1,8 @@
-"""The picture of a sample, out of its shards."""
+"""The pictures, texts and numbers of a sample, out of its shards."""
 
 import os
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Self
 
 import numpy as np
@@ -16,15 +18,19 @@ from heron.shards.manifest import View
 from heron.shards.picture import pixels
 from heron.shards.show import DRAWABLE_CHANNELS
 from heron.shards.store import is_remote, open_store
+from heron.shards.texts import read_text
 from heron.training.pretrained import locate
+
+MAX_VIEWS, MAX_NUMBERS, MAX_CHARACTERS = 8, 64, 300  # of a sample's values that are shown
 
 
 class SamplePictures:
     """The pictures of samples, out of the shards that they were embedded from."""
 
     def __init__(self, reader: Reader) -> None:
-        """Takes the views of pictures in 1 or 3 channels."""
+        """Takes the views of pictures in 1 or 3 channels, and those of texts and of numbers."""
         self.reader = reader
+        self.others = [view for view in reader.manifest.views if view.kind in ("text", "vector")]
         self.views = {
             view.name: view
             for view in reader.manifest.views
@@ -61,13 +67,7 @@ class SamplePictures:
                 f"no view of pictures is called '{name}'; expected one of "
                 f"{', '.join(self.views) or 'none: the samples have no pictures'}"
             )
-        row, key, reader = int(samples.rows[number]), samples.key(number), self.reader
-        stored_key = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
-        if stored_key != key:
-            raise RetrievalError(
-                f"row {row:,} of {reader.store} is '{stored_key}'; expected '{key}', as the index "
-                "has it; give the shards that were embedded (--data)"
-            )
+        row, key, reader = self._row(samples, number), samples.key(number), self.reader
         if view is None or not reader.present(np.array([row]), [view.name]).all():
             return None
         if reader.manifest.block_rows is not None:
@@ -80,6 +80,36 @@ class SamplePictures:
                 f"{reader.store} sample '{key}': view '{view.name}' is damaged ({fault}); "
                 "expected a picture; run `heron shards verify`"
             ) from None
+
+    def values(
+        self, samples: Samples, number: int, names: Collection[str] = ()
+    ) -> dict[str, str | list[float]]:
+        """Returns a sample's texts and first numbers by view, cut to be shown; without absent ones.
+
+        `names` are of the views, by default of all. Raises as `of` does.
+        """
+        row, values = self._row(samples, number), dict[str, str | list[float]]()
+        for view in [view for view in self.others if not names or view.name in names][:MAX_VIEWS]:
+            if not self.reader.present(np.array([row]), [view.name]).all():
+                continue
+            if view.kind == "vector":
+                numbers = self.reader.read(view.name, np.array([row]))[0].reshape(-1)
+                values[view.name] = np.nan_to_num(numbers[:MAX_NUMBERS]).tolist()
+                continue
+            with suppress(ValueError):  # no text: `heron shards verify` says so
+                values[view.name] = read_text(self._bytes(view, row), view.field)[:MAX_CHARACTERS]
+        return values
+
+    def _row(self, samples: Samples, number: int) -> int:
+        """Returns the row of a sample; a RetrievalError if the shards hold another one there."""
+        row, key, reader = int(samples.rows[number]), samples.key(number), self.reader
+        stored_key = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
+        if stored_key != key:
+            raise RetrievalError(
+                f"row {row:,} of {reader.store} is '{stored_key}'; expected '{key}', as the index "
+                "has it; give the shards that were embedded (--data)"
+            )
+        return row
 
     def _bytes(self, view: View, row: int) -> bytes:
         """Returns the bytes of a sample's picture file, as stored in its tar."""

@@ -3,7 +3,8 @@
 Retriever.open("indexes/faces").by_key("000123", 10, where="Smiling and not Male").hits
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -13,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.config.errors import RetrievalError
+from heron.config.errors import HeronError, RetrievalError
 from heron.retrieval.answer import Answer, Flags, Query, Relation, find_answer
-from heron.retrieval.embeddings import Embeddings, choose_data
+from heron.retrieval.embeddings import Embeddings, choose_data, compared
 from heron.retrieval.file_reader import File
 from heron.retrieval.index import Index
 from heron.retrieval.index_plan import CODED
@@ -120,7 +121,8 @@ class Retriever:
         """
         number = self.samples.find(key)
         vector, origin = self.vector(number)
-        query = Query(number, self.samples.key(number), self.samples.label_names(number), origin)
+        labels = self.samples.label_names(number)
+        query = Query(number, self.samples.key(number), labels, origin, compares=self._compares)
         return find_answer(self.index, query, vector, k, where, relation, far, among)
 
     def by_keys(
@@ -147,6 +149,7 @@ class Retriever:
             [self.samples.names[i] for i in np.flatnonzero(shared)],
             f"the mean of {len(numbers)} samples, from {origins[0]}",
             numbers,
+            compares=self._compares,
         )
         return find_answer(self.index, query, vectors.mean(0), k, where, "neighbours", None, among)
 
@@ -198,11 +201,12 @@ class Retriever:
             found = self._encoder(file, row)
             vector = self._encoder.across(found) if across else found.vector
         searched: Index | SomeViews = self.index
-        compares = found.compares
         if across:
-            compares = f"{', '.join(found.given)} with {', '.join(found.missing)} of each sample"
-        elif found.columns is not None:
-            searched = SomeViews.of(self.index, self.embeddings, found.columns)
+            compares = f"{', '.join(found.given)} with {', '.join(found.others)} of each sample"
+        else:
+            compares = found.compares
+        if not across and found.compared is not None:
+            searched = SomeViews.of(self.index, self.embeddings, found.compared)
             vector = vector / np.float32(found.scale)
         predicted, voters = self.predict(vector, searched)
         name, origin = name or ", ".join(paths) or "a file", f"the model of {self.run}"
@@ -262,6 +266,12 @@ class Retriever:
         return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._missing_reason}"
 
     @property
+    def _compares(self) -> str:
+        """What a query by samples compares, in words, if the data set lacks a view of the model."""
+        manifest = self.index.manifest
+        return compared(manifest.views, [], manifest.missing)
+
+    @property
     def takes_text(self) -> bool:
         """Whether the index can be searched by text: see `by_text`."""
         manifest = self.index.manifest
@@ -297,6 +307,14 @@ class Retriever:
         """Returns a sample's picture of a view: see `SamplePictures.of`."""
         with self._lock:
             return self._pictures.of(self.samples, number, view)
+
+    def values(self, numbers: Iterable[int]) -> dict[int, dict[str, str | list[float]]]:
+        """Returns samples' texts and numbers of the model's views: see `SamplePictures.values`."""
+        names: Collection[str] = ()
+        with suppress(HeronError, OSError):  # without a model, of all views
+            names = self.inputs
+        with self._lock:
+            return {n: self._pictures.values(self.samples, n, names) for n in numbers}
 
     @property
     def picture_views(self) -> list[str]:

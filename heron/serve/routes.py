@@ -121,11 +121,14 @@ def _add_query_routes(
     samples, in_thread = retriever.samples, asyncio.to_thread
 
     def to_json(answer: Answer) -> dict[str, Any]:
-        """Adds the keys of the query's samples, and whether the query's labels are known."""
-        tree, query = answer.plain(), answer.query
+        """Adds keys and labels of the query's samples, and the texts and numbers of all."""
+        tree: dict[str, Any] = answer.plain() | {"values": {}}
+        query = answer.query
         own = query.sample_numbers
         tree["query"]["labelled"] = bool(own) and bool(samples.known[own].all())
         tree["query"]["keys"] = [samples.key(number) for number in query.examples]
+        with suppress(*EXPECTED):  # without the shards there is nothing to show
+            tree["values"] = retriever.values([*own, *(hit.number for hit in answer.hits)])
         return tree
 
     async def search(

@@ -1,9 +1,10 @@
-"""A pretrained backbone for `heron init --backbone`, as the section of an encoder."""
+"""A pretrained backbone of `init --backbone` or `negatives --encoder`, as an encoder's section."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from heron.config.errors import ConfigError
+from heron.config.extras import require
 from heron.models.networks import HUB, read_json, weights_folder
 
 Tuning = Literal["frozen", "lora", "full"]
@@ -36,13 +37,14 @@ class Backbone(NamedTuple):
     why: str
 
 
-def read_backbone(words: str, tuning: Tuning) -> Backbone:
+def read_backbone(words: str, tuning: Tuning, option: str = OPTION) -> Backbone:
     """Reads the files of a backbone.
 
     Args:
         words: a folder with `config.json` and safetensors files, of transformers or of timm;
             `hf://ORG/NAME`, which is fetched; or `timm:NAME=FILE.safetensors`.
         tuning: what is trained of it.
+        option: what errors call it.
 
     Raises:
         ConfigError: the files are missing, cannot be read, or say too little.
@@ -52,14 +54,14 @@ def read_backbone(words: str, tuning: Tuning) -> Backbone:
         name, _, file = words.removeprefix(TIMM).partition("=")
         if not name or not Path(file).is_file():
             raise ConfigError(
-                f"{OPTION} {words}: a model of timm needs a file of its weights. Write one where "
+                f"{option} {words}: a model of timm needs a file of its weights. Write one where "
                 "the network is reached, `safetensors.torch.save_file(timm.create_model("
                 f"'{name or 'resnet50'}', pretrained=True).state_dict(), 'weights.safetensors')`, "
-                f"and give {OPTION} {TIMM}{name or 'resnet50'}=weights.safetensors"
+                f"and give {option} {TIMM}{name or 'resnet50'}=weights.safetensors"
             )
         return Backbone("image", _timm(name, file, options), None, None, lr, why)
-    folder = weights_folder(words, OPTION)
-    tree = read_json(folder / "config.json", OPTION)
+    folder = weights_folder(words, option)
+    tree = read_json(folder / "config.json", option)
     architecture = tree.get("architecture")
     if isinstance(architecture, str):  # as timm's hub writes it
         file = str(folder / "model.safetensors")
@@ -71,7 +73,7 @@ def read_backbone(words: str, tuning: Tuning) -> Backbone:
         return Backbone("image", _timm(architecture, file, options), None, side, lr, why)
     if not isinstance(tree.get("model_type"), str):
         raise ConfigError(
-            f"{OPTION} {words}: its config.json has neither transformers' model_type nor timm's "
+            f"{option} {words}: its config.json has neither transformers' model_type nor timm's "
             f"architecture; give the folder of such a model, or {HUB}ORG/NAME"
         )
     encoder = {"kind": "transformers", "weights": words} | options
@@ -80,7 +82,7 @@ def read_backbone(words: str, tuning: Tuning) -> Backbone:
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise ConfigError(
-            f"{OPTION} {words}: a network of texts needs the tokenizer that it was trained with, "
+            f"{option} {words}: a network of texts needs the tokenizer that it was trained with, "
             f"and {tokenizer} is missing; save it there with "
             "`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
         )
@@ -93,3 +95,23 @@ def _timm(name: str, weights: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and 0 < value <= 4096 else None
+
+
+def published(words: str, option: str) -> str:
+    """Returns where `timm:NAME` and `hf:PATH` lie, for `read_backbone`; other words as they are.
+
+    Raises a ConfigError if timm publishes no such weights, MissingPackage without timm.
+    """
+    kind, _, name = words.partition(":")
+    if kind == "hf" and not words.startswith(HUB):
+        return name if Path(name).exists() else f"{HUB}{name}"
+    if kind != "timm" or "=" in name:
+        return words
+    timm: Any = require("timm", f"{option} {words}")
+    described = timm.is_model(name) and timm.get_pretrained_cfg(name)
+    if not described or not described.hf_hub_id:
+        raise ConfigError(
+            f"{option} {words}: timm publishes no safetensors of it; expected one of "
+            "timm.list_pretrained(), or a folder with config.json and model.safetensors"
+        )
+    return f"{HUB}{described.hf_hub_id}"

@@ -260,7 +260,7 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of_faces(folder: Path, name: str, **manifest: Any) -> Embeddings:
     from heron.data.reader import Reader
-    from heron.retrieval.embed import read_samples
+    from heron.retrieval.embedding_model import read_samples
 
     reader = Reader(folder / "data")
     s = read_samples(reader, np.arange(30))

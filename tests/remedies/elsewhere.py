@@ -10,6 +10,7 @@ PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
 REPRODUCE = "tests/launch/test_reproduce.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
+ANY = "tests/retrieval/test_any_encoder.py"
 SOME = "tests/retrieval/test_some_views.py"
 VERB = "tests/launch/test_pretrain_verb.py"
 
@@ -40,6 +41,11 @@ PERFORMED = {
     " has weights of sha256 ": SAME,
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
     "--across compares files with the views": f"{SOME}::test_the_command_says_what_it_compares",
+    "the index compares whole vectors": f"{SOME}::test_negatives_of_a_view_that_is_not_there",
+    "which alone is given; expected a": f"{SOME}::test_a_data_set_without_two_views_of_six",
+    "expected either a folder of emb": f"{ANY}::test_a_folder_of_transformers",
+    "--encoder needs --data, takes": f"{ANY}::test_a_folder_of_transformers",
+    "sees a view of kind ": f"{ANY}::test_a_folder_of_transformers",
     "compared with the samples' other views": f"{SOME}::"
     "test_unknown_views_and_none_are_refused_in_a_line",
     "a text is compared": "tests/data/test_texts.py::test_a_text_finds_pictures",

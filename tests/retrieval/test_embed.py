@@ -18,8 +18,8 @@ from heron.config.errors import CheckpointError, ConfigError, RetrievalError
 from heron.config.experiment import load_config
 from heron.data.reader import Reader
 from heron.data.run_data import open_streams
-from heron.retrieval.embed import Choice, Embedder, embed, read_samples
-from heron.retrieval.embedding_model import EmbeddingModel
+from heron.retrieval.embed import Choice, Embedder, embed
+from heron.retrieval.embedding_model import EmbeddingModel, read_samples
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import sha256

@@ -12,7 +12,7 @@ from heron.negatives.neighbours import Question
 from heron.negatives.report import report
 from heron.report.run_report import nearest_rows
 from heron.retrieval.build import build_index
-from heron.retrieval.embed import read_samples
+from heron.retrieval.embedding_model import read_samples
 from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.query import Retriever
 from heron.retrieval.sheet import draw_answer

@@ -13,12 +13,16 @@ from PIL import Image
 
 import heron
 from heron.cli.arguments import UsageError
-from heron.config.errors import InputError, RetrievalError
+from heron.cli.main import main
+from heron.config.errors import ConfigError, InputError, RetrievalError
+from heron.negatives.neighbours import Question, find_neighbours
 from heron.retrieval import some_views
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index import Index
 from heron.retrieval.query import Retriever
+from heron.retrieval.some_views import EmbeddingsOfViews
 from heron.shards.build import build
 from heron.shards.sources import make_source
 from tests.retrieval import made
@@ -40,6 +44,11 @@ def made_of(folder: Path, rows: Rows, labels: NDArray[Any], model: dict[str, Any
     run = made.run(folder / "run", folder / "data", {"data": views, "model": model})
     embed(run, folder / "embeddings", progress=False)
     return folder
+
+
+def main_of(*words: object) -> None:
+    """`heron` with these arguments, which must succeed."""
+    assert main([str(word) for word in words]) == 0
 
 
 def index(folder: Path, name: str, **options: Any) -> Retriever:
@@ -288,6 +297,118 @@ def test_a_file_of_one_width_needs_no_name(tmp_path: Path) -> None:
 def test_arguments_that_name_no_view(six: Path, asked: list[str], message: str) -> None:
     with pytest.raises(RetrievalError, match=f"^{message}"):
         index(six, f"arguments-{len(asked[0])}-{len(asked)}").files(asked)
+
+
+@pytest.mark.parametrize("given", ["a", "cf"])
+def test_negatives_by_some_views_are_those_of_their_numbers(
+    six: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    asked = [word for name in given for word in ("--view", name)]
+    main_of(
+        "negatives", six / "embeddings", *asked, "--k", 5, "--anchors", 0, "--out", tmp_path / "r"
+    )
+    shown, found = capsys.readouterr().out, index(six, f"plain-{given}")
+    others = [name for name in "abcdef" if name not in given]
+    same = "the same view" if len(given) == 1 else "the same views"
+    said = f"{', '.join(given)} with {same} of each sample; {', '.join(others)} are not given"
+    assert f"views: {said}\n" in shown and said in (tmp_path / "r" / "report.html").read_text()
+    parts = whole(found)[:, ["abcdef".index(name) for name in given]].reshape(600, -1)
+    parts /= np.linalg.norm(parts, axis=1, keepdims=True)
+    cosines = parts @ parts.T - 2 * np.eye(600)
+    nearest = np.argsort(-cosines, axis=1)[:, :5]
+    targets = found.samples.targets.argmax(1)
+    rate = (targets[nearest] == targets[:, None]).mean()
+    numbers = json.loads((tmp_path / "r" / "negatives.json").read_text())
+    at = numbers["false_negatives"]["k"].index(5)
+    assert numbers["false_negatives"]["same"]["near"]["value"][at] == pytest.approx(rate, abs=1e-3)
+    assert numbers["views"] == said and numbers["labelled"] == 600
+
+
+def test_negatives_of_a_view_that_is_not_there(six: Path, tmp_path: Path) -> None:
+    found = Embeddings.open(six / "embeddings")
+    with pytest.raises(
+        RetrievalError, match="nothing of view 'g': the model sees no such view; exp"
+    ):
+        EmbeddingsOfViews(found, ["g"])
+    old = made.unlabelled(tmp_path / "old", made.clustered(40))
+    with pytest.raises(RetrievalError, match="does not say which views it is of; embed again, int"):
+        EmbeddingsOfViews(old, ["a"])
+    opened = Index.open(index(six, "checked").index.folder)
+    with pytest.raises(
+        RetrievalError, match="the index compares whole vectors; expected those of a"
+    ):
+        find_neighbours(EmbeddingsOfViews(found, ["a"]), Question(), opened)
+    assert find_neighbours(EmbeddingsOfViews(found, ["a"]), Question()).numbers.size
+
+
+@pytest.fixture(scope="module")
+def four(six: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same textures without the views e and f, embedded by the model of six views."""
+    folder = tmp_path_factory.mktemp("four")
+    with np.load(six / "rows.npz") as rows:
+        arrays: dict[str, Any] = {name: rows[name] for name in rows.files if name not in "ef"}
+    np.savez(folder / "rows.npz", **arrays)
+    build(make_source("arrays", {"npz": folder / "rows.npz"}), folder / "data", progress=False)
+    return folder
+
+
+def test_a_data_set_without_two_views_of_six(
+    six: Path, four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = f"data.path={four / 'data'}", tmp_path / "embeddings"
+    main_of("embed", six / "run", data, "--out", out, "--quiet")
+    assert f"used a, b, c, d; {four / 'data'} lacks e, f\n" in capsys.readouterr().out
+    found = Embeddings.open(out)
+    assert found.manifest.missing == ["e", "f"] and found.views == ["a", "b", "c", "d"]
+    model = heron.from_pretrained(six / "run")
+    full = {name: np.stack([stored(six, i)[name] for i in range(600)]) for name in "abcd"}
+    rows = found.samples.rows
+    expected = model.encode({name: x[rows] for name, x in full.items()})
+    np.testing.assert_allclose(
+        np.concatenate([b for _, b in found.blocks("hidden")]), expected, 1e-4, 1e-5
+    )
+    main_of("predict", six / "run", "--data", four / "data", "--out", tmp_path / "p.csv")
+    assert f"used a, b, c, d; {four / 'data'} lacks e, f\n" in capsys.readouterr().out
+    table = np.genfromtxt(tmp_path / "p.csv", delimiter=",", skip_header=1)[:, 2:]
+    np.testing.assert_allclose(table, model.predict(full)[: len(table)], atol=1e-4)
+
+    for metric in ("cosine", "euclidean"):
+        build_index(found, tmp_path / metric, kind="flat", k=5, metric=metric, progress=False)
+        some = Retriever.open(tmp_path / metric)
+        parts = expected.reshape(600, 6, -1)[:, :4]
+        number = int(np.flatnonzero(rows == 40)[0])
+        files = {name: file(x) for name, x in stored(six, 40).items()}
+        for names, views in (("abcdef", [0, 1, 2, 3]), ("bce", [1, 2])):
+            answer = some.by_file({name: files[name] for name in names}, 4)
+            mine = parts[:, views].reshape(600, -1)
+            scores = np.linalg.norm(mine - mine[number], axis=1)
+            if metric == "cosine":
+                unit = mine / np.linalg.norm(mine, axis=1, keepdims=True)
+                scores = -(unit @ unit[number])
+            wanted = np.abs(np.sort(scores)[:4])
+            assert answer.hits[0].number == number
+            assert [hit.score for hit in answer.hits] == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+        said = "b, c with the same views of each sample; a, d are not given; e, f are not in the"
+        assert answer.query.compares == f"{said} data set"
+        by_key = some.by_key(some.samples.key(3), 2).query.compares
+        assert (
+            by_key == "a, b, c, d with the same views of each sample; e, f are not in the data set"
+        )
+        with pytest.raises(RetrievalError, match="no e, which alone is given; expected a f"):
+            some.by_file({"e": files["e"]})
+    main_of("negatives", out, "--out", tmp_path / "report", "--k", 3)
+    assert "e, f are not in the data set\n" in capsys.readouterr().out
+    with pytest.raises(
+        RetrievalError, match="nothing of view 'e': the data set lacks it; expected"
+    ):
+        EmbeddingsOfViews(found, ["e"])
+
+
+def test_a_data_set_without_any_view_of_the_model(six: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", z=np.zeros((20, 3), np.float32), labels=np.arange(20) % 2)
+    build(make_source("arrays", {"npz": tmp_path / "rows.npz"}), tmp_path / "data", progress=False)
+    with pytest.raises(ConfigError, match="stored view 'a' is not in .*; found z"):
+        embed(six / "run", tmp_path / "e", overrides=[f"data.path={tmp_path / 'data'}"])
 
 
 def test_unknown_views_and_none_are_refused_in_a_line(six: Path) -> None:

@@ -1,14 +1,21 @@
 """Samples of several views: all of them are shown, and each has a place for a file."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from heron.config.errors import RetrievalError
+from heron.retrieval.embed import embed
 from heron.serve.routes import files_of
+from heron.shards.build import build
+from heron.shards.sources import make_source
+from tests.retrieval import made
 from tests.retrieval.test_some_views import file, index, made_of, stored
 from tests.serve.browsing import BrowserContext, expect, keys, opened, shoot
 from tests.serve.served import Site, running
@@ -147,3 +154,70 @@ def test_a_filter_with_a_typo_keeps_the_results(context: BrowserContext, site: S
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_be_visible()
     expect(page.locator("#hits")).to_be_empty()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Sentences and numbers of 40 samples, without a picture."""
+    folder, draw = tmp_path_factory.mktemp("words"), np.random.default_rng(0)
+    sentences = [f"{'<b>red</b>' if n % 2 else 'blue'} thing {n}" for n in range(40)]
+    columns = {
+        "words": sentences,
+        "v": draw.normal(size=(40, 5)).tolist(),
+        "kind": [n % 2 for n in range(40)],
+    }
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    options = {
+        "data": [folder / "rows.parquet"],
+        "text": ["words"],
+        "vector": ["v"],
+        "label": ["kind"],
+    }
+    build(make_source("parquet", options), folder / "data", progress=False)
+    bert = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1}
+    bert |= {"num_attention_heads": 2, "intermediate_size": 16}
+    encoders = {"words": {"kind": "transformers", "config": bert}, "v": MLP}
+    data = {"views": [{"stored": "words", "tokens": 24}, {"stored": "v"}], "standardise": False}
+    run = made.run(folder / "run", folder / "data", {"data": data, "model": {"encoders": encoders}})
+    embed(run, folder / "embeddings", progress=False)
+    found = index(folder, "index")
+    with running(found) as url:
+        yield Site(url, found)
+
+
+def test_texts_and_numbers_of_samples_are_shown(
+    context: BrowserContext, site: Site, words: Site
+) -> None:
+    found = site.json(f"/api/neighbours?key={site.found.samples.key(4)}&k=3")
+    numbers = [4, *(hit["number"] for hit in found["hits"])]
+    assert found["values"].keys() == {str(n) for n in numbers}
+    assert [*found["values"]["4"]] == ["c"] and len(found["values"]["4"]["c"]) == 5
+    page = opened(context, f"{site.url}?key={site.found.samples.key(4)}")
+    keys(page)
+    expect(page.locator("#query .numbers")).to_have_count(1)
+    expect(page.locator("#hits li").first.locator(".numbers")).to_have_attribute(
+        "title", re.compile("^c: ")
+    )
+    for width in (1400, 390):
+        page.set_viewport_size({"width": width, "height": 1000})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        shoot(page, f"values-{width}")
+    page = opened(context, f"{words.url}?key={words.found.samples.key(4)}")
+    keys(page)
+    assert (
+        page.locator("#query .words").text_content()
+        == words.json(f"/api/neighbours?key={words.found.samples.key(4)}")["values"]["4"]["words"]
+    )
+    expect(page.locator("#hits tr .words")).to_have_count(24)
+    page.get_by_label("Words of words").fill("blue thing 6")
+    page.keyboard.press("Enter")
+    expect(page.locator("#query-title")).to_have_text("Upload words: “blue thing 6”")
+    row = int(words.found.samples.rows[words.found.samples.find(keys(page)[0])])
+    assert row == 6
+    expect(page.locator("#compares")).to_have_text(
+        "Compared: words with the same view of each sample; v is not given."
+    )
+    for width in (1400, 390):
+        page.set_viewport_size({"width": width, "height": 1000})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        shoot(page, f"words-{width}")

@@ -57,6 +57,21 @@ export const pictures = (sample, alt, size, attributes = {}) => {
   }));
 };
 
+/** The texts and the numbers of a sample's other views, by name: words, and a line of the numbers. */
+export const values = (sample, answer) => Object.entries(answer.values[sample] ?? {}).map(([view, value]) => {
+  if (typeof value === "string") return create("q", { class: "words", title: `${view}: ${value}` }, value);
+  const [low, high] = [Math.min(0, ...value), Math.max(0, ...value)];
+  const at = (x) => 30 - 28 * (x - low) / (high - low || 1);
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", `0 0 ${value.length} 32`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  const bars = document.createElementNS(svg.namespaceURI, "path");
+  bars.setAttribute("d", value.map((x, i) => `M${i + 0.5} ${at(0)}V${at(x)}`).join(""));
+  svg.append(bars);
+  const said = `${view}: ${value.map((x) => x.toPrecision(3)).join(", ")}`;
+  return create("span", { class: "numbers", role: "img", title: said, "aria-label": said }, svg);
+});
+
 /** A setting that this browser has stored, or the usual value. */
 export function loadSetting(name, usual) {
   try {

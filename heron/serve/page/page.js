@@ -43,7 +43,7 @@ async function show() {
     }
     const { answer, pictures } = await fetchAnswer(query, signal);
     byId("fault").hidden = true;
-    drawQuery(answer.query, upload, pictures);
+    drawQuery(answer, upload, pictures);
     updateZones();
     drawnQuery = queryId;
     drawHits(answer);

@@ -1,7 +1,7 @@
 // The query: a sample, the mean of several, a file or words; and the files that the user gives.
 
 import { currentQuery, navigate } from "./address.js";
-import { byId, create, page, pictures } from "./elements.js";
+import { byId, create, page, pictures, values } from "./elements.js";
 import { filterButton } from "./facets.js";
 
 export const uploads = new Map(); // views and files of this page, by the number in history.state.upload
@@ -16,8 +16,9 @@ const TYPES = { // of the files of each kind of view, as a browser and as words 
 const losesFocus = () => byId("hits").contains(document.activeElement)
   || byId("query").contains(document.activeElement) || document.activeElement === document.body;
 
-/** Draw the query; `shown` holds view and URL of the pictures that were uploaded. */
-export function drawQuery(query, upload, shown = []) {
+/** Draw the query of an answer; `shown` holds view and URL of the pictures that were uploaded. */
+export function drawQuery(answer, upload, shown = []) {
+  const { query } = answer;
   const name = upload || query.key;
   const several = query.examples.length;
   const kind = upload ? "Upload" : several ? `${several} samples` : query.number === null ? "Words" : "Sample";
@@ -32,6 +33,7 @@ export function drawQuery(query, upload, shown = []) {
   }))));
   else if (query.number !== null) {
     children.push(...pictures(query.number, `Picture of ${name}`, 128).map((image) => figure(image.title, image)));
+    children.push(...values(query.number, answer));
   }
   const compares = query.compares && create("p", { id: "compares" }, `Compared: ${query.compares}.`);
   children.push(create("div", { class: "beside" }, compares || null, ...labels(query, upload)));
@@ -119,7 +121,16 @@ function zone({ name, kind }, number) {
     },
   });
   const label = create("label", { for: id }, several ? name : "Or a file");
-  if (!several) return [label, input];
+  const words = kind === "text" ? create("input", {
+    type: "text", maxlength: page.about.longest, placeholder: "or type it, and Enter", "aria-label": `Words of ${name}`,
+    onkeydown: (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // the form would query the key
+      const text = event.target.value.trim();
+      if (text) take(new File([text], `“${text}”`, { type: "text/plain" }));
+    },
+  }) : "";
+  if (!several) return [label, input, words];
   const remove = create("button", {
     type: "button", title: `Search without ${name}`, "aria-label": `Search without ${name}`, "data-view": name,
     onclick: () => { const files = givenFiles(); files.delete(name); searchBy(files); },
@@ -134,7 +145,7 @@ function zone({ name, kind }, number) {
       byId("drop").hidden = true;
       take(event.dataTransfer.files[0]);
     },
-  }, label, " ", input, remove)];
+  }, label, " ", input, words, remove)];
 }
 
 /** Offer to remove the file of a view where there is another one. */

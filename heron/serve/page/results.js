@@ -2,7 +2,7 @@
 // pictures.
 
 import { addressOf, currentQuery, navigate } from "./address.js";
-import { byId, countOf, create, page, pictures } from "./elements.js";
+import { byId, countOf, create, page, pictures, values } from "./elements.js";
 
 const NOUNS = { neighbours: "neighbour", hard: "hard negative", false: "false negative" };
 const SCORES = { cosine: "cosine", inner_product: "product", euclidean: "distance" };
@@ -21,7 +21,7 @@ export function drawHits(answer) {
       + `These are the nearest in label space, of ${candidates}.`
     : `${countOf(hits.length, NOUNS[relation])} of ${candidates}${distance}.`;
   const compare = labelComparison(query);
-  byId("hits").replaceChildren(page.about.pictures ? grid(hits, compare) : table(hits, compare));
+  byId("hits").replaceChildren(page.about.pictures ? grid(answer, compare) : table(answer, compare));
   const links = [...byId("hits").querySelectorAll("a")];
   links.forEach((link, i) => {
     link.addEventListener("focus", () => setTabStop(links, i));
@@ -90,10 +90,11 @@ function addButton(hit) {
   }, "+");
 }
 
-function grid(hits, compare) {
-  const cards = hits.map((hit) => create("li", {},
+function grid(answer, compare) {
+  const cards = answer.hits.map((hit) => create("li", {},
     link(hit,
       create("span", { class: "views" }, ...pictures(hit.number, "", 152, { loading: "lazy" })),
+      ...values(hit.number, answer),
       create("b", { title: hit.key }, hit.key),
       create("span", { class: "measure", title: score(hit) }, hit.score.toPrecision(3))),
     addButton(hit),
@@ -101,13 +102,15 @@ function grid(hits, compare) {
   return create("ol", { class: "grid" }, ...cards);
 }
 
-function table(hits, compare) {
-  const head = ["Sample", "Score", "Labels differ", "Labels"];
-  const rows = hits.map((hit) => create("tr", {},
+function table(answer, compare) {
+  const shown = Object.keys(answer.values).length > 0;
+  const head = ["Sample", "Score", "Labels differ", "Labels", ...(shown ? ["Views"] : [])];
+  const rows = answer.hits.map((hit) => create("tr", {},
     create("th", { scope: "row" }, link(hit, hit.key), addButton(hit)),
     create("td", { class: "number" }, score(hit)),
     create("td", { class: "number" }, hit.label_distance?.toFixed(2) ?? "–"),
-    create("td", {}, labelList(hit, compare, 50))));
+    create("td", {}, labelList(hit, compare, 50)),
+    shown ? create("td", { class: "views" }, ...values(hit.number, answer)) : null));
   return create("div", { class: "wide" }, create("table", {},
     create("thead", {}, create("tr", {}, ...head.map((name) => create("th", { scope: "col" }, name)))),
     create("tbody", {}, ...rows)));
