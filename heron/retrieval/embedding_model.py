@@ -263,7 +263,8 @@ def open_encoder(words: str, data: str, view: str = "") -> tuple[EmbeddingModel,
     model.eval()
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+        data = value.contiguous().flatten().view(torch.uint8)  # of any type, bfloat16 too
+        digest.update(name.encode() + data.numpy().tobytes())
     return EmbeddingModel(model.to(device), views, reader), digest.hexdigest(), config
 
 
