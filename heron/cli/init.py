@@ -171,7 +171,11 @@ def _objective(facts: Facts, name: str) -> list[Line]:
         )
         terms = classifier
     elif single and all(view.kind == "image" for view in facts.views):
-        why = "a classifier, SupCon on rows with a label, SimCLR's loss on all rows"
+        why = (
+            "a classifier, SupCon on rows with a label, SimCLR's loss on all rows. Where pictures "
+            "are aligned, as portraits are, logistic regression may be better with few labels: "
+            f"heron compare --quick {name}.yaml"
+        )
         terms = classifier | {
             "supcon": {"weight": 0.5, "tau": 0.1},
             "nt_xent": {"weight": 0.5, "tau": 0.5},

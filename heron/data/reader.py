@@ -17,6 +17,7 @@ from heron.data.decoders import TextDecoder, stored_decoder
 from heron.data.open_shards import Indexes, OpenShard, copy_rows
 from heron.data.rows import Marked, Rows
 from heron.shards.artefact import FileSum
+from heron.shards.dotted import suggest
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
 from heron.shards.store import LocalStore, Store, open_store
@@ -254,8 +255,8 @@ class Reader:
         """Returns the manifest's entry of a stored view."""
         if name not in self._views:
             raise ConfigError(
-                f"data.views: stored view '{name}' is not in {self.store}; "
-                f"found {', '.join(self._views)}"
+                f"data.views: stored view '{name}' is not in {self.store}; found "
+                f"{', '.join(self._views)}; {suggest(name, list(self._views))}"
             )
         return self._views[name]
 

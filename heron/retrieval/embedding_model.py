@@ -263,8 +263,8 @@ def open_encoder(words: str, data: str, view: str = "") -> tuple[EmbeddingModel,
     model.eval()
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
-        data = value.contiguous().flatten().view(torch.uint8)  # of any type, bfloat16 too
-        digest.update(name.encode() + data.numpy().tobytes())
+        bits: torch.Tensor = value.contiguous().flatten().view(dtype=torch.uint8)  # bfloat16, too
+        digest.update(name.encode() + bits.numpy().tobytes())
     return EmbeddingModel(model.to(device), views, reader), digest.hexdigest(), config
 
 

@@ -48,13 +48,16 @@ def loaded_files() -> list[Path]:
 
 
 def without_case(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that differs from `name` in case alone, else `name`."""
-    return next((one for one in known if one.lower() == name.lower()), name)
+    """Returns the one known name that differs from `name` in case alone, else `name`."""
+    known = list(known)
+    alike = [one for one in known if one.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 and name not in known else name
 
 
 def suggest(wrong: str, known: list[str]) -> str:
     """Returns a question with the closest known name, or the list of all."""
-    matches = get_close_matches(wrong, known, n=1)
+    alike = [one for one in known if one.lower() == wrong.lower()]
+    matches = alike or get_close_matches(wrong, known, n=1)
     return f"did you mean {matches[0]!r}?" if matches else f"expected one of {', '.join(known)}"
 
 

@@ -4,6 +4,7 @@ import os
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from heron.shards.artefact import MANIFEST, FileSum, describe_errors
 from heron.shards.atomic import aside_name
 from heron.shards.errors import ShardError, SourceError, list_faults
 from heron.shards.index import map_arrays
-from heron.shards.layout import Layout, suggestion
+from heron.shards.layout import Layout, complete
 from heron.shards.manifest import (
     FOREIGN_SOURCE,
     JOURNAL,
@@ -39,6 +40,7 @@ from heron.shards.texts import TOKENIZER, write_tokenizers
 from heron.shards.workers import in_parallel
 
 INITIAL_SHAPES = {"image": (-1, -1, 3), "vector": (0,), "text": (-1,)}  # before measurement
+SAMPLES_READ = 1000  # which tell views from labels
 VECTORS_PER_READ = 4096  # while their statistics are computed
 
 
@@ -93,7 +95,7 @@ def index(
     splits = layout.splits(folder)
     tars = [tar for tars in splits.values() for tar in tars]
     if not layout.columns:
-        raise SourceError(suggestion(folder, read_contents(tars[0]).samples))
+        layout = _completed(layout, folder, tars[0])
     unmeasured = draft_manifest(folder, layout, splits)
     if (finished := _load_finished(folder, unmeasured, splits, overwrite)) is not None:
         return Outcome(folder, finished)
@@ -131,6 +133,18 @@ def index(
         [line for survey in surveys.values() for line in survey.strays],
         sorted({suffix for survey in surveys.values() for suffix in survey.unrequested}),
     )
+
+
+def _completed(layout: Layout, folder: Path, tar: Path) -> Layout:
+    """Returns the layout with the views and the label that a tar has."""
+    samples = read_contents(tar).samples
+    with tar.open("rb") as stream:
+
+        def read(key: str, suffix: str) -> bytes:
+            start, length = samples[key][suffix]
+            return os.pread(stream.fileno(), length, start)
+
+        return complete(layout, folder, dict(islice(samples.items(), SAMPLES_READ)), read)
 
 
 def draft_manifest(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:

@@ -1,7 +1,11 @@
 """How foreign tars are laid out: which members are views and labels, and which tars are splits."""
 
+import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationError
 
 from heron.shards.annotation import JSONS, NUMBERS, TEXTS, Annotation
 from heron.shards.artefact import describe_errors
-from heron.shards.errors import CONTROL, ShardError, SourceError, first_few
+from heron.shards.errors import CONTROL, ShardError, SourceError, first_few, short_repr
 from heron.shards.manifest import TAR_NAME
 from heron.shards.picture import ANY_SUFFIX, SUFFIXES
 from heron.shards.sources.base import SINGLE_SPLIT
+from heron.shards.sources.labels import CAPTIONS, LABEL_NAMES
 from heron.shards.sources.text import SPLIT_PATTERNS, split_lines
 
+ANY_TEXT = ("txt", "text", "caption")  # endings of texts
+SUFFIX = r"([a-z0-9_-]+\.)*([a-z0-9_-]+)"  # of members
+MAX_MEMBERS = 64  # of a sample, when what they are is found out
 COMPRESSED = (".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -180,13 +188,13 @@ def _parse_text(text: str) -> StoredColumn:
     member, _, field = text.partition(":")
     if field and member.lower().rpartition(".")[2] in JSONS:
         return StoredColumn("text", "text", (member.lower(),), field)
-    return StoredColumn("text", "text", _suffixes(text, ("txt", "text", "caption")))
+    return StoredColumn("text", "text", _suffixes(text, ANY_TEXT))
 
 
 def _suffixes(text: str, endings: tuple[str, ...]) -> tuple[str, ...]:
     suffixes = tuple(text.lower().split(","))
     for suffix in suffixes:
-        match = re.fullmatch(r"([a-z0-9_-]+\.)*([a-z0-9_-]+)", suffix)
+        match = re.fullmatch(SUFFIX, suffix)
         if match is None or match[2] not in endings:
             raise SourceError(
                 f"no such view can be read from {suffix!r}; expected {', '.join(endings)}, or a "
@@ -212,26 +220,127 @@ def _find_tars(folder: Path) -> list[Path]:
     if invalid := [name for name in tars if not re.fullmatch(TAR_NAME, name)]:
         raise ShardError(
             f"{folder / invalid[0]}: a manifest cannot name it; expected letters, digits, '-', "
-            "'_' and single dots; rename it"
+            "'_', parentheses, and single dots and spaces between them; rename it"
         )
     return [folder / name for name in tars]
 
 
-def suggestion(folder: Path, samples: Mapping[str, Iterable[str]]) -> str:
-    """Returns the error for no views: what the first sample has, and a command that indexes it."""
-    message, members = f"{folder}: no view is asked for; ", list[str]()
-    for key, sample in [*samples.items()][:1]:
-        members = list(sample)
-        message += f"sample {key} has {first_few(members)}; "
+def complete(
+    layout: Layout,
+    folder: Path,
+    samples: Mapping[str, Collection[str]],
+    read: Callable[[str, str], bytes],
+) -> Layout:
+    """Returns the layout with the views, and the label, of tars in which none is asked for.
 
-    def ending_in(endings: tuple[str, ...]) -> list[str]:
-        return [member for member in members if member.rpartition(".")[2] in endings]
+    Raises SourceError where there is no view, or several readings: it names one that works.
 
-    images, vectors = ending_in(SUFFIXES), ending_in(("npy",))
-    if not images and not vectors:
-        return f"{message}expected a picture ({ANY_SUFFIX}) or a vector (npy) in each sample"
-    labels = ending_in(NUMBERS) or ending_in(TEXTS) or [f"{x}:FIELD" for x in ending_in(JSONS)]
-    arguments = ["--image", *images] if images else ["--vector", *vectors]
-    for label in (labels or (vectors if images else []))[:1]:
-        arguments += ["--label", label]
-    return f"{message}try `heron shards index {folder} {' '.join(arguments)}`"
+    Args:
+        layout: what was asked for.
+        folder: of the tars.
+        samples: the suffixes of each sample's members.
+        read: returns the bytes of a member, by its key and its suffix.
+    """
+    groups: dict[str, list[str]] = {}  # pictures that differ in their ending are one view
+    members = sorted({suffix for sample in samples.values() for suffix in sample})
+    if dotted := [x for x in members if not re.fullmatch(SUFFIX, x)] or members[MAX_MEMBERS:]:
+        raise SourceError(
+            f"{folder}: a sample has the member {short_repr(dotted[0])}; expected an ending alone, "
+            "such as jpg: a key ends at the first dot of a file's name: rename the files, and pack "
+            "them again"
+        )
+    for suffix in members:
+        prefix, _, ending = suffix.rpartition(".")
+        groups.setdefault(prefix if ending in SUFFIXES else f"/{suffix}", []).append(suffix)
+    images = [",".join(some) for prefix, some in groups.items() if not prefix.startswith("/")]
+    columns = _Columns(samples, read)
+    texts = [x for x in members if x.rpartition(".")[2] in ANY_TEXT and columns.is_text(x)]
+    texts = texts or [x for x in columns.fields if x.partition(":")[2].lower() in CAPTIONS]
+    labels = _label_candidates(members, columns, bool(texts)) if layout.label is None else []
+    arrays = [x for x in members if x.rpartition(".")[2] == "npy"]
+    vectors = [x for x in arrays if x not in labels]
+    if not (images or texts or vectors):
+        vectors, labels = arrays, []
+    found: dict[str, list[str]] = {"image": images, "vector": vectors, "text": texts}
+    found = {kind: some for kind, some in found.items() if some}
+    if not found:
+        has = "".join(
+            f"sample {key} has {first_few(list(x))}; " for key, x in [*samples.items()][:1]
+        )
+        raise SourceError(
+            f"{folder}: no view is asked for; {has}expected a picture ({ANY_SUFFIX}), a text (txt) "
+            "or a vector (npy) in each sample"
+        )
+    both = [x for x in images if any(len({*x.split(",")} & {*s}) > 1 for s in samples.values())]
+    if both:
+        found["image"] = [x.partition(",")[0] if x in both else x for x in images]
+    words = [f"--{kind} {' '.join(map(shlex.quote, some))}" for kind, some in found.items()]
+    words += [f"--label {shlex.quote(label)}" for label in labels[:1]]
+    if both or len(labels) > 1:
+        several = "several pictures of a sample" if both else f"{' and '.join(labels[:8])}"
+        raise SourceError(
+            f"{folder}: no view is asked for, and {several} may be the "
+            f"{'view' if both else 'label'}; expected to know which; try `heron shards index "
+            f"{shlex.quote(str(folder))} {' '.join(words)}`"
+        )
+    logging.getLogger("heron").warning("%s: read as %s", folder, " ".join(words))
+    return Layout(**layout.model_dump() | found | ({"label": labels[0]} if labels else {}))
+
+
+class _Columns:
+    """What the members of a tar hold, as far as it tells views from labels."""
+
+    def __init__(
+        self, samples: Mapping[str, Collection[str]], read: Callable[[str, str], bytes]
+    ) -> None:
+        self.samples, self.read = samples, read
+        self._values: dict[str, list[tuple[int | str, ...]]] = {}
+
+    def values(self, member: str) -> list[tuple[int | str, ...]]:
+        """Returns the labels that a member or a field has, where one can be read."""
+        if (found := self._values.get(member)) is None:
+            annotation, found = Annotation(member), []
+            for key, sample in self.samples.items():
+                if annotation.suffix in sample:
+                    with suppress(ValueError):
+                        label = annotation.read(self.read(key, annotation.suffix))
+                        found.append(tuple(label.values))
+            self._values[member] = found
+        return found
+
+    def is_text(self, member: str) -> bool:
+        """Returns whether a text differs in most samples, as captions do and classes do not."""
+        values = self.values(member) if member.rpartition(".")[2] in TEXTS else []
+        return not values or 2 * len(set(values)) > len(values)
+
+    def may_be_label(self, member: str) -> bool:
+        """Returns whether most samples have a label there, and some the same one."""
+        values = self.values(member)
+        return 2 * len(values) > len(self.samples) and 2 * len(set(values)) <= len(values)
+
+    @cached_property
+    def fields(self) -> list[str]:
+        """The fields of the members of JSON, as MEMBER:FIELD."""
+        names = dict[str, None]()
+        for key, sample in self.samples.items():
+            for member in sample:
+                if member.rpartition(".")[2] in JSONS:
+                    with suppress(ValueError, RecursionError):
+                        value = json.loads(self.read(key, member))
+                        fields = value if isinstance(value, dict) else {}
+                        names |= {f"{member}:{name}": None for name in fields if name}
+        return [*names]
+
+
+def _label_candidates(members: list[str], columns: _Columns, has_text: bool) -> list[str]:
+    """Returns the members and fields that may be the label: those of the surest kind alone."""
+    ending = {x: x.rpartition(".")[2] for x in members}
+    numbers = [x for x in members if ending[x] in NUMBERS]
+    sure = [x for x in numbers if ending[x] in ("cls", "class")]
+    texts = [x for x in members if ending[x] in TEXTS and not columns.is_text(x)]
+    named = [x for x in columns.fields if x.partition(":")[2].lower() in LABEL_NAMES]
+    named = [x for x in named if columns.values(x)]
+    arrays = [x for x in members if ending[x] == "npy" and columns.values(x)]
+    fields = [x for x in columns.fields if columns.may_be_label(x)]
+    fields = [x for x in fields if len(set(columns.values(x))) > 1 and not has_text]
+    return next(filter(None, (sure, numbers, texts, named, arrays, fields)), [])

@@ -38,7 +38,7 @@ def _check_name(value: str) -> str:
 
 Name = Annotated[str, AfterValidator(_check_name)]
 DOTTED = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
-TAR_NAME = rf"{DOTTED}\.tar"
+TAR_NAME = r"[A-Za-z0-9_()-]+([. ][A-Za-z0-9_()-]+)*\.tar"
 Rows = Annotated[int, Field(gt=0, le=INT64_MAX)]
 Extent = Annotated[int, Field(ge=-1, le=2**31)]
 KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype and number of axes

@@ -22,7 +22,6 @@ from tests.remedies.makers import (
     frames_in,
     indexed,
     mat,
-    mulan,
     other_table,
     parquet,
     pictures,
@@ -32,7 +31,6 @@ from tests.remedies.makers import (
     tar,
 )
 from tests.shards.others import cats, jpeg
-from tests.shards.tiny import ARFF
 
 CASES = [
     Case(
@@ -131,7 +129,12 @@ CASES = [
     ),
     Case(
         "no view is asked for; it has the columns",
-        parquet(a=[[1.0, 2.0]] * 8, kind=["x", "y"] * 4),
+        parquet(a=["x", "y"] * 4),
+        ["--text", "a"],
+    ),
+    Case(
+        "may be the label; expected to know which; choose it with --label",
+        parquet(a=[[1.0, 2.0]] * 8, kind=["x", "y"] * 4, breed=["z", "y"] * 4),
         ["--vector", "a", "--label", "kind"],
     ),
     Case(
@@ -204,11 +207,6 @@ CASES = [
         tar(WITH_TEXTS, "--image", "jpg", "--label", "txt"),
         ["--text", "txt"],
         ["--label", "txt"],
-    ),
-    Case(
-        "as a label is, but",
-        mulan(ARFF.replace("@attribute calm", "@attribute bold {0,1}\n@attribute calm", 1)),
-        ["--binary-features", "true"],
     ),
     Case(
         " is there, which this source cannot read",

@@ -94,6 +94,8 @@ PERFORMED = {
     "test_labels_that_are_too_many_are_not_read",
     "`heron shards verify` names the sample": f"{BY_HAND}::"
     "test_an_altered_shard_s_sample_is_named_by_verify",
+    "expected to know which; try `heron shards index": "tests/shards/test_foreign.py::"
+    "test_of_several_readings_the_error_names_one_that_works",
     "; see `heron shards index --": "tests/shards/test_foreign.py::test_the_command_line",
     "again, with fewer --workers where memory is short": "tests/shards/test_workers.py::"
     "test_fewer_workers_go_on",

@@ -85,7 +85,7 @@ LABELLED = [
         ["--categories", "one"],
     ),
     Case(
-        "expected the same depth everywhere; move one of them, or see --split-names",
+        ", as most do (see --split-names)",
         pictures("train/a/1.jpg", "train/b/2.jpg", "test/a/old/3.jpg"),
         ["--split-names", "train"],
     ),

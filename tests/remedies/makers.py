@@ -12,7 +12,6 @@ from scipy.io import savemat
 from heron.cli.main import main
 from tests.graphs import write_tu
 from tests.shards.others import cats, jpeg, write_wds
-from tests.shards.tiny import mulan_options
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 3)).astype(np.float32)
@@ -97,19 +96,6 @@ def tar(samples: Sequence[Any], *words: Any) -> Callable[[Path], Sequence[Any]]:
         (folder / "tars").mkdir()
         write_wds(folder / "tars" / "all.tar", samples)
         return ["shards", "index", folder / "tars", *words]
-
-    return make
-
-
-def mulan(arff: str) -> Callable[[Path], Sequence[Any]]:
-    def make(folder: Path) -> Sequence[Any]:
-        rows_of = {"1.5,2,0": "1.5,2,1,0", "-1,0.25,1": "-1,0.25,0,1", "2 1}": "3 1}"}
-        text = arff
-        for old, new in rows_of.items():
-            text = text.replace(old, new)
-        options = mulan_options(folder, text)
-        names: Any = options["arff"]
-        return ["shards", "build", "mulan", "--arff", *names, "--xml", options["xml"]]
 
     return make
 

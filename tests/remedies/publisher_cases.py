@@ -32,6 +32,15 @@ def celeba(folder: Path) -> Sequence[Any]:
     return ["shards", "build", "celeba", *words, "--partition", folder / test_celeba.PARTED]
 
 
+def damaged(name: str, data: bytes) -> Callable[[Path], Any]:
+    def make(folder: Path) -> Sequence[Any]:
+        test_celeba.celeba(folder, test_celeba.with_picture(name, data))
+        words = ["--images", folder / test_celeba.ZIPPED]
+        return ["shards", "build", "celeba", *words, "--attributes", folder / test_celeba.LISTED]
+
+    return make
+
+
 def family(folder: Path) -> Sequence[Any]:
     test_idx.family(folder)
     (folder / "empty").mkdir()
@@ -65,6 +74,21 @@ PUBLISHED = [
         ["--single1", "--single2"] + [f"OUT/XRMBf2KALDI_window7_single{n}.mat" for n in (1, 2)],
     ),
     Case("those that all files name with --missing leave_out", celeba, ["--missing", "leave_out"]),
+    Case(
+        ", or leave it out with --on-error skip",
+        damaged(test_celeba.THIRD, test_celeba.jpeg(0)[:-2]),
+        ["--on-error", "skip"],
+    ),
+    Case(
+        "the pictures in the wild, or leave out what is bad with --on-error skip",
+        damaged(test_celeba.THIRD, test_celeba.jpeg(0, (8, 9))),
+        ["--on-error", "skip"],
+    ),
+    Case(
+        "move it away, or leave out what is bad with --on-error skip",
+        damaged("read me.txt", b""),
+        ["--on-error", "skip"],
+    ),
     Case(
         "download it, or give another --folder",
         family,

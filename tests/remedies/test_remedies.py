@@ -6,7 +6,6 @@ by a test that `elsewhere.py` names, or needs what a test has not, which it says
 
 import ast
 import re
-import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,10 +20,9 @@ import yaml
 from tests.remedies.data_cases import CASES
 from tests.remedies.elsewhere import NEEDS, PERFORMED
 from tests.remedies.label_cases import LABELLED
-from tests.remedies.makers import RANDOM, Case, arrays, call, tar
+from tests.remedies.makers import RANDOM, Case, arrays, call
 from tests.remedies.publisher_cases import PUBLISHED
 from tests.remedies.retrieval_cases import ON_INDEXES
-from tests.shards.others import cats
 
 ROOT = Path(__file__).parents[2]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+|`heron [a-z]+")
@@ -236,16 +234,6 @@ def test_a_run(case: Case, place: Path, tmp_path: Path, capsys: pytest.CaptureFi
     tree["run"]["dir"] = str(tmp_path / "again")
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(tree))
     perform(case, tmp_path, capsys, place)
-
-
-def test_a_command_in_an_error_is_that_which_works(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = tar(cats(0, 9))(tmp_path)
-    capsys.readouterr()
-    assert call(words) == 1
-    (command,) = re.findall("`heron (.*)`", capsys.readouterr().err)
-    assert call(shlex.split(command)) == 0
 
 
 def test_rows_without_a_view_and_the_option_for_them(

@@ -98,3 +98,17 @@ def test_a_first_line_that_names_another_kind_of_file_is_no_header(tmp_path: Pat
     listed.write_text("a.gif,one\nbird 0.png,two\n")
     with pytest.raises(SourceError, match=r"a.gif is a damaged GIF"):
         _ = make_source("captions", {"folder": made, "csv": listed}).splits
+
+
+def test_bad_lines_of_a_csv_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> None:
+    made, listed = folder(tmp_path), tmp_path / "captions.csv"
+    (made / "cut.png").write_bytes(picture(1)[:-20])
+    listed.write_text("bird 0.png,one\nbird 9.png,nine\ncut.png,two\n../a.png,no\nbird 2.png,x,y\n")
+    (tmp_path / "a.png").write_bytes(picture(1))
+    options = {"folder": made, "csv": listed}
+    with pytest.raises(SourceError, match="row 2: found .*row 4: .*row 5: found.*cut.png is cut"):
+        _ = make_source("captions", options).splits
+    source = make_source("captions", options | {"on_error": "skip"})
+    manifest = build(source, tmp_path / "out", progress=False)
+    assert manifest.rows("all") == 1 and verify(tmp_path / "out").ok
+    assert manifest.skipped is not None and manifest.skipped.count == 4

@@ -340,6 +340,23 @@ def test_bad_zips(tmp_path: Path, changes: dict[str, bytes], message: str) -> No
     assert message in fault_of(tmp_path, changes, merge=True)
 
 
+def test_what_is_bad_is_left_out_and_counted(tmp_path: Path) -> None:
+    bad = {FIRST: jpeg(0)[:-2], THIRD: jpeg(0, (8, 9)), "img_align_celeba/read me.txt": b""}
+    options = {"merge": True, "on_error": "skip"}
+    source = celeba(tmp_path, {ZIPPED: zipped(PICTURES | bad)}, **options)
+    manifest = build(source, tmp_path / "out", workers=2, progress=False)
+    assert manifest.rows("all") == 2 and verify(tmp_path / "out").ok
+    assert manifest.skipped is not None and manifest.skipped.count == 3
+    assert "000007.jpg is 8 × 9 pixels; expected 4 × 6" in str(manifest.skipped)
+    words = [
+        f"--images={tmp_path / ZIPPED}",
+        f"--attributes={tmp_path / LISTED}",
+        "--on-error=skip",
+    ]
+    command = ["shards", "build", "celeba", *words, "--out", str(tmp_path / "out2"), "--quiet"]
+    assert main(command) == 0
+
+
 @pytest.mark.parametrize("missing", ["error", "leave_out"])
 def test_bad_folders(tmp_path: Path, missing: str) -> None:
     images = unpacked(tmp_path) / "img_align_celeba"

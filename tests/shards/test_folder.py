@@ -216,7 +216,7 @@ def test_keys_are_safe_and_unique() -> None:
         ("train/1.jpg", "pets: train/1.jpg lies in no folder of a class; expected train/CLASS/NAM"),
         (
             "test/cat/old/1.jpg",
-            "pets: train/cat/1.jpg lies 1 folders of classes deep and test/cat/old/1.jpg 2; expec",
+            "pets: test/cat/old/1.jpg lies 2 folders of classes deep; expected 1, as most do (see",
         ),
         ("readme.txt", "pets: readme.txt lies beside the split train; expected train, val, test a"),
         (
@@ -235,6 +235,31 @@ def test_errors(tmp_path: Path, path: str, message: str) -> None:
     with pytest.raises(SourceError) as fault:
         build(source, tmp_path / "out", progress=False)
     assert message in str(fault.value)
+
+
+def test_all_that_lies_wrong_is_named_at_once_and_may_be_left_out(tmp_path: Path) -> None:
+    source = folder(tmp_path, [*FLAT, "train/1.jpg", "wild/1.jpg", "test/cat/old/2.jpg"])
+    put(tmp_path / "pets", "train/cow/.hidden", b"")
+    put(tmp_path / "pets", "train/cat/notes.txt", b"")
+    wrong = ["wild", "the folder train/cow/", "train/cat/notes.txt", "train/1.jpg"]
+    wrong.append("test/cat/old/2.jpg")
+    with pytest.raises(SourceError) as fault:
+        _ = source.splits
+    assert all(f"{name} " in str(fault.value) for name in wrong)
+    options = {"folder": tmp_path / "pets", "on_error": "skip"}
+    manifest = build(make_source("folder", options), tmp_path / "out", progress=False)
+    assert sum(map(manifest.rows, manifest.splits)) == len(FLAT)
+    assert manifest.skipped is not None and manifest.skipped.count == len(wrong)
+
+
+def test_pictures_without_folders_have_no_labels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = folder(tmp_path, ["a cat.jpg", "b.jpg"])
+    assert source.splits == {"all": 2} and source.labels.kind == "none"
+    assert "the pictures lie in no folders of classes: no labels" in caplog.text
+    build(source, tmp_path / "out", progress=False)
+    assert verify(tmp_path / "out").ok
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>", b"\x89PNG\r\n\x1a\n" + bytes(90), jpeg(0)[:100]])

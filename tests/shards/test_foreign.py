@@ -1,5 +1,7 @@
 """Tars of others: indexed where they lie, verified, shown, and trained on."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +210,8 @@ def test_vectors_of_two_widths_and_tars_without_samples(tmp_path: Path) -> None:
         (["a-0"], ["x=b-*"], r"no tar in .* is called 'b-\*'; found a-0.tar"),
         (["a-0"], ["a-*"], r"split: 'a-\*'; expected NAME=PATTERN"),
         (["a-0"], ["../x=a-*"], "'../x' cannot name a view or a split"),
-        (["a b"], None, r"a b.tar: a manifest cannot name it; expected letters, digits"),
+        (["a b (1)", "c"], None, {"all": ["a b (1)", "c"]}),
+        (["a+b"], None, r"a\+b.tar: a manifest cannot name it; expected letters, digits"),
         ([], None, "holds no tar; found other.txt; give the folder in which the tars lie"),
     ],
 )
@@ -295,43 +298,107 @@ def test_verify_finds_what_is_wrong(folder: Path) -> None:
     assert f"cats-validation-0000.tar {message} index says" in text
 
 
+def sample(number: int, **members: Any) -> dict[str, Any]:
+    return {"__key__": f"{number:03d}"} | {key.replace("_", "."): x for key, x in members.items()}
+
+
+def read_as(folder: Path, samples: list[dict[str, Any]]) -> tuple[list[str], str, list[Any]]:
+    folder.mkdir(exist_ok=True)
+    write_wds(folder / "a.tar", samples)
+    manifest = run(folder).manifest
+    assert verify(folder).ok
+    return [view.name for view in manifest.views], manifest.labels.kind, labels(folder)
+
+
+FEW = range(12)
+ONE_READING: list[tuple[Any, list[str], list[Any]]] = [
+    (lambda n: {"jpg": jpeg(n), "cls": n % 3}, ["image"], [0, 1, 2]),
+    (lambda n: {"jpg": jpeg(n), "cls": n % 3, "txt": "abc"[n % 3]}, ["image"], [0, 1, 2]),
+    (lambda n: {"jpg": jpeg(n), "cls": n % 3, "txt": f"cat {n}"}, ["image", "text"], [0, 1, 2]),
+    (lambda n: {"png": png(n), "txt": f"cat {n}"}, ["image", "text"], []),
+    (lambda n: {"jpg": jpeg(n), "txt": "cba"[n % 3]}, ["image"], [2, 1, 0]),
+    (lambda n: {"jpg": jpeg(n), "json": {"label": n % 3, "width": 8 + n % 2}}, ["image"], [0, 1]),
+    (lambda n: {"jpg": jpeg(n), "json": {"breed": "ab"[n % 2], "id": n}}, ["image"], [0, 1]),
+    (lambda n: {"jpg": jpeg(n), "json": {"caption": f"cat {n}"}}, ["image", "caption"], []),
+    (
+        lambda n: {"jpg": jpeg(n), "txt": f"cat {n}", "json": {"width": n % 3, "height": n % 2}},
+        ["image", "text"],
+        [],
+    ),
+    (lambda n: {"jpg" if n % 2 else "png": jpeg(n), "cls": n % 2}, ["image"], [0, 1]),
+    (lambda n: {"left_jpg": jpeg(n), "right_png": png(n)}, ["left", "right"], []),
+    (lambda n: {"npy": npy([n, 2], "f4"), "id": n % 3}, ["vector"], [0, 1, 2]),
+    (lambda n: {"jpg": jpeg(n), "labels_npy": npy([n % 2, 1])}, ["image"], [[0, 1], [1, 1]]),
+    (lambda n: {"txt": f"cat {n}", "cls": n % 2}, ["text"], [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("members", "views", "first"), ONE_READING)
+def test_tars_with_one_reading_need_no_option(
+    tmp_path: Path,
+    members: Any,
+    views: list[str],
+    first: list[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    samples = [sample(n, **members(n)) for n in FEW]
+    found, kind, rows = read_as(tmp_path / "set", samples)
+    assert found == views and (kind == "none") == (not first)
+    assert not first or rows[: len(first)] == first
+    assert f"{tmp_path / 'set'}: read as --" in caplog.text
+    assert run(tmp_path / "set").manifest == load_manifest(tmp_path / "set")  # it is complete
+
+
 @pytest.mark.parametrize(
-    ("files", "command"),
+    ("members", "said"),
     [
-        ([("0.jpg", b""), ("0.cls", b"")], "--image jpg --label cls`"),
-        ([("0.a.png", b""), ("0.b.jpg", b""), ("0.txt", b"")], "--image a.png b.jpg --label txt`"),
-        ([("0.jpeg", b""), ("0.json", b"")], "--image jpeg --label json:FIELD`"),
-        ([("0.npy", b""), ("0.id", b"")], "--vector npy --label id`"),
-        ([("0.jpg", b""), ("0.labels.npy", b"")], "--image jpg --label labels.npy`"),
+        (lambda n: {"jpg": jpeg(n), "id": n % 3, "inx": n % 2}, "id and inx may be the label"),
         (
-            [("0.wav", b"")],
-            "no view is asked for; sample 0 has wav; expected a picture (.jpg, .png",
+            lambda n: {"jpg": jpeg(n), "json": {"breed": "ab"[n % 2], "coat of": "xyz"[n % 3]}},
+            "json:breed and json:coat of may be the label",
         ),
         (
-            [("README", b"")],
-            "no view is asked for; expected a picture (.jpg, .png, .webp, .gif, .tif or .bmp)",
+            lambda n: {"jpg": jpeg(n), "png": png(n), "cls": n % 2},
+            "pictures of a sample may be the",
         ),
     ],
 )
-def test_a_command_is_suggested(
-    tmp_path: Path, files: list[tuple[str, bytes]], command: str
+def test_of_several_readings_the_error_names_one_that_works(
+    tmp_path: Path, members: Any, said: str
 ) -> None:
+    (tmp_path / "my set").mkdir()
+    write_wds(tmp_path / "my set" / "a.tar", [sample(n, **members(n)) for n in FEW])
+    with pytest.raises(SourceError, match=said) as raised:
+        run(tmp_path / "my set")
+    assert "expected to know which; try `heron shards index" in str(raised.value)
+    command = re.findall("`heron (.*)`", str(raised.value))[0]
+    assert main(shlex.split(command)) == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([("0.wav", b"")], "no view is asked for; sample 0 has wav; expected a picture (.jpg, .pn"),
+        ([("README", b"")], "no view is asked for; expected a picture (.jpg, .png, .webp, .gif, "),
+        ([("Mr. A.jpg", b"")], "has the member ' a.jpg'; expected an ending alone, such as jpg: "),
+    ],
+)
+def test_tars_without_a_view(tmp_path: Path, files: list[tuple[str, bytes]], said: str) -> None:
     write_tar(tmp_path / "a.tar", files)
     with pytest.raises(SourceError) as raised:
         run(tmp_path)
-    assert command in str(raised.value)
+    assert said in str(raised.value)
 
 
-def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     command = ["shards", "index", str(folder), "--quiet"]
-    assert main(command) == 1
-    error = capsys.readouterr().err
-    assert error == (
-        f"error: {folder}: no view is asked for; sample 000000 has cls, jpg; "
-        f"try `heron shards index {folder} --image jpg --label cls`\n"
-    )
     assert main([*command, "--image", "jpg", "--label", "cls", "--workers", "1"]) == 0
     assert "train 9 rows in 2 shards" in capsys.readouterr().out
+    assert main(command) == 0  # it is read so without being told, and complete
+    assert "train 9 rows in 2 shards" in capsys.readouterr().out
+    assert f"{folder}: read as --image jpg --label cls" in caplog.text
     assert main(["shards", "verify", str(folder)]) == 0
     sheet = folder / "sheet.png"
     assert main(["shards", "show", str(folder), "--sheet", str(sheet)]) == 0

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from heron.cli.main import main
+from heron.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import SourceError
 from heron.shards.manifest import load_manifest
@@ -47,8 +48,19 @@ def noisy(folder: Path, **options: object) -> tuple[NDArray[np.float32], NDArray
     return np.asarray(views["view1"]), np.asarray(views["view2"])
 
 
-def test_plain_pixels_of_both_splits(tmp_path: Path) -> None:
+def test_grey_pictures_of_both_splits(tmp_path: Path) -> None:
     source = family(tmp_path)
+    (view,) = source.views
+    assert (view.name, view.kind, view.shape) == ("image", "image", (*PIXELS.shape[1:], 1))
+    build(source, tmp_path / "out", progress=False)
+    assert verify(tmp_path / "out").ok
+    found = Reader(tmp_path / "out").read("image", np.arange(10))
+    assert sorted(map(bytes, found)) == sorted(map(bytes, PIXELS))
+
+
+def test_pixels_of_both_splits_as_vectors(tmp_path: Path) -> None:
+    source = family(tmp_path, view_kind="vectors")
+    assert source.options()["view_kind"] == "plain"  # as before there were pictures
     assert source.splits == {"train": 7, "test": 3} and source.dataset == tmp_path.name
     assert [(view.name, view.kind, view.shape) for view in source.views] == [
         ("image", "vector", (6,))
@@ -125,7 +137,8 @@ def test_noise_of_given_moments_is_cut_to_0_and_1(tmp_path: Path) -> None:
 
 
 def test_a_larger_share_keeps_the_noise_of_a_smaller(tmp_path: Path) -> None:
-    plain = np.asarray(whole(family(tmp_path, merge=True), "all").views["image"])
+    vectors = family(tmp_path, merge=True, view_kind="vectors")
+    plain = np.asarray(whole(vectors, "all").views["image"])
     np.testing.assert_allclose(noisy(tmp_path, noise=0)[0], plain, rtol=1e-6)
     half, full = noisy(tmp_path, noise=0.5)[1], noisy(tmp_path)[1]
     touched = ~np.isclose(half, plain)
@@ -193,8 +206,11 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": 0.5}, "noise is 0.5, but a plain view has none; leave it out, or ask for noise"),
-        ({"noise_law": "uniform"}, "noise_law is 'uniform', but a plain view has none"),
+        (
+            {"noise": 0.5},
+            "noise is 0.5, but a view of pictures has none; leave it out, or ask for noise",
+        ),
+        ({"noise_law": "uniform"}, "noise_law is 'uniform', but a view of pictures has none"),
         (
             {"view_kind": "noise", "noise_law": "uniform", "noise_std": 2},
             "noise_std is 2.0, but uniform noise has none; leave it out, or ask for gaussian",

@@ -134,6 +134,35 @@ def test_labels_of_each_kind(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_class_names_in_a_cell(tmp_path: Path, version: str, first: int) -> None:
+    names = {"classes": cell("cat", "dog", "wild cow")}
+    source = mat(tmp_path, version, {"X": ONE, "gnd": CLASSES[:, None] - 1 + first} | names)
+    assert [view.name for view in source.views] == ["X"]
+    assert source.labels.names == ["cat", "dog", "wild cow"]
+    assert whole(source, "all").labels.tolist() == [2, 0, 1] * 3
+    several = np.eye(3)[(CLASSES - 1).astype(int)]
+    source = mat(tmp_path, version, {"X": ONE, "Y": several} | names)
+    assert (
+        source.labels.kind == "multi_label" and source.labels.names == names["classes"][0].tolist()
+    )
+    several[:, 2] = 0  # a cell of as many texts as classes, and one that is not
+    source = mat(tmp_path, version, {"X": ONE, "Y": several, "words": cell("a", "b")})
+    with pytest.raises(SourceError, match="'words' is .*; expected a use for every array"):
+        _ = source.views
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", ["Y", "y", "Gnd", "GND", "labels", "Truth", "truth"])
+def test_labels_by_any_usual_name_come_before_views(
+    tmp_path: Path, version: str, name: str
+) -> None:
+    source = mat(tmp_path, version, {"X": ONE.T, name: CLASSES.astype("u1")[:, None]})
+    assert [view.name for view in source.views] == ["X"] and source.splits == {"all": 9}
+    assert whole(source, "all").labels.tolist() == [2, 0, 1] * 3
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_pictures_have_their_samples_last(tmp_path: Path, version: str) -> None:
     pictures = DRAW.integers(0, 256, (6, 5, 3, 9)).astype("u1")
     source = mat(tmp_path, version, {"X": pictures, "y": CLASSES}, labels_name="y")
@@ -160,7 +189,8 @@ def test_pictures_have_their_samples_last(tmp_path: Path, version: str) -> None:
         ({"X": ONE, "Z": TWO[:7]}, {}, "no number of samples that fit all of X 9 × 4, Z 7 × 3; ex"),
         ({"X": ONE, "Z": ONE}, {}, "two numbers of samples that fit all of X 9 × 4, Z 9 × 4; exp"),
         ({"X": ONE[:4], "Y": CLASSES[:4]}, {}, "X is 4 × 4; expected to know what its samples are"),
-        ({"X": ONE}, {"labels_name": "gt"}, "no array 'gt'; it has X; expected one of them"),
+        ({"X": ONE}, {"labels_name": "gt"}, "no array 'gt'; it has X; expected one of X"),
+        ({"X": ONE, "Y": CLASSES}, {"view_names": ["x"]}, "no array 'x'; it has X, Y; did you mea"),
         ({"X": TWO, "Z": csc_array((1 << 20, 1 << 20))}, {}, "Z is 1048576 × 1048576, 8,796,093,"),
     ],
 )

@@ -16,6 +16,7 @@ from PIL import Image
 from heron.data.reader import Reader
 from heron.shards.build import build
 from heron.shards.errors import SourceError
+from heron.shards.manifest import load_manifest
 from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
@@ -144,7 +145,13 @@ def test_a_saved_folder_of_pictures_and_captions(
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({}, {"image": None}, "no view is asked for; it has the columns image (struct<"),
+        (
+            {"label": [0, 1] * 5, "y": [0, 1] * 5},
+            {"image": None},
+            "no view is asked for, and the columns label and y may be the label; expected to know "
+            "which; choose it with --label, as in --image image --text caption "
+            "--vector sensors --label label",
+        ),
         ({}, {"image": ["picture"]}, "no column 'picture'; it has image, caption, sensors, age,"),
         ({}, {"text": ["image=caption"]}, "a second view 'image'; expected each once; give VIEW=C"),
         (
@@ -175,6 +182,62 @@ def test_errors(
     with pytest.raises(SourceError) as fault:
         build(source, tmp_path / "out", progress=False)
     assert message in str(fault.value)
+
+
+def one_label(**columns: Any) -> dict[str, Any]:
+    return {"label": ["cat", "dog"] * 5} | columns
+
+
+PICTURES = [{"bytes": picture(n), "path": None} for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "views", "label"),
+    [
+        (one_label(image=PICTURES), {"image": "image"}, "label"),
+        (one_label(img=[p["bytes"] for p in PICTURES]), {"img": "image"}, "label"),
+        (
+            {"image": PICTURES, "caption": ["a cat"] * 10, "url": [f"{n}" for n in range(10)]},
+            {"image": "image", "caption": "text"},
+            None,
+        ),
+        (
+            {"image": PICTURES, "breed": list("ab") * 5, "id": range(10)},
+            {"image": "image"},
+            "breed",
+        ),
+        ({"Text": [f"no {n}" for n in range(10)], "Label": [0, 1] * 5}, {"Text": "text"}, "Label"),
+        ({"review": [f"no {n}" for n in range(10)], "y": [0, 1] * 5}, {"review": "text"}, "y"),
+        (one_label(e=[[n, 0.5] for n in range(10)], age=range(10)), {"e": "vector"}, "label"),
+        (one_label(a=range(10), b=[n / 2 for n in range(10)]), {"features": "vector"}, "label"),
+        (one_label(a=range(10), __index_level_0__=range(10)), {"a": "vector"}, "label"),
+    ],
+)
+def test_columns_with_one_reading_need_no_option(
+    tmp_path: Path,
+    columns: dict[str, Any],
+    views: dict[str, str],
+    label: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = parquet(tmp_path, columns)
+    assert {view.name: view.kind for view in source.views} == views
+    assert source.labels.kind == ("none" if label is None else "multi_class")
+    build(source, tmp_path / "out", progress=False)
+    assert "parquet: read as --" in caplog.text and verify(tmp_path / "out").ok
+    options = load_manifest(tmp_path / "out").built_from.options
+    assert options["label"] == ([label] if label else None)
+    given = {kind: options[kind] for kind in ("image", "text", "vector", "label")}
+    build(parquet(tmp_path, columns, **given), tmp_path / "out", progress=False)  # complete
+
+
+def test_columns_are_named_in_any_case(tmp_path: Path) -> None:
+    source = parquet(tmp_path, table(), image=["Image"], vector=["n=SENSORS,age"], label=["Kind"])
+    assert [view.name for view in source.views] == ["image", "n"]
+    assert source.options()["label"] == ["kind"]
+    source = parquet(tmp_path, table(KIND=[1] * 10), image=["image"], label=["Kind"])
+    with pytest.raises(SourceError, match="no column 'Kind'; it has .*; did you mean 'kind'"):
+        _ = source.views
 
 
 def test_files_that_are_none_or_of_two_sets(tmp_path: Path) -> None:

@@ -82,12 +82,6 @@ def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool)
     [
         (ARFF, XML.replace("utf-8", "utf-9"), "tiny.xml: not XML (unknown encoding: utf-9)"),
         (ARFF, XML.replace("keen", "kind"), "tiny.arff: no attribute 'kind', which tiny.xml names"),
-        (
-            ARFF,
-            XML.replace('<label name="keen"></label>', ""),
-            "attribute 'keen' is {0,1}, as a label is, but tiny.xml does not name it; expected a "
-            "label that it names; add it to the XML, or say --binary-features true if it is a fea",
-        ),
         (ARFF.replace("1.5,2,", "1.5,"), XML, "tiny.arff, line 9: 3 columns; expected 4"),
         (ARFF.replace("1.5", "?"), XML, "line 9, column 'height': found '?'; expected a finite"),
         (ARFF.replace("0.25", "nan"), XML, "line 10, column 'arm span': found nan; expected a fin"),
@@ -252,6 +246,17 @@ def test_mulan_files_whose_attributes_have_other_values(
         return
     with pytest.raises(SourceError, match=re.escape(message)):
         _ = source.splits
+
+
+def test_a_binary_attribute_that_is_no_label_is_a_feature(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = mulan_options(tmp_path, ARFF, XML.replace('<label name="keen"></label>', ""))
+    source = make_source("mulan", options | {"view_kind": "single"})
+    assert source.labels.names == ["calm"] and source.splits["all"] > 0
+    (view,) = source.views
+    assert view.shape == (3,)
+    assert "keen: {0,1} and not in tiny.xml, and so features, not labels" in caplog.text
 
 
 def test_mulan_without_a_feature(tmp_path: Path) -> None:

@@ -259,3 +259,12 @@ def test_categories_that_are_missing_have_the_share_of_each(tmp_path: Path) -> N
     source = table(tmp_path, "a,b\nx,0\ny,0\nx,1\n?,1\n", missing="mean", categories="a")
     found = np.asarray(whole(source, "all").views["features"])
     np.testing.assert_allclose(found, np.array([[1, 0], [0, 1], [1, 0], [2 / 3, 1 / 3]]))
+
+
+def test_columns_are_named_in_any_case_where_that_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Width,Kind\n1.5,a\n2.5,b\n")
+    (tmp_path / "b.csv").write_text("height,kind\n1.5,c\n2.5,d\n")
+    one = make_source("table", {"csv": [str(tmp_path / "a.csv")], "label": ["kind"]})
+    assert one.labels.names == ["a", "b"] and one.views[0].shape == (1,)
+    both = {"csv": [str(tmp_path / f"{name}.csv") for name in "ab"], "ignore": ["kind"]}
+    assert make_source("table", both | {"label": ["Kind"]}).labels.names == ["a", "b"]

@@ -49,7 +49,7 @@ class Captions(PictureSource):
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""
-        texts = [] if self.csv else [text for _, text in self._paired[0]]
+        texts = [] if self.csv else [text for _, text in self._paired]
         paths = [*dict.fromkeys(path for path, _ in self._rows), *texts]
         return [folder_record(self.folder, paths), *([file_record(self.csv)] if self.csv else [])]
 
@@ -89,8 +89,13 @@ class Captions(PictureSource):
     def strays(self) -> dict[str, str]:
         """The files without a partner, and the pictures without a caption."""
         empty = "has an empty caption; expected a text"
-        alone = {} if self.csv else self._paired[1]
-        return alone | {path: empty for path, caption in self._rows if not caption.strip()}
+        faults = {path: empty for path, caption in self._rows if not caption.strip()}
+        return self._faults | faults
+
+    @cached_property
+    def _faults(self) -> dict[str, str]:
+        """What is wrong with files and lines, by name; filled as they are read."""
+        return {}
 
     @cached_property
     def _rows(self) -> list[tuple[str, str]]:
@@ -98,21 +103,21 @@ class Captions(PictureSource):
         if self.csv:
             return self._read_csv(self.csv)
         rows = []
-        for path, text in self._paired[0]:
+        for path, text in self._paired:
             try:
                 caption = (self.folder / text).read_bytes().decode("utf-8-sig").strip()
                 rows.append((path, caption))
             except UnicodeDecodeError:
-                self._paired[1][text] = "is not UTF-8; expected a caption"
+                self._faults[text] = "is not UTF-8; expected a caption"
         return rows
 
     @cached_property
-    def _paired(self) -> tuple[list[tuple[str, str]], dict[str, str]]:
-        """The paths of each picture and of the text beside it; and the files without a partner."""
+    def _paired(self) -> list[tuple[str, str]]:
+        """The paths of each picture and of the text beside it."""
         tree, stems = Tree(self.folder), dict[str, list[str]]()
         for name in tree.paths:
             stems.setdefault(name.rpartition(".")[0], []).append(name)
-        pairs, faults = [], {}
+        pairs = []
         for files in stems.values():
             files.sort(key=_is_text)
             suffixes = [name.rpartition(".")[2].lower() for name in files]
@@ -120,10 +125,10 @@ class Captions(PictureSource):
                 pairs.append((files[0], files[1]))
             else:
                 expected = f"expected a picture ({ANY_SUFFIX}) and a .txt of each name"
-                faults[" and ".join(files)] = f"is no pair; {expected}"
+                self._faults[" and ".join(files)] = f"is no pair; {expected}"
         if not stems:
             raise SourceError(f"{self.dataset}: no pictures; expected NAME.jpg and NAME.txt")
-        return pairs, faults
+        return pairs
 
     def _read_csv(self, path: Path) -> list[tuple[str, str]]:
         try:
@@ -133,24 +138,23 @@ class Captions(PictureSource):
             raise SourceError(
                 f"{path.name}: cannot be read ({fault}); expected a CSV file in UTF-8"
             ) from None
-        top = self.folder.resolve()
+        top, rows = self.folder.resolve(), []
         first = lines[0][0] if lines else ""
         if Path(first).suffix.lower()[1:] not in SUFFIXES and not (top / first).is_file():
             lines = lines[1:]  # the names of the columns
         for number, row in enumerate(lines, 1):
-            if len(row) != 2 or not (picture := (top / row[0]).resolve()).is_file():
-                raise SourceError(
-                    f"{path.name}, row {number}: found {short_repr(row)}; expected a picture that "
-                    f"lies in {self.dataset}, and its caption"
-                )
-            if not picture.is_relative_to(top):
-                raise SourceError(
-                    f"{path.name}, row {number}: {short_repr(row[0])} leads out of {self.dataset}; "
-                    "expected a picture in it"
-                )
+            where, picture = f"{path.name}, row {number}:", top / row[0]
+            if len(row) != 2 or not picture.is_file():
+                expected = f"expected a picture that lies in {self.dataset}, and its caption"
+                self._faults[where] = f"found {short_repr(row)}; {expected}"
+            elif not picture.resolve().is_relative_to(top):
+                expected = f"leads out of {self.dataset}; expected a picture in it"
+                self._faults[where] = f"{short_repr(row[0])} {expected}"
+            else:
+                rows.append((row[0], row[1]))
         if not lines:
             raise SourceError(f"{path.name}: no rows; expected file,caption in each line")
-        return [(row[0], row[1]) for row in lines]
+        return rows
 
 
 def _is_text(name: str) -> bool:

@@ -3,6 +3,7 @@
 import os
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape, short_repr
+from heron.shards.errors import (
+    DOWNLOAD_AGAIN,
+    SourceError,
+    format_shape,
+    list_faults,
+    short_repr,
+)
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import read_complete_header
 from heron.shards.sources.base import (
@@ -21,6 +28,7 @@ from heron.shards.sources.base import (
     FileOrFolder,
     FileSource,
     Loaded,
+    OnError,
     file_record,
     read_each,
 )
@@ -74,6 +82,7 @@ class _Images(NamedTuple):
     path: Path
     members: dict[str, str]  # file name -> its path in the archive or folder
     archive: zipfile.ZipFile | None
+    strays: dict[str, str]  # files of other names, and what is wrong with them
 
     def read(self, name: str) -> bytes:
         """Returns the bytes of a picture."""
@@ -86,7 +95,10 @@ class _Images(NamedTuple):
         try:
             header = read_complete_header(data)
         except ValueError as fault:
-            raise SourceError(f"{self.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}") from None
+            raise SourceError(
+                f"{self.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}, or leave it out with "
+                "--on-error skip"
+            ) from None
         return header.height, header.width
 
 
@@ -98,7 +110,7 @@ class CelebA(FileSource):
     pictures, unless `--missing leave_out` is given. Hidden files and __MACOSX are ignored.
     """
 
-    left_out: ClassVar[tuple[str, ...]] = ("captions",)
+    left_out: ClassVar[tuple[str, ...]] = ("captions", "on_error")
     name: ClassVar[str] = "celeba"
     examples: ClassVar[str] = (
         "heron shards build celeba --images img_align_celeba.zip "
@@ -120,6 +132,7 @@ class CelebA(FileSource):
     captions: bool = Field(
         False, description="true: a second view `caption`, a sentence of some of the attributes"
     )
+    on_error: OnError = "raise"
 
     def input_files(self) -> list[InputFile]:
         """Returns a record for each file, and one for all pictures of a folder."""
@@ -143,7 +156,10 @@ class CelebA(FileSource):
                 f"{gaps}; expected files that name the same pictures; give what is missing, or "
                 "build those that all files name with --missing leave_out"
             )
-        shared = np.array([all(file in names for _, names in listings) for file in files])
+        bad = self.skipped
+        shared = np.array(
+            [all(f in names for _, names in listings) and f not in bad for f in files]
+        )
         if not shared.any():
             raise SourceError(
                 f"no picture is in all of {', '.join(path.name for path in self.files)}; expected "
@@ -164,7 +180,8 @@ class CelebA(FileSource):
                 raise SourceError(
                     f"{self._images.path.name}: {files[row]} is {format_shape(actual[::-1])} "
                     f"pixels; expected {format_shape(size[::-1])}, as {first} is: the aligned "
-                    f"pictures are all of one size; give {ALIGNED}, not the pictures in the wild"
+                    f"pictures are all of one size; give {ALIGNED}, not the pictures in the wild, "
+                    "or leave out what is bad with --on-error skip"
                 )
             return data
 
@@ -185,6 +202,27 @@ class CelebA(FileSource):
             warning=left_out if gaps else "",
         )
 
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """What is bad of the pictures."""
+        return self.checked if self.on_error == "skip" else {}
+
+    @cached_property
+    def checked(self) -> dict[str, str]:
+        """What is wrong with each picture that is damaged, or not of the size of most."""
+        sizes, faults = dict[str, tuple[int, int]](), dict(self._images.strays)
+        for name in self._images.members:
+            try:
+                sizes[name] = self._images.size(name, self._images.read(name))
+            except SourceError as fault:
+                faults[name] = str(fault)
+        usual = Counter(sizes.values()).most_common(1)
+        for name, size in sizes.items():
+            if size != usual[0][0]:
+                expected = format_shape(usual[0][0][::-1])
+                faults[name] = f"is {format_shape(size[::-1])} pixels; expected {expected}"
+        return faults
+
     @cached_property
     def _images(self) -> _Images:
         path, archive = self.images, None
@@ -195,21 +233,24 @@ class CelebA(FileSource):
         else:
             archive = open_zip(path, f"{ALIGNED}.zip, or a folder of the pictures")
             paths = list_zip(archive, path)
-        members: dict[str, str] = {}
+        members, strays = dict[str, str](), dict[str, str]()
         for member in paths:
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
-                raise SourceError(
-                    f"{path.name}: {short_repr(member)} is no picture; expected {NAME_FORM}; give "
-                    "the file of another release, or move it away"
-                )
+                strays[short_repr(member)] = f"is no picture; expected {NAME_FORM}"
+                continue
             if name in members:
                 raise SourceError(
                     f"{path.name}: {name} comes twice, as {members[name]} and as {member}; "
                     "expected a name for each picture; remove one of them"
                 )
             members[name] = member
-        return _Images(path, members, archive)
+        if strays and self.on_error == "raise":
+            raise SourceError(
+                f"{path.name}: {list_faults(strays)}; give the file of another release, move it "
+                "away, or leave out what is bad with --on-error skip"
+            )
+        return _Images(path, members, archive, strays)
 
 
 class _List(NamedTuple):

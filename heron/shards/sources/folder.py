@@ -86,9 +86,10 @@ class Folder(PictureSource):
     """Pictures in folders of classes, or in a zip of them: SPLIT/CLASS/NAME.jpg, CLASS/NAME.jpg.
 
     With one level of folders, each is a class. With more, labels are a hierarchy with a column for
-    each level, in which a class is named by its whole path, such as animal/cat. Rows are in the
-    order of the sorted paths. JPEG, PNG, WebP, GIF (its first picture), TIFF and BMP may be mixed.
-    Hidden files and folders (.NAME) are ignored; any other file is an error, as is an empty folder.
+    each level, in which a class is named by its whole path, such as animal/cat. Without folders of
+    classes there are no labels. Rows are in the order of the sorted paths. JPEG, PNG, WebP, GIF
+    (its first picture), TIFF and BMP may be mixed. Hidden files and folders (.NAME) are ignored;
+    any other file is an error, as is an empty folder.
     """
 
     name: ClassVar[str] = "folder"
@@ -130,26 +131,23 @@ class Folder(PictureSource):
                 f"{self.dataset}: no picture is left; expected some ({list_faults(bad, 1)}); "
                 f"{self.remedy}"
             )
-        for path, classes in pictures.items():
-            if len(classes) != len(pictures[paths[0]]):
-                raise SourceError(
-                    f"{self.dataset}: {paths[0]} lies {len(pictures[paths[0]])} folders of classes "
-                    f"deep and {path} {len(classes)}; expected the same depth everywhere; move one "
-                    "of them, or see --split-names"
-                )
         columns = list(zip(*pictures.values(), strict=True))  # of each level of classes
-        levels = [sorted(set(column)) for column in columns]
+        levels, warning = [sorted(set(column)) for column in columns], ""
         numbers = [{name: number for number, name in enumerate(level)} for level in levels]
         pairs = zip(numbers, columns, strict=True)
         targets = np.array([[number[name] for name in column] for number, column in pairs]).T
-        if len(levels) == 1:
+        if not levels:
+            labels, targets = Labels(kind="none", names=[]), np.full(len(paths), -1)
+            warning = f"{self.dataset}: the pictures lie in no folders of classes: no labels"
+        elif len(levels) == 1:
             labels, targets = Labels(kind="multi_class", names=levels[0]), targets[:, 0]
         else:
             labels = Labels(kind="hierarchical", names=levels[-1], levels=levels)
         read = read_each(lambda row: self._tree.read(paths[row]))
         found = self.checked[0]["image"]
         column = Column((len(paths), *found.shape), read, found.member)
-        return Loaded({"image": column}, targets, labels, splits, list(make_keys(paths).values()))
+        keys = list(make_keys(paths).values())
+        return Loaded({"image": column}, targets, labels, splits, keys, warning=warning)
 
     def payloads(self, view: str) -> Iterator[tuple[str, bytes]]:
         """Reads every picture."""
@@ -159,43 +157,60 @@ class Folder(PictureSource):
 
     @property
     def strays(self) -> dict[str, str]:
-        """The files that are no pictures by their names."""
-        return {path: NO_PICTURE for path in self._in_splits if not _is_picture(path)}
+        """What is no picture by its name, and what lies where nothing is expected."""
+        return self._surveyed[1]
 
     @cached_property
     def _tree(self) -> Tree:
         return Tree(self.folder)
 
     @property
-    def _in_splits(self) -> list[str]:
-        tops = tuple(self._split_folders.values())
-        return [path for path in self._tree.paths if path.startswith(tops)]
+    def _listed(self) -> dict[str, list[str]]:
+        return self._surveyed[0]
 
     @cached_property
-    def _listed(self) -> dict[str, list[str]]:
-        """The paths of the pictures of each split."""
+    def _surveyed(self) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """The paths of the pictures of each split, and all that is wrong with the folder."""
         tops = self._split_folders
-        empty = [f for f in self._tree.empty if f.startswith(tuple(tops.values())) or f == "./"]
-        if empty or not self._tree.paths:
+        if not self._tree.paths:
             raise SourceError(
-                f"{self.dataset}: the folder {(empty or ['.'])[0].removeprefix('./') or '.'} is "
-                "empty; expected pictures, or folders of them; remove it"
+                f"{self.dataset}: the folder . is empty; expected pictures, or folders of them"
             )
-        pictures = [path for path in self._tree.paths if _is_picture(path)]
-        listed = {s: [p for p in pictures if p.startswith(top)] for s, top in tops.items()}
-        for split, paths in listed.items():
-            for path in paths:
-                if not _classes(path, tops[split]):
-                    raise SourceError(
-                        f"{self.dataset}: {path} lies in no folder of a class; expected "
-                        f"{tops[split]}CLASS/NAME.jpg; move it into one"
+        entries = dict.fromkeys(path.partition("/")[0] for path in self._tree.paths)
+        faults = {
+            entry: f"lies beside the split train; expected {', '.join(SPLITS)} alone (name the "
+            f"splits with --split-names, or say --split-names {SINGLE_SPLIT} where train is a "
+            "class)"
+            for entry in entries
+            if self.split_names is None and "train" in tops and entry not in SPLITS
+        }
+        inside = tuple(tops.values())
+        for name in self._tree.empty:
+            if name.startswith(inside):
+                faults[f"the folder {name}"] = "is empty; expected pictures, or folders of them"
+        paths = [path for path in self._tree.paths if path.startswith(inside)]
+        faults |= {path: NO_PICTURE for path in paths if not _is_picture(path)}
+        listed = {
+            s: [p for p in paths if p.startswith(t) and _is_picture(p)] for s, t in tops.items()
+        }
+        depths = {p: len(_classes(p, tops[split])) for split, ps in listed.items() for p in ps}
+        counts = Counter(filter(None, depths.values()))
+        usual = counts.most_common(1)[0][0] if counts else 0
+        for split, pictures in listed.items():
+            for path in pictures:
+                if depths[path] and depths[path] != usual:
+                    faults[path] = (
+                        f"lies {depths[path]} folders of classes deep; expected {usual}, as most "
+                        "do (see --split-names)"
                     )
-        return listed
+                elif depths[path] != usual:
+                    expected = f"{tops[split]}CLASS/NAME.jpg"
+                    faults[path] = f"lies in no folder of a class; expected {expected}"
+        return {s: [p for p in ps if depths[p] == usual] for s, ps in listed.items()}, faults
 
     @cached_property
     def _split_folders(self) -> dict[str, str]:
         """The folder of each split: `train/` for train; "" without splits."""
-        entries = dict.fromkeys(path.partition("/")[0] for path in self._tree.paths)
         folders = list(dict.fromkeys(p.partition("/")[0] for p in self._tree.paths if "/" in p))
         if self.split_names == [SINGLE_SPLIT] and SINGLE_SPLIT not in folders:
             return {SINGLE_SPLIT: ""}
@@ -209,13 +224,6 @@ class Folder(PictureSource):
             return {name: f"{name}/" for name in self.split_names}
         if "train" not in folders:
             return {SINGLE_SPLIT: ""}
-        for entry in entries:
-            if entry not in SPLITS:
-                raise SourceError(
-                    f"{self.dataset}: {entry} lies beside the split train; expected "
-                    f"{', '.join(SPLITS)} alone; name the splits with --split-names, or say "
-                    f"--split-names {SINGLE_SPLIT} where train is a class"
-                )
         return {name: f"{name}/" for name in SPLITS if name in folders}
 
 

@@ -6,7 +6,7 @@ import zlib
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its num
 class Idx(FileSource):
     """The MNIST family (MNIST, KMNIST, Fashion): its four idx files, gzipped or not.
 
-    A row is an image's pixels in [0, 1], in row-major order. With `--view-kind noise` rows are
+    A row is a grey picture or, with `--view-kind vectors`, its pixels in [0, 1], in row-major
+    order, as `configs/kmnist.yaml` takes them. With `--view-kind noise` rows are such vectors of
     HeroCon's N-MNIST (Section 4.4): a share of the pixels gets Gaussian noise with the mean and
     standard deviation of all pixels, the sum is clipped to [0, 1], and the noise of the two views
     is independent. A pixel that has noise at one share has the same noise at every larger share.
@@ -43,8 +44,10 @@ class Idx(FileSource):
     merge: bool = Field(
         False, description="true: one split `all`, train and then test; false: train and test"
     )
-    view_kind: Literal["plain", "noise"] = Field(
-        "plain", description="plain: one view, `image`; noise: `view1` and `view2`, N-MNIST's"
+    view_kind: Literal["pictures", "vectors", "noise"] = Field(
+        "pictures",
+        description="pictures: one view `image`, grey; vectors: one view `image` of its pixels in "
+        "[0, 1]; noise: `view1` and `view2`, vectors, N-MNIST's",
     )
     noise: float = Field(
         1.0, ge=0, le=1, description="probability that a pixel of a view gets noise"
@@ -65,8 +68,12 @@ class Idx(FileSource):
     @model_validator(mode="after")
     def _refuse_unused_options(self) -> Self:
         unused, where, remedy = ["noise_mean", "noise_std"], "uniform noise has", "gaussian"
-        if self.view_kind == "plain":
-            unused, where, remedy = ["noise", "noise_law", *unused], "a plain view has", "noise"
+        if self.view_kind != "noise":
+            unused, where, remedy = (
+                ["noise", "noise_law", *unused],
+                f"a view of {self.view_kind} has",
+                "noise",
+            )
         elif self.noise_law == "gaussian":
             unused = []
         for name in unused:
@@ -80,6 +87,10 @@ class Idx(FileSource):
     def dataset(self) -> str:
         """The name of the folder."""
         return self.folder.resolve().name
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options; vectors have the name of earlier folders."""
+        return super().options() | ({"view_kind": "plain"} if self.view_kind == "vectors" else {})
 
     @property
     def files(self) -> list[Path]:
@@ -97,9 +108,11 @@ class Idx(FileSource):
                 f"{format_shape(images.shape[1:])}, as in {train.name}; give the files of one data "
                 "set"
             )
-        pixels = np.concatenate([images, test_images])
-        pixels = pixels.reshape(len(pixels), -1)
-        views = {"image": Column(pixels.shape, lambda rows: pixels[rows] / np.float32(255))}
+        pictures = np.concatenate([images, test_images])[..., None]
+        pixels = pictures.reshape(len(pictures), -1)
+        views = {"image": Column(pictures.shape, pictures.__getitem__)}
+        if self.view_kind == "vectors":
+            views = {"image": Column(pixels.shape, lambda rows: pixels[rows] / np.float32(255))}
         if self.view_kind == "noise":
             mean, std = _moments(pixels)
             mean = mean if self.noise_mean is None else self.noise_mean

@@ -12,6 +12,12 @@ from heron.shards.sources.text import parse_number
 
 LabelKind = Literal["multi_label", "multi_class", "hierarchical", "complementary", "none"]
 MinusOne = Literal["unlabelled", "no"]
+# What labels and captions are usually called, in lower case.
+LABEL_NAMES = frozenset(
+    ("labels", "label", "y", "gnd", "gt", "truth", "target", "targets", "class", "classes")
+)
+CAPTIONS = frozenset(("caption", "captions", "text"))
+MAX_LABELS = 1 << 31  # rows times labels, as 0 and 1
 MINUS_ONE = (
     "what -1 states: unlabelled: a row has no label where all of its labels are -1; no: the other "
     "of two classes beside 1, or a label that does not hold (default: unlabelled, but labels of "
@@ -67,6 +73,40 @@ def encode_labels(
             )
         return Labels(kind=kind, names=levels[-1], levels=levels), targets
     return Labels(kind="multi_class", names=levels[0]), columns[0]
+
+
+def encode_sets(
+    rows: list[list[Any]], names: list[str] | None, where: str, minus_one: MinusOne | None
+) -> tuple[Labels, NDArray[np.uint8]]:
+    """Encodes lists of names, of class numbers, or of 0 and 1, as 0 or 1 for each label."""
+    flat = [value for values in rows for value in values]
+    types = {type(value) for value in flat}
+    if not types or not (types <= {int, bool} or types == {str}):
+        raise SourceError(
+            f"{where}: lists of {short_repr(rows[0])}; expected class numbers or names"
+        )
+    lengths = {len(values) for values in rows}
+    repeated = any(len(set(values)) < len(values) for values in rows)
+    if names is None and repeated and len(lengths) == 1 and set(flat) <= {-1, 0, 1}:
+        return encode_labels(np.array(rows, int), where, "multi_label", None, minus_one)
+    classes: list[Any] = sorted(set(flat)) if names is None else list(range(len(names)))
+    if types == {str} and names is not None:
+        classes = names
+    positions = {value: position for position, value in enumerate(classes)}
+    if unknown := [value for value in flat if value not in positions]:
+        raise SourceError(
+            f"{where}: found {short_repr(unknown[0])}; expected one of the {len(classes)} classes; "
+            "fill the row, or drop it first"
+        )
+    if len(rows) * len(classes) > MAX_LABELS:
+        raise SourceError(
+            f"{where}: {len(classes):,} labels of {len(rows):,} rows; expected {MAX_LABELS:,} at "
+            "most in all; these are no labels: give another column"
+        )
+    array = np.zeros((len(rows), len(classes)), np.uint8)
+    for row, values in zip(array, rows, strict=True):
+        row[[positions[value] for value in values]] = 1
+    return Labels(kind="multi_label", names=names or list(map(str, classes))), array
 
 
 def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int64]]:

@@ -26,7 +26,8 @@ Value = NDArray[Any] | list[NDArray[Any]]
 class Mat(NamedArrays):
     """A MATLAB file of v5 or v7.3: matrices, full or sparse, by name or in a cell, and labels.
 
-    The matrices of a cell X are the arrays X1, X2, ...; a cell of texts is an array of names.
+    The matrices of a cell X are the arrays X1, X2, ...; a cell of texts is an array of names, of
+    the classes where it has one for each.
     Samples are the rows or the columns, whichever the labels match in number, and are the last
     axis of pictures (uint8 height x width x channels x samples). Labels are a vector of class
     numbers, a cell of class names, or a matrix of 0 and 1.
@@ -60,6 +61,10 @@ class Mat(NamedArrays):
     def where(self, name: str) -> str:
         """Returns the name of the file."""
         return self.mat.name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array as it is stored."""
+        return self._stored[name].shape
 
     def array(self, name: str) -> NDArray[Any]:
         """Returns an array, its samples along the first axis."""
@@ -102,6 +107,7 @@ class Mat(NamedArrays):
         if label is not None and label.size == max(label.shape, default=0):
             return int(label.size)
         arrays = {n: a for n, a in self._stored.items() if n not in self.ignore and a.size > 1}
+        arrays = {n: a for n, a in arrays.items() if a.dtype.kind != "U"}
         chosen = arrays if self.view_names is None else {}
         chosen = chosen or {name: arrays[name] for name in self.view_names or () if name in arrays}
         if label is not None:
@@ -192,7 +198,7 @@ def read_value(file: MatlabFile, name: str) -> Value:
     if isinstance(value, list):
         if any(isinstance(item, list) for item in value):
             raise SourceError(f"{where} is a cell of cells; expected matrices or texts in it")
-        if value and all(item.dtype.kind == "U" for item in value):
+        if value and all(item.dtype.kind == "U" and not item.ndim for item in value):
             return np.array([str(item) for item in value])
     return value
 
@@ -204,8 +210,13 @@ def _from_scipy(value: Any, where: str) -> Any:
     if value.dtype == object:
         return [_from_scipy(item, where) for item in value.ravel("F")]
     if value.dtype.kind == "U":
-        return np.array("".join(value.ravel().tolist()))
+        return _of_texts(value.ravel().tolist())
     return _check_real(value, where)
+
+
+def _of_texts(rows: list[str]) -> NDArray[np.str_]:
+    """Returns the text of an array of characters, or those of its rows, without their padding."""
+    return np.array([row.rstrip() for row in rows] if len(rows) > 1 else "".join(rows))
 
 
 def _dense(sparse: Any, where: str) -> NDArray[Any]:
@@ -257,7 +268,7 @@ def _from_hdf5(opened: Any, item: Any, where: str, in_cell: bool = False) -> Any
         return []
     values = _read_dataset(item, where).T
     if kind == "char":
-        return np.array("".join(map(chr, values.ravel("F").tolist())))
+        return _of_texts(["".join(map(chr, row)) for row in np.atleast_2d(values).tolist()])
     return _check_real(values, where)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath, model_validator
 
-from heron.shards.errors import SourceError
+from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels, Name
 from heron.shards.sources.arff import BINARY, ArffFile, is_numeric, read_arff, type_of
 from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded, split_ranges
@@ -40,8 +40,8 @@ class Mulan(FileSource):
     )
     binary_features: bool = Field(
         False,
-        description="true: an attribute {0,1} that the XML does not name is a feature; false: it "
-        "is an error, since it may be a label that the XML lacks",
+        description="true: nothing is said of attributes {0,1} that the XML does not name, which "
+        "are features; false: they are named, since one may be a label that the XML lacks",
     )
     keep: list[str] = Field([], description=KEEP)
     view_kind: Literal["noise", "single"] = Field(
@@ -85,12 +85,17 @@ class Mulan(FileSource):
             counts[name] += len(file_labels)
         described = Labels(kind="multi_label", names=names)
         clean, targets = np.concatenate(features), np.concatenate(labels)
+        binary = [n for n, k in tables[0].kinds.items() if sorted(k) == BINARY and n not in names]
+        said = (
+            f"{first_few(binary)}: {{0,1}} and not in {self.xml.name}, and so features, not labels"
+        )
         refuse_leaks({"features": clean}, targets, described, {}, self.keep)  # views have noise
         return Loaded(
             views=self._views(clean),
             targets=targets,
             labels=described,
             splits=split_ranges(counts, merge=False),
+            warning=said if binary and not self.binary_features else "",
         )
 
     def _label_names(self) -> list[str]:
@@ -120,7 +125,7 @@ class Mulan(FileSource):
         return views
 
     def _check_attributes(self, table: ArffFile, labels: list[str]) -> None:
-        """Refuses labels that are not attributes {0,1}, and other attributes that may be labels."""
+        """Refuses labels that are not attributes {0,1}."""
         for label in labels:
             if label not in table.kinds:
                 raise SourceError(
@@ -131,13 +136,6 @@ class Mulan(FileSource):
                 raise SourceError(
                     f"{table.file}: attribute {label!r}, a label, is {type_of(kind)}; expected "
                     "{0,1}; give the XML of this data set"
-                )
-        for name, kind in table.kinds.items():
-            if sorted(kind) == BINARY and name not in labels and not self.binary_features:
-                raise SourceError(
-                    f"{table.file}: attribute {name!r} is {type_of(kind)}, as a label is, but "
-                    f"{self.xml.name} does not name it; expected a label that it names; add it to "
-                    "the XML, or say --binary-features true if it is a feature"
                 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from heron.shards.dotted import suggest, without_case
 from heron.shards.errors import SourceError
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import (
@@ -19,13 +20,10 @@ from heron.shards.sources.base import (
     vectors,
     with_unknown,
 )
-from heron.shards.sources.labels import MINUS_ONE, LabelKind, MinusOne, encode_labels
+from heron.shards.sources.labels import LABEL_NAMES, MINUS_ONE, LabelKind, MinusOne, encode_labels
 from heron.shards.sources.leaks import KEEP
 
 LABELS = "labels"
-LABEL_NAMES = frozenset(
-    ("labels", "label", "y", "gnd", "gt", "truth", "target", "targets", "class", "classes")
-)
 SPLIT = "split"  # the array that names the split of each row
 CHANNEL_COUNTS = 1, 3  # numbers of channels that are not taken for a height or a width
 NUMBERS = "fiub"  # kinds of dtypes
@@ -100,9 +98,12 @@ class NamedArrays(FileSource):
         """
         default = type(self).model_fields["labels_name"].default
         if self.labels_name != default or default in self.names or self.label_kind == "none":
-            return self.labels_name
+            return without_case(self.labels_name, self.names)
         views = {*(self.view_names or ()), *self.ignore}
         found = [n for n in self.names if n.lower() in LABEL_NAMES and n not in views]
+        if len(found) > 1:  # a list of class names is not as long as the views
+            ends = {end for n in self.names if n not in found for end in self.shape(n)}
+            found = [n for n in found if not ends or ends & {*self.shape(n)}] or found
         if len(found) > 1:
             raise SourceError(
                 f"{', '.join(path.name for path in self.files)}: {' and '.join(found)} may both be "
@@ -110,6 +111,32 @@ class NamedArrays(FileSource):
                 f"other out with --ignore {found[1]}"
             )
         return found[0] if found else self.labels_name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array as it is stored."""
+        return self.array(name).shape
+
+    @cached_property
+    def names_array(self) -> str | None:
+        """The one array of texts that are fewer than the labels: it names their classes."""
+        label = self.label_array
+        if self.label_names or self.label_kind == "none" or label not in self.names:
+            return None
+        others = {label, SPLIT, *self.ignore, *(self.view_names or ())}
+        found = [name for name in self.names if name not in others and self._is_names(name)]
+        return found[0] if len(found) == 1 else None
+
+    def _is_names(self, name: str) -> bool:
+        array, labels = self.array(name), self.array(self.label_array)
+        if array.dtype.kind != "U" or array.ndim != 1 or labels.dtype.kind not in NUMBERS:
+            return False
+        if labels.ndim == 2 and labels.shape[1] > 1:
+            return bool(len(array) == labels.shape[1])
+        least, most = labels.min(initial=0), labels.max(initial=0)
+        counted_from = (
+            0 if 0 in labels else 1
+        )  # where no row has the first class, the last has some
+        return len(array) < len(labels) and least >= 0 and len(array) == most + 1 - counted_from
 
     def load(self) -> Loaded:
         """Checks the shapes of the views, and reads the labels and the splits."""
@@ -120,10 +147,10 @@ class NamedArrays(FileSource):
             requested.append(self.label_array)
         if unknown := [name for name in requested if name not in self.names]:
             raise SourceError(
-                f"{titles}: no array {unknown[0]!r}; it has {', '.join(self.names)}; expected one "
-                "of them"
+                f"{titles}: no array {unknown[0]!r}; it has {', '.join(self.names)}; "
+                f"{suggest(unknown[0], list(self.names))}"
             )
-        not_views = {self.label_array, SPLIT, *self.ignore}
+        not_views = {self.label_array, SPLIT, *self.ignore, *filter(None, [self.names_array])}
         names = self.view_names or [
             name for name in self.names if name not in not_views and self._can_be_view(name)
         ]
@@ -134,6 +161,8 @@ class NamedArrays(FileSource):
         conversions = [line for line in map(self._describe_conversion, names) if line]
         if self.label_array != self.labels_name:
             conversions.insert(0, f"{self.label_array!r} holds the labels")
+        if self.names_array:
+            conversions.insert(0, f"{self.names_array!r} names the classes")
         lengths = {name: column.shape[0] for name, column in views.items()}
         lengths |= {} if targets is None else {self.label_array: len(targets)}
         lengths |= {} if split is None else {SPLIT: len(split)}
@@ -255,7 +284,11 @@ class NamedArrays(FileSource):
         if self.label_kind == "none" or name not in self.names:
             return Labels(kind="none", names=self.label_names or []), None
         array = np.array(self.array(name))
-        where = f"{self.where(name)}: {name!r}"
+        where, names = f"{self.where(name)}: {name!r}", self.label_names
+        if self.names_array:
+            names = [text.strip() for text in self.array(self.names_array).tolist()]
+            if array.size == len(array) and 0 not in array:
+                array = array - 1  # classes are numbered from 1
         if self.unknown == "allow":
             multi_label = array.ndim == 2 and self.label_kind in (None, "multi_label")
             if not multi_label or array.dtype.kind not in NUMBERS or not array.size:
@@ -264,9 +297,9 @@ class NamedArrays(FileSource):
                     "expected numbers [rows, labels]; a class that is not known is -1, without "
                     "--unknown"
                 )
-            names = self.label_names or [str(number) for number in range(array.shape[1])]
+            names = names or [str(number) for number in range(array.shape[1])]
             targets, labels = with_unknown(array, names, where)
             return labels, targets
         if array.dtype.kind == "f" and len(bad := np.argwhere(np.isnan(array))):
             raise SourceError(f"{where}: label of row {bad[0][0]} is nan; {WHOLE_LABELS}")
-        return encode_labels(array, where, self.label_kind, self.label_names, self.minus_one)
+        return encode_labels(array, where, self.label_kind, names, self.minus_one)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from heron.shards.dotted import suggest, without_case
 from heron.shards.errors import SourceError, first_few, list_faults, short_repr
 from heron.shards.manifest import Labels
+from heron.shards.picture import MAGIC
 from heron.shards.sources.base import (
     SINGLE_SPLIT,
     Column,
@@ -21,14 +24,21 @@ from heron.shards.sources.base import (
     vectors,
 )
 from heron.shards.sources.folder import PictureSource
-from heron.shards.sources.labels import MINUS_ONE, MinusOne, encode_labels
+from heron.shards.sources.labels import (
+    CAPTIONS,
+    LABEL_NAMES,
+    MINUS_ONE,
+    MinusOne,
+    encode_labels,
+    encode_sets,
+)
 from heron.shards.sources.leaks import KEEP
 from heron.shards.sources.parquet_files import fetch, find_files, group_by_split
 
 if TYPE_CHECKING:
     from heron.shards.arrow import ArrowRows
 
-MAX_LABELS = 1 << 31  # rows times labels, as 0 and 1
+SAMPLE = 1000  # rows that tell texts from classes
 BATCH = 1024  # pictures checked together
 FILL = "fill the row, or drop it first"
 
@@ -40,7 +50,8 @@ class Parquet(PictureSource):
     (numbers, or lists of as many in every row). Labels are one column of class numbers,
     names, or lists of either, or several columns of 0 and 1. Splits are those of the data set, or
     by the words train, val and test in the names of the files or their folders. No script of a data
-    set is run, and nothing is unpickled.
+    set is run, and nothing is unpickled. Where no view is asked for, what the types, the names and
+    the values of the columns tell is taken and said, if there is one reading of them.
     """
 
     name: ClassVar[str] = "parquet"
@@ -99,7 +110,11 @@ class Parquet(PictureSource):
     @property
     def block_rows(self) -> int | None:  # type: ignore[override]
         """None where rows have pictures or texts: each is a tar sample."""
-        return None if self.image or self.text else 256
+        return None if self._chosen["image"] or self._chosen["text"] else 256
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options, with the columns that were found."""
+        return super().options() | {k: v for k, v in self._chosen.items() if v}
 
     def load(self) -> Loaded:
         """Opens the files, and checks the header of every picture and every label."""
@@ -122,7 +137,7 @@ class Parquet(PictureSource):
             raise SourceError(f"{self.dataset}: {list_faults(self.skipped, 1)}: no row is left")
         keys = [f"{name}-{n:08d}" for name, rows in splits.items() for n in range(len(rows))]
         used = {column for _, columns in self._view_columns.values() for column in columns}
-        used |= set(self.label or ())
+        used |= set(self._chosen["label"])
         unused = [name for name in self._rows.schema.names if name not in used]
         return Loaded(
             views=views,
@@ -130,7 +145,10 @@ class Parquet(PictureSource):
             labels=labels,
             splits=kept,
             keys=keys if self.block_rows is None else None,
-            warning=f"not read: columns {first_few(unused)}" if unused else "",
+            warning="; ".join(
+                [f"read as {_words(self._chosen)}"] * (not self._is_asked)
+                + [f"not read: columns {first_few(unused)}"] * bool(unused)
+            ),
         )
 
     @cached_property
@@ -157,12 +175,42 @@ class Parquet(PictureSource):
             )
         return splits
 
+    @property
+    def _is_asked(self) -> bool:
+        return bool(self.image or self.text or self.vector)
+
+    @cached_property
+    def _chosen(self) -> dict[str, list[str]]:
+        """The columns of each kind, as options: those that are asked for, or what they tell."""
+        names = self._rows.schema.names
+
+        def typed(argument: str) -> str:  # as the files write it
+            view, equals, columns = argument.rpartition("=")
+            return view + equals + ",".join(without_case(c, names) for c in columns.split(","))
+
+        kinds = ("image", "text", "vector", "label")
+        asked = {kind: [*map(typed, getattr(self, kind) or ())] for kind in kinds}
+        if self._is_asked:
+            return asked
+        found = guess_columns(self._rows)
+        if asked["label"]:
+            found = {k: [c for c in cs if c not in asked["label"]] for k, cs in found.items()}
+            found["label"] = asked["label"]
+        elif len(found["label"]) > 1:
+            words = _words(found | {"label": found["label"][:1]})
+            raise SourceError(
+                f"{self.files[0].name}: no view is asked for, and the columns "
+                f"{' and '.join(found['label'][:8])} may be the label; expected to know which; "
+                f"choose it with --label, as in {words}"
+            )
+        return found
+
     @cached_property
     def _view_columns(self) -> dict[str, tuple[str, list[str]]]:
         """The kind and the columns of each view."""
         views: dict[str, tuple[str, list[str]]] = {}
         for kind in ("image", "text", "vector"):
-            for argument in getattr(self, kind) or ():
+            for argument in self._chosen[kind]:
                 view, equals, columns = argument.rpartition("=")
                 view = view if equals else columns
                 if view in views:
@@ -171,11 +219,12 @@ class Parquet(PictureSource):
                     )
                 views[view] = kind, columns.split(",")
         view_columns = [column for _, columns in views.values() for column in columns]
-        for column in [*view_columns, *(self.label or ())]:
+        for column in [*view_columns, *self._chosen["label"]]:
             if column not in self._rows.schema.names:
                 raise SourceError(
                     f"{self.files[0].name}: no column {column!r}; it has "
-                    f"{', '.join(self._rows.schema.names)}; expected one of them"
+                    f"{', '.join(self._rows.schema.names)}; "
+                    f"{suggest(column, self._rows.schema.names)}"
                 )
         return views
 
@@ -218,20 +267,20 @@ class Parquet(PictureSource):
 
     def _labels(self) -> tuple[Labels, NDArray[Any]]:
         total = sum(self._rows.rows)
-        if not self.label:
+        if not (label := self._chosen["label"]):
             return Labels(kind="none", names=[]), np.full(total, -1)
-        where = f"{self.dataset}: label {', '.join(self.label)}"
-        columns = [self._rows.take(name, np.arange(total)).to_pylist() for name in self.label]
+        where = f"{self.dataset}: label {', '.join(label)}"
+        columns = [self._rows.take(name, np.arange(total)).to_pylist() for name in label]
         if len(columns) > 1:
-            for name, values in zip(self.label, columns, strict=True):
+            for name, values in zip(label, columns, strict=True):
                 if bad := [v for v in values if not isinstance(v, int) or v not in (-1, 0, 1)]:
                     raise SourceError(
                         f"{self.dataset}: label {name} is {short_repr(bad[0])} in a row; expected "
                         f"0 or 1 in each of several columns: unknown labels are not read; {FILL}"
                     )
             array = np.array(columns, int).T
-            return encode_labels(array, where, "multi_label", self.label, self.minus_one)
-        names = _class_names(self._rows.features.get(self.label[0]))
+            return encode_labels(array, where, "multi_label", label, self.minus_one)
+        names = _class_names(self._rows.features.get(label[0]))
         values, labelled = columns[0], np.array([value is not None for value in columns[0]])
         if not labelled.all() and self.missing_label == "error":
             raise SourceError(
@@ -242,7 +291,7 @@ class Parquet(PictureSource):
         if not present:
             raise SourceError(f"{where}: no row has a label; expected some; leave --label out")
         if isinstance(present[0], list):
-            labels, encoded = _encode_sets(present, names, where, self.minus_one)
+            labels, encoded = encode_sets(present, names, where, self.minus_one)
         else:
             if not isinstance(present[0], int | str):
                 raise SourceError(
@@ -253,6 +302,52 @@ class Parquet(PictureSource):
         targets = np.full((total, *labels.row_shape), labels.unlabelled_value, labels.dtype)
         targets[labelled] = encoded
         return labels, targets
+
+
+def guess_columns(rows: ArrowRows) -> dict[str, list[str]]:
+    """Returns the options that the columns tell; several labels where each may be the one.
+
+    Pictures, lists of floats, and texts called `caption` or alike are views. Another text is one if
+    it differs in most rows and there is no picture; so are all numbers of a table of numbers alone.
+    """
+    found: dict[str, list[str]] = {"image": [], "text": [], "vector": [], "label": []}
+    numbers, texts, classes, named = list[str](), list[str](), list[str](), list[str]()
+    sample = np.arange(min(sum(rows.rows), SAMPLE))
+    for field in rows.schema:
+        name = field.name
+        if name.startswith("__") or set(name) & {"=", ","}:  # an index of pandas, no option
+            continue
+        values = rows.take(name, sample[:8]).drop_null()
+        first = next((value for value in values.to_pylist() if value is not None), None)
+        if isinstance(first, dict | bytes):
+            data = first.get("bytes") if isinstance(first, dict) else first
+            if any(magic.match(data or b"") for magic in MAGIC.values()):
+                found["image"].append(name)
+        elif _class_names(rows.features.get(name)) or name.lower() in LABEL_NAMES:
+            named.append(name)
+        elif isinstance(first, list) and first and isinstance(first[0], float | list):
+            found["vector"].append(name)
+        elif isinstance(first, int | float):
+            numbers.append(name)
+        elif isinstance(first, str):
+            cells = rows.take(name, sample).to_pylist()
+            differ = 2 * len(set(cells)) > len(cells)
+            (texts if differ or name.lower() in CAPTIONS else classes).append(name)
+        elif isinstance(first, list):
+            classes.append(name)
+    found["text"] = [name for name in texts if name.lower() in CAPTIONS]
+    if not any(found.values()):
+        found["text"] = texts if len(texts) == 1 else []
+        if numbers and not texts and (named or not classes):
+            found["vector"] = [f"features={','.join(numbers)}"] if len(numbers) > 1 else numbers
+    found["label"] = named or ([] if found["text"] else classes)
+    return found
+
+
+def _words(options: Mapping[str, list[str]]) -> str:
+    """Returns the options as they are typed."""
+    given = {option: columns for option, columns in options.items() if columns}
+    return " ".join(f"--{o} {' '.join(map(shlex.quote, columns))}" for o, columns in given.items())
 
 
 def _bytes_reader(
@@ -317,40 +412,6 @@ def _vectors(
         return array
 
     return lambda indices: np.hstack([read_column(column, indices) for column in columns])
-
-
-def _encode_sets(
-    rows: list[list[Any]], names: list[str] | None, where: str, minus_one: MinusOne | None
-) -> tuple[Labels, NDArray[np.uint8]]:
-    """Encodes lists of names, of class numbers, or of 0 and 1, as 0 or 1 for each label."""
-    flat = [value for values in rows for value in values]
-    types = {type(value) for value in flat}
-    if not types or not (types <= {int, bool} or types == {str}):
-        raise SourceError(
-            f"{where}: lists of {short_repr(rows[0])}; expected class numbers or names"
-        )
-    lengths = {len(values) for values in rows}
-    repeated = any(len(set(values)) < len(values) for values in rows)
-    if names is None and repeated and len(lengths) == 1 and set(flat) <= {-1, 0, 1}:
-        return encode_labels(np.array(rows, int), where, "multi_label", None, minus_one)
-    classes: list[Any] = sorted(set(flat)) if names is None else list(range(len(names)))
-    if types == {str} and names is not None:
-        classes = names
-    positions = {value: position for position, value in enumerate(classes)}
-    if unknown := [value for value in flat if value not in positions]:
-        raise SourceError(
-            f"{where}: found {short_repr(unknown[0])}; expected one of the {len(classes)} classes; "
-            f"{FILL}"
-        )
-    if len(rows) * len(classes) > MAX_LABELS:
-        raise SourceError(
-            f"{where}: {len(classes):,} labels of {len(rows):,} rows; expected {MAX_LABELS:,} at "
-            "most in all; these are no labels: give another column"
-        )
-    array = np.zeros((len(rows), len(classes)), np.uint8)
-    for row, values in zip(array, rows, strict=True):
-        row[[positions[value] for value in values]] = 1
-    return Labels(kind="multi_label", names=names or list(map(str, classes))), array
 
 
 def _class_names(feature: Any) -> list[str] | None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
+from heron.shards.dotted import without_case
 from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded
@@ -256,7 +257,9 @@ class Table(FileSource):
             name.removeprefix(f"{sheet.view}:") for name in requested if name not in (NONE, "all")
         ]
         if any(
-            whole_number(name) is None and (name in first or len(self.csv) == 1) for name in columns
+            whole_number(name) is None
+            and (without_case(name, first) in first or len(self.csv) == 1)
+            for name in columns
         ):
             return True  # an option gives a column by its name
         label_columns = [i for i in map(whole_number, labels) if i is not None]
@@ -322,9 +325,12 @@ class Table(FileSource):
 
     def _find(self, name: str) -> list[tuple[int, int]]:
         """Returns the columns of a name or number; with several files a number needs its VIEW:."""
+        titles = [name.removeprefix(f"{sheet.view}:") for sheet in self._sheets]
+        named = list(zip(titles, self._sheets, strict=True))
+        if not any(title in (sheet.names or ()) for title, sheet in named):
+            titles = [without_case(title, sheet.names or ()) for title, sheet in named]
         columns = []
-        for number, sheet in enumerate(self._sheets):
-            title = name.removeprefix(f"{sheet.view}:")
+        for number, (title, sheet) in enumerate(zip(titles, self._sheets, strict=True)):
             columns += [(number, i) for i, other in enumerate(sheet.names or ()) if other == title]
             index, numbers_allowed = whole_number(title), title != name or len(self.csv) == 1
             if title not in (sheet.names or ()) and index is not None and numbers_allowed:
