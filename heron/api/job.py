@@ -105,7 +105,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print_error("error", f"a process is gone: {lost}; {AGAIN}")
         leave(LOST)  # leaving the process group would wait for the one that is gone
     except EXPECTED as error:
-        print_error("error", f"rank {collectives.rank()}: {error}")
+        whose = f"rank {collectives.rank()}: " if collectives.world_size() > 1 else ""
+        print_error("error", f"{whose}{error}")
         return fail()
     except Exception:
         traceback.print_exc()

@@ -130,7 +130,7 @@ def load_config(
 
 def parse_config(tree: dict[str, Any]) -> Config:
     """Validates a tree of plain values as an experiment; see `load_config` for the errors."""
-    return check(Config, tree, "the configuration")
+    return check(Config, tree, "configuration")
 
 
 def dump_config(config: Config) -> str:

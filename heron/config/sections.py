@@ -235,7 +235,7 @@ def check(model: type[SectionType], tree: dict[str, Any], what: str) -> SectionT
             faults = [f"({number}) {fault}" for number, fault in enumerate(faults, 1)]
         omitted = error.error_count() - MAX_FAULTS
         faults += [f"and {omitted} more"] if omitted > 0 else []
-        raise ConfigError(f"{what} does not fit: {'; '.join(faults)}") from None
+        raise ConfigError(f"{what}: {'; '.join(faults)}") from None
 
 
 def _explain(fault: Any, root: type[BaseModel]) -> str:

@@ -47,13 +47,15 @@ def find_shipped(name_or_path: str | Path, folder: Path, what: str) -> Path:
         return path
     if name_or_path in names:  # a Path never is
         return folder / f"{name_or_path}.yaml"
-    fault = "is a folder" if path.is_dir() else "is not there"
-    raise ConfigError(
-        f"{what} {name_or_path} {fault}; expected the path of a YAML file, or a name that comes "
-        f"with Heron; {suggest(path.stem, names)}"
-    )
+    if path.is_dir():
+        fault = f"{name_or_path} is a folder, not a YAML file"
+    elif path.suffix or path.parent != Path():
+        fault = f"{name_or_path} does not exist"
+    else:
+        fault = f"there is no {what} named '{name_or_path}'"
+    raise ConfigError(f"{fault}; {suggest(path.stem, names)}")
 
 
 def find_config(name_or_path: str | Path) -> Path:
     """Returns the file of an experiment: see `find_shipped`."""
-    return find_shipped(name_or_path, CONFIGS, "configuration")
+    return find_shipped(name_or_path, CONFIGS, "experiment")

@@ -122,6 +122,11 @@ class Artefact(Record):
         try:
             with path.open("rb") as stream:
                 data = stream.read(MAX_MANIFEST_BYTES + 1)
+        except FileNotFoundError:
+            fault = f"it has no {path.name}" if path.parent.is_dir() else "it does not exist"
+            raise cls.error(
+                f"{path.parent}: {fault}; expected {cls.description}; {remedy or cls.remedy}"
+            ) from None
         except OSError as error:
             raise cls.error(
                 f"{path} cannot be read: {error.strerror}; expected {cls.description}; "

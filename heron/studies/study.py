@@ -239,7 +239,7 @@ def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] =
     if not isinstance(small_keys, dict | None):
         raise ConfigError(f"study {path}: small is {small_keys!r}; expected keys of the study")
     small_tree = tree | (small_keys or {})
-    check(Study, small_tree, f"study {path}, small,")
+    check(Study, small_tree, f"study {path}, small")
     return check(Study, _override(small_tree if small else tree, overrides), f"study {path}")
 
 

@@ -118,7 +118,7 @@ def test_every_fault_is_listed_at_once(small: Path) -> None:
     with pytest.raises(ConfigError) as fault:
         load_config(small, ["optim.rl=1", "train.epochs=x"])
     assert str(fault.value) == (
-        "the configuration does not fit: (1) optim.rl: unknown key; did you mean 'lr'?; (2) "
+        "configuration: (1) optim.rl: unknown key; did you mean 'lr'?; (2) "
         "train.epochs: found 'x'; input should be a valid integer"
     )
 

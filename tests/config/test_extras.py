@@ -81,11 +81,8 @@ def test_a_missing_package_names_an_extra_that_brings_it(
 def test_every_extra_of_a_user_is_named_by_an_error() -> None:
     """`remote`'s other packages are fsspec's, whose error heron/shards/remote.py passes on."""
     named = {extra for hint in EXTRAS.values() for extra in re.findall(r"\[(\w+)\]", hint)}
-    assert named | {*EXTRA.values()} == brings().keys() - {"dev", "docs"} - UNUSED
+    assert named | {*EXTRA.values()} == brings().keys() - {"all", "dev", "docs"}
     assert all(tracker in {p.split("_")[0] for p in brings()[e]} for tracker, e in EXTRA.items())
-
-
-UNUSED: set[str] = set()
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,13 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("scnee", "configuration scnee is not there; expected the path of a YAML file, or a "
-         "name that comes with Heron; did you mean 'scene'?"),
-        (".", "configuration . is a folder; expected"),
-        ("configs/scene.yaml", "did you mean 'scene'?"),
+        ("scnee", "there is no experiment named 'scnee'; did you mean 'scene'?"),
+        (".", ". is a folder, not a YAML file; expected one of"),
+        ("configs/scene.yaml", "configs/scene.yaml does not exist; did you mean 'scene'?"),
         ("./scene", "did you mean 'scene'?"),
         (Path("scene"), "did you mean 'scene'?"),
         ("zzz", "expected one of captions, celeba"),
-        ("methods", "or a name that comes with Heron; expected one of captions"),
+        ("methods", "there is no experiment named 'methods'; expected one of captions"),
     ],
 )  # fmt: skip
 def test_what_is_not_there(

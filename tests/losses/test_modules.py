@@ -184,7 +184,7 @@ def test_a_loss_shows_its_options() -> None:
 
 
 def test_wrong_options_and_missing_widths_are_named() -> None:
-    with pytest.raises(ConfigError, match="NtXent does not fit: tau: found -1"):
+    with pytest.raises(ConfigError, match="NtXent: tau: found -1"):
         h.NtXent(tau=-1)
     with pytest.raises(h.LossError, match="no module makes its weights; expected the widths"):
         h.WeightedUnsupervised()(Z)

@@ -376,7 +376,7 @@ def test_bad_folders(tmp_path: Path, missing: str) -> None:
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="celeba: images: neither a file nor a folder lies there"):
+    with pytest.raises(SourceError, match="celeba: images: it does not exist"):
         celeba(tmp_path, images=tmp_path / "no.zip")
 
 

@@ -282,7 +282,7 @@ def test_archives_of_something_else(tmp_path: Path) -> None:
     (empty := tmp_path / "empty").mkdir()
     message = "empty: no file of CIFAR; expected cifar-10-python.tar.gz or"
     assert message in fault(make_source("cifar", {"path": empty}), tmp_path / "out")
-    with pytest.raises(SourceError, match="path: neither a file nor a folder lies there .found"):
+    with pytest.raises(SourceError, match="path: it does not exist .found"):
         make_source("cifar", {"path": tmp_path / "nothing"})
 
 

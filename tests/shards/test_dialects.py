@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks import csv_files
 from heron.cli.main import main
 from heron.shards.errors import SourceError
 from heron.shards.sources import make_source
@@ -138,3 +139,12 @@ def test_the_command_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     words = ["shards", "build", "table", "--csv", str(tmp_path / "t.csv"), "--quiet"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     assert "column 'height': -1,0 is read with a decimal comma" in caplog.text
+
+
+def test_the_benchmark_of_reading_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["csv_files", "--small"])
+    csv_files.main()
+    said = capsys.readouterr().out
+    assert said.startswith("2,000 rows of 51 columns") and said.count("\n| ") == 4

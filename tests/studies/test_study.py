@@ -233,7 +233,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "search compares trials more than 100000 times; raise every_steps",
     ),
     ({"base": "a\0b"}, "base: found .*; a character that cannot be printed; expected a path"),
-    ({"small": {"vary": {"seed": []}}}, "small, does not fit: .1. vary.seed"),
+    ({"small": {"vary": {"seed": []}}}, "small: .1. vary.seed"),
     ({"small": 3}, "small is 3; expected keys of the study"),
     ({"vary": ["optim.lr"]}, r"vary: found \['optim.lr'\]; input should be a valid dictionary"),
 ]

@@ -24,7 +24,7 @@ Missing = Literal["allow"] | None  # whether rows may lack a view
 
 def _check_exists(path: Path) -> Path:
     if not path.exists():
-        raise ValueError("neither a file nor a folder lies there")
+        raise ValueError("it does not exist")
     return path
 
 
