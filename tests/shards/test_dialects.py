@@ -147,4 +147,4 @@ def test_the_benchmark_of_reading_runs(
     monkeypatch.setattr("sys.argv", ["csv_files", "--small"])
     csv_files.main()
     said = capsys.readouterr().out
-    assert said.startswith("2,000 rows of 51 columns") and said.count("\n| ") == 4
+    assert said.startswith("2,000 rows of 51 columns") and said.count("\n| ") == 5
