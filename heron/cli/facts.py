@@ -1,12 +1,15 @@
 """The facts about a data set that `heron init` chooses by."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from heron.config.errors import ConfigError
 from heron.shards.manifest import Manifest, View, load_manifest
 from heron.shards.show import read_index
 from heron.shards.store import open_store
-from heron.training.backbone import Backbone
+
+if TYPE_CHECKING:
+    from heron.training.backbone import Backbone  # with torch, which takes a second
 
 TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
 
@@ -24,7 +27,7 @@ class Facts:
     validation: int  # rows with a label that are neither trained on nor tested
     why_labels: str  # where these numbers come from
     scorable: bool  # whether labels determine each row's class, so that the split can be tested
-    backbone: Backbone | None = None  # pretrained, for the views of its kind
+    backbone: "Backbone | None" = None  # pretrained, for the views of its kind
 
     @property
     def kind(self) -> str:

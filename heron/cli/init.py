@@ -4,15 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from heron.cli.arguments import Location
 from heron.cli.facts import Facts, read_facts
 from heron.config.errors import ConfigError
+from heron.config.model import Tuning
 from heron.config.overrides import as_typed
 from heron.shards.artefact import Count
 from heron.shards.manifest import View
-from heron.training.backbone import Backbone, Tuning, read_backbone
+
+if TYPE_CHECKING:
+    from heron.training.backbone import Backbone
 
 STEPS = 1500  # of a first run, about
 MIN_EPOCHS, MAX_EPOCHS = 5, 200
@@ -114,7 +117,7 @@ def _view_options(facts: Facts, view: View) -> dict[str, Any]:
     return size | {"augment": steps}
 
 
-def _encoder(views: Sequence[View], backbone: Backbone | None) -> tuple[dict[str, Any], int, str]:
+def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[str, Any], int, str]:
     """Returns the encoder of views of one kind, the width of projections, and why."""
     if backbone and backbone.kind == views[0].kind:
         return backbone.encoder, 128, f"pretrained: {backbone.why}"
@@ -234,7 +237,7 @@ def _format_line(line: Line) -> str:
     return f"{text}  # {why}\n" if why else f"{text}\n"
 
 
-def _fitting(backbone: Backbone, facts: Facts, words: str) -> Backbone:
+def _fitting(backbone: "Backbone", facts: Facts, words: str) -> "Backbone":
     """Returns the backbone; ConfigError if no view is of its kind."""
     kinds = sorted({view.kind for view in facts.views})
     if backbone.kind not in kinds:
@@ -273,6 +276,8 @@ def init(
         raise ConfigError(f"{out} is there already; expected a new file: --out another")
     facts = read_facts(data, labelled, validation)
     if backbone is not None:
+        from heron.training.backbone import read_backbone
+
         facts = replace(facts, backbone=_fitting(read_backbone(backbone, tune), facts, backbone))
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))

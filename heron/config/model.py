@@ -28,6 +28,7 @@ from heron.shards.dotted import load_class
 if TYPE_CHECKING:
     from torch import nn
 
+Tuning = Literal["frozen", "lora", "full"]  # what is trained of a pretrained network
 Sizes = Annotated[list[Natural], Field(min_length=1)]
 
 

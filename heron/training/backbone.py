@@ -1,13 +1,13 @@
 """A pretrained backbone of `init --backbone` or `negatives --encoder`, as an encoder's section."""
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from heron.config.errors import ConfigError
 from heron.config.extras import require
+from heron.config.model import Tuning
 from heron.models.networks import HUB, read_json, weights_folder
 
-Tuning = Literal["frozen", "lora", "full"]
 TIMM = "timm:"
 OPTION = "--backbone"
 HOW: dict[Tuning, tuple[dict[str, Any], float, str]] = {  # options, learning rate, and why

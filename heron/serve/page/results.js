@@ -104,13 +104,13 @@ function grid(answer, compare) {
 
 function table(answer, compare) {
   const shown = Object.keys(answer.values).length > 0;
-  const head = ["Sample", "Score", "Labels differ", "Labels", ...(shown ? ["Views"] : [])];
+  const head = ["Sample", "Score", "Labels differ", ...(shown ? ["Views"] : []), "Labels"];
   const rows = answer.hits.map((hit) => create("tr", {},
     create("th", { scope: "row" }, link(hit, hit.key), addButton(hit)),
     create("td", { class: "number" }, score(hit)),
     create("td", { class: "number" }, hit.label_distance?.toFixed(2) ?? "–"),
-    create("td", {}, labelList(hit, compare, 50)),
-    shown ? create("td", { class: "views" }, ...values(hit.number, answer)) : null));
+    shown ? create("td", { class: "views" }, ...values(hit.number, answer)) : null,
+    create("td", {}, labelList(hit, compare, 50))));
   return create("div", { class: "wide" }, create("table", {},
     create("thead", {}, create("tr", {}, ...head.map((name) => create("th", { scope: "col" }, name)))),
     create("tbody", {}, ...rows)));
