@@ -44,11 +44,16 @@ Place = str | Callable[[int, str], str]  # the address of a page, or that at a w
 
 
 def photograph(place: Place, name: str, out: Path = OUT, ready: str = "html") -> list[Path]:
-    """Photographs a page in whole, at each width and in each scheme, once `ready` is there."""
+    """Photographs a page in whole, at each width and in each scheme, once `ready` is there.
+
+    Ends with a line for each fault that axe-core finds on it.
+    """
     from playwright.sync_api import sync_playwright
 
+    from tests.axe import violations
+
     out.mkdir(parents=True, exist_ok=True)
-    made = []
+    made, faults = list[Path](), list[str]()
     with sync_playwright() as playwright:
         chromium = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -62,8 +67,12 @@ def photograph(place: Place, name: str, out: Path = OUT, ready: str = "html") ->
                 page.wait_for_selector(ready)
                 made.append(out / f"{name}-{width}-{scheme}.png")
                 page.screenshot(path=made[-1], full_page=True)
+                if ready != "svg":  # no terminal
+                    faults += [f"{made[-1].stem}: {fault}" for fault in violations(page)]
                 page.close()
         browser.close()
+    if faults:
+        raise SystemExit("\n".join(faults))
     return made
 
 

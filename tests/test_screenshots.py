@@ -45,8 +45,9 @@ def test_a_page_is_photographed_at_each_width_in_each_scheme(tmp_path: Path) -> 
     from make_screenshots import photograph
 
     page = tmp_path / "page.html"
-    style = "@media (prefers-color-scheme: dark) { body { background: #000 } }"
-    page.write_text(f"<!doctype html><style>{style}</style><body style='height: 1500px'>")
+    style = "@media (prefers-color-scheme: dark) { body { background: #000; color: #fff } }"
+    text = f"<!doctype html><html lang='en'><title>Page</title><style>{style}</style>"
+    page.write_text(f"{text}<body style='height: 1500px'><main><h1>Page</h1></main>")
     found = {path.name: path for path in photograph(page.as_uri(), "page", tmp_path)}
     grounds = {}
     for name, path in found.items():
@@ -58,6 +59,16 @@ def test_a_page_is_photographed_at_each_width_in_each_scheme(tmp_path: Path) -> 
         for width in (1400, 390)
         for scheme, ground in (("light", 255), ("dark", 0))
     }
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")
+def test_what_a_screen_reader_cannot_tell_ends_it(tmp_path: Path) -> None:
+    from make_screenshots import photograph
+
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><html lang='en'><title>Page</title><main><h1>A</h1><img src=x>")
+    with pytest.raises(SystemExit, match=r"page-1400-light: image-alt \(critical\): .*<img src"):
+        photograph(page.as_uri(), "page", tmp_path)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")

@@ -52,12 +52,13 @@ def render(
 
 def figure(chart: Chart) -> str:
     """Returns the HTML of a chart and of its title, if it has one; the page's script draws it."""
+    kind = 'chart scroll" tabindex="0' if chart.least_width else "chart"  # keys scroll it, too
     title = f"<figcaption>{html.escape(chart.title)}</figcaption>" if chart.title else ""
     width = ""
     if least := chart.least_width:
         width = f' style="min-width: {least}px; max-width: {2 * least}px"'
     return (
-        f'<figure class="chart{" scroll" * bool(width)}">{title}<div class="plot"{width}>'
+        f'<figure class="{kind}">{title}<div class="plot"{width}>'
         f'<script type="application/json">{_inline(chart.plot)}</script></div></figure>'
     )
 

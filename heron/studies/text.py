@@ -121,4 +121,4 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = "".join(
         "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
     )
-    return f'<div style="overflow-x: auto"><table><tr>{top}</tr>{lines}</table></div>'
+    return f'<div style="overflow-x: auto" tabindex="0"><table><tr>{top}</tr>{lines}</table></div>'

@@ -29,6 +29,7 @@ from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source
 from heron.studies.text import table
+from tests.axe import violations
 from tests.negatives.loops import drawn
 from tests.negatives.test_planted import clusters, labelled_signs
 from tests.retrieval import made
@@ -157,6 +158,7 @@ def test_in_a_browser_a_cell_opens_the_page_and_dark_is_dark(written: Written) -
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.locator(".chart .main-svg").count() >= 5 and not faults
         assert [url for url in asked if url.startswith("http")] == []
+        assert violations(page) == []
         ground = "getComputedStyle(document.body).backgroundColor"
         assert page.evaluate(ground) == "rgb(255, 255, 255)"
         page.emulate_media(color_scheme="dark")

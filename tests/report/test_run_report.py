@@ -23,6 +23,7 @@ from heron.report.run_report import confused_classes, nearest_rows
 from heron.training import outcome
 from heron.training.outcome import LONG_S, wants_map
 from tests import ranks
+from tests.axe import violations
 from tests.evaluation.test_run_baselines import small
 from tests.experiments import frames
 
@@ -190,6 +191,7 @@ def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) 
             assert not faults
             assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
             assert page.locator(".chart .main-svg").count() > 20
+            assert violations(page) == []
             assert page.locator(".card strong").first.inner_text().startswith(f"{mean:.3f}")
             assert f"plain network {plain:.3f}" in page.locator(".card").first.inner_text()
             assert page.locator(".near img").count() == 36

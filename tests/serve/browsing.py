@@ -11,6 +11,8 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, expect  # noqa: E402
 
+from tests.axe import violations  # noqa: E402
+
 __all__ = ["Browser", "BrowserContext", "Error", "Page", "Route", "expect"]
 SHOTS = os.environ.get("HERON_SCREENSHOTS")  # a folder to keep pictures of the page in
 
@@ -30,8 +32,10 @@ def keys(page: Page) -> list[str]:
 
 
 def shoot(page: Page, name: str) -> None:
+    """Checks by axe-core what is shown, and keeps a picture of it."""
+    page.wait_for_timeout(300)  # for what moves
+    assert violations(page) == [], name
     if SHOTS:
-        page.wait_for_timeout(300)
         page.screenshot(path=Path(SHOTS) / f"{name}.png")
 
 
