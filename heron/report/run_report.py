@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ def write_report(
     text = pages.render(
         "run.html",
         name=name,
+        dir=shlex.quote(str(config.run.dir)),
+        others=[path.parent.name for path in sorted(folder.glob("*/report.html"))],
         cards=_cards(seeds, scores, rows),
         comparisons=_comparisons(seeds, scores, name),
         to_come=result.get("to_come", []),

@@ -159,6 +159,11 @@ def test_in_a_browser_a_cell_opens_the_page_and_dark_is_dark(written: Written) -
         assert page.locator(".chart .main-svg").count() >= 5 and not faults
         assert [url for url in asked if url.startswith("http")] == []
         assert violations(page) == []
+        numbers = json.loads((out / "negatives.json").read_text())
+        rates = numbers["false_negatives"]
+        share = rates["close"]["near"]["value"][rates["k"].index(numbers["question"]["k"])]
+        said = page.locator(".note").inner_text()
+        assert f"{100 * share:.3g} % of the" in said and ("Do not mine" in said) == (share > 0.5)
         ground = "getComputedStyle(document.body).backgroundColor"
         assert page.evaluate(ground) == "rgb(255, 255, 255)"
         page.emulate_media(color_scheme="dark")

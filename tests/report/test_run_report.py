@@ -192,6 +192,13 @@ def test_in_a_browser_the_report_draws_fits_and_fetches_nothing(tmp_path: Path) 
             assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
             assert page.locator(".chart .main-svg").count() > 20
             assert violations(page) == []
+            links = page.locator("nav a")
+            targets = [str(one.get_attribute("href")) for one in links.all()]
+            inside = [target for target in targets if target.startswith("#")]
+            assert len(inside) >= 5 and all(page.locator(target).count() == 1 for target in inside)
+            files = [tmp_path / "run" / target for target in targets if target not in inside]
+            assert {"plain", "seed-1"} <= {file.parent.name for file in files}
+            assert all(file.is_file() for file in files)
             assert page.locator(".card strong").first.inner_text().startswith(f"{mean:.3f}")
             assert f"plain network {plain:.3f}" in page.locator(".card").first.inner_text()
             assert page.locator(".near img").count() == 36
