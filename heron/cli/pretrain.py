@@ -52,7 +52,7 @@ def pretrain(
         import torch
 
         accelerate = "ddp" if torch.cuda.is_available() else "cpu"
-    file = find_shipped(accelerate, ACCELERATE, "accelerate's configuration")
+    file = find_shipped(accelerate, ACCELERATE, "Accelerate configuration")
     return run_together(words, environments(file, processes))
 
 

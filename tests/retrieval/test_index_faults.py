@@ -94,7 +94,7 @@ def edit(**changes: Any) -> Callable[[Path], None]:
         (damage(lambda x: b"ours" + x[4:]), "expected .*; bring it back, or build the index again"),
         (lambda f: (f / INDEX).unlink(), "index.faiss: No such file or directory; bring it back"),
         (lambda f: (f / "keys.npy").write_bytes(b"?" * 7628), "keys.npy is altered: its sha256"),
-        (lambda f: (f / "manifest.json").unlink(), "manifest.json cannot be read.*heron index"),
+        (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json.*heron index"),
         (
             lambda f: (f / "manifest.json").write_text("{"),
             r"manifest.json: not JSON \(line 1: .*expected the manifest of an index; build the i",

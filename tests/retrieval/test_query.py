@@ -349,7 +349,7 @@ def test_the_verb_says_what_is_wrong(retriever: Retriever, tmp_path: Path) -> No
         ((folder, "--vector", empty), "empty.npy cannot be read: .*expected an npy file"),
         ((folder, "--vector", tmp_path / "none.npy"), "none.npy cannot be read: .*No such file"),
         ((folder, "--key", "s000", "--sheet", "sheet.doc"), "sheet.doc: a sheet cannot be .doc"),
-        ((tmp_path, "--key", "s000"), "manifest.json cannot be read"),
+        ((tmp_path, "--key", "s000"), "it has no manifest.json"),
     ]:
         with pytest.raises(RetrievalError, match=message):
             ask(*words_)
