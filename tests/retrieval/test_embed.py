@@ -278,7 +278,9 @@ def test_damage_is_found(run: Path, tmp_path: Path) -> None:
         RetrievalError, match="json: not JSON .*expected the manifest of embeddings"
     ):
         Embeddings.open(found.folder)
-    with pytest.raises(RetrievalError, match="has no manifest.json; .*give the folder that `heron emb"):
+    with pytest.raises(
+        RetrievalError, match="has no manifest.json; .*give the folder that `heron emb"
+    ):
         Embeddings.open(tmp_path)
     (found.folder / "known.npy").unlink()
     with pytest.raises(RetrievalError, match="known.npy.*make it again"):
