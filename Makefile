@@ -10,8 +10,10 @@ TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-
 
 .PHONY: pretrain test check docs format fuzz lock mutants references screenshots wheel
 
-pretrain: $(READY)  ## set up, and run the main job on the embedded data
+pretrain: $(READY)  ## set up, run the main job on the embedded data, and index what was learnt
 	$(BIN)/heron pretrain faces
+	$(BIN)/heron embed runs/faces --out embeddings/faces
+	$(BIN)/heron index embeddings/faces --out indexes/faces
 
 test: $(TESTED)  ## set up, and pass the tests
 	$(TESTS)

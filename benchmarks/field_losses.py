@@ -2,8 +2,9 @@
 
     python -m benchmarks.field_losses [NAME ...]
 
-prints a line for each loss whose library is installed: open_clip_torch, lightly,
-pytorch-metric-learning, sentence-transformers. To see one again in full:
+prints what is found of each loss whose library is installed (open_clip_torch, lightly,
+pytorch-metric-learning, sentence-transformers), and at its end a table of them all. A loss that
+waits for a process that does not come takes two minutes. To see one again in full:
 
     heron check benchmarks.field_losses.open_clip_local --inputs clip
 
@@ -13,7 +14,8 @@ that ends in `_plain` is the loss as it comes.
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.peers_simclr import have_torchvision
 from heron.distributed.collectives import rank, world_size
-from heron.losses.check import check_loss
+from heron.losses.check import Finding, check_loss
 from heron.losses.check_inputs import Form, LossSpec
 
 
@@ -174,6 +176,10 @@ BUILDERS: list[tuple[str, Form, tuple[Callable[[], Any], ...]]] = [
         ),
     ),
 ]
+COLUMNS = tuple(
+    f"{world} processes, {kind} rows" for world in (2, 3) for kind in ("even", "uneven")
+)
+EXACT = "value exact, gradient exact"
 OURS = ("NtXent", "Clip", "Siglip", "Supcon", "WeightedUnsupervised", "WeightedSupervised")
 
 
@@ -190,12 +196,23 @@ def main(names: list[str]) -> None:
             specs.append((f"{label}: {(builder.__doc__ or '').rstrip('.')}", spec))
     specs += [(f"Heron: {name}", LossSpec(f"heron.losses.{name}", {}, "heron")) for name in OURS]
     marks = {True: "passes", False: "FAILS", None: "refuses"}
+    rows: list[str] = []
     for label, spec in specs:
         if names and spec.path.rpartition(".")[2] not in names:
             continue
         print(f"## {label} (heron check {spec.path} --inputs {spec.inputs})", flush=True)
-        for finding in check_loss(spec):
+        findings = check_loss(spec)
+        for finding in findings:
             print(f"| {finding.case} | {marks[finding.passed]} | {finding.text} |", flush=True)
+        rows.append(" | ".join(["", label, *map(partial(cell, findings), COLUMNS), ""]).strip())
+    print("\n| loss | " + " | ".join(COLUMNS) + " |")
+    print("|---" * (1 + len(COLUMNS)) + "|", *rows, sep="\n")
+
+
+def cell(findings: Sequence[Finding], case: str) -> str:
+    """Returns what a table says of the case that begins so."""
+    finding = next(found for found in findings if found.case.startswith(case))
+    return "exact" if finding.passed and finding.text.endswith(EXACT) else finding.text[:90]
 
 
 if __name__ == "__main__":

@@ -138,9 +138,13 @@ def run(command: str, place: Path) -> str:
     words = shlex.split(command.replace("HOST", "127.0.0.1"))
     if words[0] == "accelerate" and "--machine_rank" in words:
         return forked.output(words[1:], place, main=only_launch)
-    if words == ["make", "pretrain"]:  # its last line, with baselines
-        words = [WHOLE.get(word, word) for word in shortened(["pretrain", "faces"])]
-        return forked.output(words, place)
+    if words == ["make", "pretrain"]:  # its recipe, with baselines
+        recipe = re.search(r"^pretrain:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+        assert recipe is not None
+        train, *others = [shlex.split(line)[1:] for line in recipe[1].splitlines()]
+        assert train == ["pretrain", "faces"]
+        said = forked.output([WHOLE.get(word, word) for word in shortened(train)], place)
+        return said + "".join(forked.output(line, place) for line in others)
     if words[0] == "make":
         words = ["make", "--dry-run", "--directory", str(ROOT), *words[1:]]
     elif words[0] == "accelerate":

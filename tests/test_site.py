@@ -95,5 +95,5 @@ def test_the_commands_of_the_first_page_are_those_of_the_readme() -> None:
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
     commands = [line.removeprefix(".venv/bin/") for text in blocks for line in text.splitlines()]
     readme = (ROOT / "README.md").read_text().splitlines()
-    assert len(commands) == 3
+    assert len(commands) == 2
     assert [line for line in commands if line not in readme] == []

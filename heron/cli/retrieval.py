@@ -5,7 +5,9 @@ A verb imports what it needs when it runs, so that `heron --help` is quick.
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,10 +19,11 @@ from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
 from heron.retrieval.embeddings import Layer, Role, used
 from heron.retrieval.index_plan import MapKind, Metric, RequestedKind, parse_bytes
-from heron.shards.atomic import refuse_taken
+from heron.shards.atomic import new_folder, refuse_taken
 
 if TYPE_CHECKING:
     from heron.retrieval.index_files import IndexManifest
+    from heron.retrieval.query import Retriever
 
 NearLayer = Literal["hidden", "projection"]
 EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
@@ -340,13 +343,16 @@ def serve(
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
     data: OtherData = None,
+    export: Annotated[Path | None, "folder to write the page to, for any web server"] = None,
+    overwrite: Overwrite = False,
     gpu: Gpu = False,
     no_verify: NoVerify = False,
 ) -> None:
-    """Shows an index, or several, as a web page.
+    """Shows an index, or several, as a web page; or writes the page to a folder.
 
     heron serve indexes/faces
     heron serve indexes/faces indexes/birds
+    heron serve indexes/faces --export site
     """
     from heron.retrieval.query import Retriever
 
@@ -355,8 +361,13 @@ def serve(
     from heron.serve.server import address, choose_token, listen, make_server
 
     given_token = os.environ.get("HERON_TOKEN") or None if token is None else token
-    if others and (embeddings, run, data) != (None, None, None):
-        raise UsageError("--embeddings, --run and --data are of one index; serve one with them")
+    if others and (embeddings, run, data, export) != (None, None, None, None):
+        raise UsageError(
+            "--embeddings, --run, --data and --export are of one index; name one with them"
+        )
+    if export is not None:
+        _export(Retriever.open(index, embeddings, run, data, not no_verify, gpu), export, overwrite)
+        return
     with listen(host, port) as listening:  # a taken port fails before the indexes are opened
         token = choose_token(listening, given_token)
         retrievers: dict[str, Retriever] = {}
@@ -369,3 +380,18 @@ def serve(
         print(f"{folders}: {count:,} samples at {address(listening, token)}")
         print("Ctrl-C ends it", flush=True)
         server.run(sockets=[listening])
+
+
+def _export(retriever: "Retriever", site: Path, overwrite: bool) -> None:
+    from heron.serve.static_site import write_site
+    from heron.shards.terminal import Bar
+
+    count = len(retriever.samples)
+    with (
+        new_folder(site, overwrite, RetrievalError, "--export") as folder,
+        closing(Bar(count, "sample", name=str(site))) as bar,
+    ):
+        write_site(retriever, folder, bar.update)
+    size = sum(file.stat().st_size for file in site.rglob("*") if file.is_file())
+    print(f"{site}: {count:,} samples, {size / 1e6:,.1f} MB")
+    print(f"next: python -m http.server --directory {shlex.quote(str(site))}")

@@ -80,7 +80,7 @@ def _add_sample_routes(
 ) -> None:
     samples, in_thread = retriever.samples, asyncio.to_thread
     generator = np.random.default_rng()
-    thumbnail = lru_cache(CACHED_THUMBNAILS)(lambda *of: _thumbnail(retriever, *of))
+    thumbnail = lru_cache(CACHED_THUMBNAILS)(lambda *of: picture_bytes(retriever, *of))
 
     def check_number(number: int) -> None:
         if not 0 <= number < len(samples):
@@ -367,7 +367,7 @@ def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) ->
     }
 
 
-def _thumbnail(retriever: Retriever, number: int, view: str) -> bytes | None:
+def picture_bytes(retriever: Retriever, number: int, view: str) -> bytes | None:
     """Returns the picture of a sample as a JPEG small enough for the page; None without one."""
     picture = retriever.picture(number, view)
     if picture is None:

@@ -5,6 +5,7 @@ No command destroys what an earlier one wrote: the file or folder gets a free na
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,20 +77,41 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def refuse_taken(out: Path, overwrite: bool, error: type[HeronError]) -> None:
+def refuse_taken(
+    out: Path, overwrite: bool, error: type[HeronError], option: str = "--out"
+) -> None:
     """Raises `error` if a path holds something, unless it may be moved aside.
 
-    Verbs that write a new file or folder call it before the work, and `make_room` after it.
+    Verbs that write a new file or folder, named by an option, call it before the work, and
+    `make_room` after it.
     """
     if not overwrite and is_taken(out):
         raise error(
-            f"{out} is there already; choose another --out, or add --overwrite, which moves it to "
-            f"{aside_name(out)}"
+            f"{out} is there already; choose another {option}, or add --overwrite, which moves it "
+            f"to {aside_name(out)}"
         )
 
 
-def make_room(out: Path, overwrite: bool, error: type[HeronError]) -> None:
+@contextmanager
+def new_folder(
+    out: Path, overwrite: bool, error: type[HeronError], option: str = "--out"
+) -> Iterator[Path]:
+    """Gives an empty folder to fill, which becomes `out` when all went well: see `make_room`."""
+    refuse_taken(out, overwrite, error, option)
+    partial = out.with_name(f".{out.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        make_room(out, overwrite, error, option)
+        partial.replace(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def make_room(out: Path, overwrite: bool, error: type[HeronError], option: str = "--out") -> None:
     """Moves aside what a path holds, and says so; without `overwrite`, raises `error`."""
-    refuse_taken(out, overwrite, error)
+    refuse_taken(out, overwrite, error, option)
     if is_taken(out):
         print(f"what was in {out} is now in {set_aside(out)}", flush=True)

@@ -23,6 +23,7 @@ PERFORMED = {
     "or fewer, or more labelled rows": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "for views of kind ": "tests/launch/test_backbone.py::"
     "test_a_backbone_of_another_kind_is_refused",
+    "samples, and a page of files takes at most ": "tests/serve/test_static_site.py::test_the_verb",
     "cannot be called with ": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
     "a check takes 2 to ": f"{CHECK}::test_every_number_of_processes_has_rows_for_each",
     "say how by --inputs (": f"{CHECK}::test_how_a_loss_is_called_is_guessed",

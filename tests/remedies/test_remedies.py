@@ -67,7 +67,7 @@ ON_A_RUN = [
         ["--width", "10000"],
     ),
     Case(
-        "is there already; choose another --out, or add --overwrite",
+        "is there already; choose another ",
         lambda folder: ["embed", "RUN", "--out", "OUT/full"],
         ["--overwrite"],
     ),

@@ -9,7 +9,8 @@ export const state = { counts: COUNTS, show: async () => {} };
 
 /** Limit the choices for the number of results to what the index can give. */
 export function limitCounts() {
-  state.counts = COUNTS.filter((count) => count < page.about.count);
+  const { count: samples, hits = samples } = page.about; // a copy without a server has a number of hits
+  state.counts = COUNTS.filter((count) => count < samples && count <= hits);
   if (!state.counts.length) state.counts = [Math.max(1, page.about.count - 1)];
 }
 
@@ -36,7 +37,7 @@ export function addressOf(query) {
     if (name === "key") return values.key.map((key) => ["key", key]);
     return values[name] === usual ? [] : [[name, values[name]]];
   });
-  return `/?${new URLSearchParams(pairs)}`;
+  return `./?${new URLSearchParams(pairs)}`;
 }
 
 /** Change the query, as a new entry of the history. */

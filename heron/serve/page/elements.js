@@ -3,8 +3,9 @@
 
 export const byId = (id) => document.getElementById(id);
 
-/** The answer of `/about`, which describes the index, and the base path of the index's API. */
-export const page = { about: null, base: "/api" };
+/** The answer of `/about`, which describes the index; the base path of the index's API; and the
+module that answers in place of a server, if the page is a copy without one. */
+export const page = { about: null, base: "api", copy: null };
 
 /** Create an element with attributes, listeners (`on...`), and children that are elements or text. */
 export function create(tag, attributes = {}, ...children) {
@@ -30,6 +31,7 @@ export function apiUrl(path, parameters = {}) {
 
 /** Fetch an answer of the server; an error that it reports is thrown as an Error. */
 export async function request(path, options = {}, kind = "json") {
+  if (page.copy) return page.copy.answer(path);
   let response, answer;
   try {
     response = await fetch(path, options);
@@ -45,7 +47,9 @@ export async function request(path, options = {}, kind = "json") {
 
 /** The URL of a sample's picture of a view, by default the first; it names the index, so that caches
 keep indexes apart. */
-export const pictureUrl = (sample, view = "") => apiUrl(`picture/${sample}`, { view, of: page.about.of });
+export const pictureUrl = (sample, view = "") => (page.copy
+  ? page.copy.pictureFile(sample, Math.max(0, page.about.picture_views.indexOf(view)))
+  : apiUrl(`picture/${sample}`, { view, of: page.about.of }));
 
 /** The picture of every view of a sample, of a size in pixels; a view that it lacks is left out. */
 export const pictures = (sample, alt, size, attributes = {}) => {

@@ -53,8 +53,8 @@ export const filterButton = (name) => create("button", {
 /** Draw the labels with their counts among the samples that pass filter and outline. */
 export async function drawFacets() {
   const { names, facets, count } = page.about;
-  byId("facets").hidden = !names.length;
-  if (!names.length) return;
+  byId("facets").hidden = !names.length || page.copy !== null;
+  if (byId("facets").hidden) return;
   const { where, lasso } = currentQuery();
   pending.abort();
   pending = new AbortController();

@@ -154,6 +154,8 @@ function describeIndex() {
   byId("where-note").textContent = second
     ? `Labels with and, or, not and parentheses, for example: ${first} and not ${second}.` : "";
   byId("text-field").hidden = !about.texts;
+  // What needs a search of its own is not on a copy without a server.
+  for (const id of ["upload-field", "where-field", "lasso", "in-view", "keys-csv", "keys-json"]) byId(id).hidden = page.copy !== null;
   byId("indexes").hidden = about.indexes.length < 2;
   byId("index").replaceChildren(...about.indexes.map((name) => create("option", { value: name }, name)));
   byId("index").value = currentQuery().index || about.indexes[0];
@@ -211,7 +213,7 @@ function listen() {
   on("clear", "click", () => navigate({ where: "", lasso: "" }));
   on("count", "change", () => navigate({ k: Number(byId("count").value) }));
   on("size", "input", () => resize(byId("size").value));
-  on("index", "change", () => location.assign(`/?${new URLSearchParams({ index: byId("index").value })}`));
+  on("index", "change", () => location.assign(`./?${new URLSearchParams({ index: byId("index").value })}`));
   for (const name of RELATIONS) {
     const tab = byId(`tab-${name}`);
     tab.addEventListener("keydown", moveTabFocus);
@@ -220,20 +222,21 @@ function listen() {
       else byId("status").textContent = tab.title;
     });
   }
-  listenForFiles();
+  if (!page.copy) listenForFiles();
   listenForExports();
   addEventListener("popstate", show);
 }
 
 /** Open the index that the address names. */
 async function openIndex() {
+  if (document.body.dataset.static !== undefined) page.copy = await import("./static.js");
   page.about = await request(apiUrl("about"));
   const name = currentQuery().index;
   if (!name || name === page.about.indexes[0]) return;
   const { indexes } = page.about;
   const number = indexes.indexOf(name);
   if (number < 0) throw new Error(`No index is called '${name}'; found ${indexes.join(", ")}.`);
-  page.base = `/api/${number}`;
+  page.base = `api/${number}`;
   page.about = await request(apiUrl("about"));
 }
 

@@ -82,7 +82,7 @@ export const addExample = (key) =>
 
 /** A button that adds a result to the query's examples; none for a query by upload or words. */
 function addButton(hit) {
-  if (!currentQuery().key.length) return null;
+  if (!currentQuery().key.length || page.copy) return null;
   return create("button", {
     type: "button", class: "add", tabindex: -1, "data-key": hit.key,
     title: `Add ${hit.key} to the query (key a)`, "aria-label": `Add ${hit.key} to the query`,

@@ -175,11 +175,14 @@ def _unreadable(path: Path, fault: Exception) -> SourceError:
     return SourceError(f"{path.name}: cannot be read ({fault}); {reason}")
 
 
-def read_columns(path: Path, dialect: Dialect) -> list[Any]:
-    """Returns the cells of every line that is not blank, a column of strings each."""
+def read_columns(path: Path, dialect: Dialect, alone: bool = True) -> list[Any]:
+    """Returns the cells of every line that is not blank, a column of strings each.
+
+    A table that is `alone` has two columns at least; beside others one may be the labels.
+    """
     columns = _read_plain(path, dialect)
     if columns is None:
-        columns = _read_quoted(path, dialect)
+        columns = _read_quoted(path, dialect, alone)
     return columns
 
 
@@ -213,7 +216,7 @@ def _read_plain(path: Path, dialect: Dialect) -> list[Any] | None:
     return [compute.ascii_trim(x, " \t") if spaces else x for x in found.columns]
 
 
-def _read_quoted(path: Path, dialect: Dialect) -> list[Any]:
+def _read_quoted(path: Path, dialect: Dialect, alone: bool) -> list[Any]:
     import pyarrow as pa
 
     chunks, rows, first, width = list[list[Any]](), list[list[str]](), 0, 0
@@ -230,7 +233,8 @@ def _read_quoted(path: Path, dialect: Dialect) -> list[Any]:
         ):  # R gives the column of its row names no name
             rows[0].insert(0, "")
             width += 1
-        if len(cells) == 1 or len(cells) != width:
+        single = len(cells) == 1 and (alone or "|" in cells[0])  # parted by something unknown
+        if single or len(cells) != width:
             expected = "two at least, parted by commas, tabs, semicolons or spaces"
             if width > 1:
                 expected = f"{width}, as in line {first}"

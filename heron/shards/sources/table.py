@@ -213,7 +213,7 @@ class Table(FileSource):
                 view = "features"
             encoding = None if self.encoding == "auto" else self.encoding.replace("-8", "-8-sig")
             dialect = dialect_of(path, SEPARATORS.get(self.separator), encoding, self.decimal)
-            columns = read_columns(path, dialect)
+            columns = read_columns(path, dialect, len(self.csv) == 1)
             sheet = Sheet(view, path, None, columns, len(columns[0]), dialect)
             if self._has_header(sheet):
                 names = [column[0].as_py() for column in sheet.columns]
