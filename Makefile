@@ -70,7 +70,7 @@ FREEZE = .lock/bin/python -m pip freeze --all --exclude pip --exclude heron-pret
 lock:  ## pin what the two commands install, from pyproject.toml, in a new environment
 	rm -rf .lock && $(PYTHON) -m venv .lock
 	.lock/bin/python -m pip install --quiet torch==2.13.0
-	.lock/bin/python -m pip install --quiet '.[remote]'
+	.lock/bin/python -m pip install --quiet '.[train,remote]'
 	.lock/bin/python -m pip install --quiet '.[cpu,remote,serve,study]'
 	(echo '# Made by `make lock`: what a user needs.' && $(FREEZE)) > requirements.lock
 	# boto3 has botocore's version; left to itself, pip searches for the pair that s3fs admits.

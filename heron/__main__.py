@@ -1,8 +1,24 @@
-"""The command line: `python -m heron VERB`."""
+"""The command line, as `heron VERB` and as `python -m heron VERB`."""
 
 import sys
 
-from heron.cli.main import main
+
+def main() -> int:
+    """Runs the command; where only the losses are installed, says what it needs beside them."""
+    try:
+        from heron.cli.main import main as run
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package in ("", "heron"):
+            raise
+        text = (
+            f"error: the command needs {package}, which is not installed with the losses alone: "
+            "pip install 'heron-pretrain[cpu]', or 'heron-pretrain[train]' without search"
+        )
+        print(text, file=sys.stderr)
+        return 1
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,6 +4,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -81,8 +84,54 @@ def test_a_missing_package_names_an_extra_that_brings_it(
 def test_every_extra_of_a_user_is_named_by_an_error() -> None:
     """`remote`'s other packages are fsspec's, whose error heron/shards/remote.py passes on."""
     named = {extra for hint in EXTRAS.values() for extra in re.findall(r"\[(\w+)\]", hint)}
-    assert named | {*EXTRA.values()} == brings().keys() - {"all", "dev", "docs"}
+    named |= {*EXTRA.values(), "train"}  # which `python -m heron` names, see below
+    assert named == brings().keys() - {"all", "dev", "docs"}
     assert all(tracker in {p.split("_")[0] for p in brings()[e]} for tracker, e in EXTRA.items())
+
+
+LOSSES_ALONE = """
+import runpy, sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+import torch
+from heron.losses import SupConLoss, WeightedSupervised
+torch.manual_seed(0)
+features, labels = torch.randn(8, 4, requires_grad=True), torch.rand(8, 3) < 0.3
+(WeightedSupervised()(features, labels) + SupConLoss()(features, torch.arange(8) % 2)).backward()
+print(bool(features.grad.isfinite().all()))
+sys.argv = ["heron", "pretrain", "faces"]
+runpy.run_module("heron", run_name="__main__")
+"""
+
+
+def brought_by(names: Iterable[str]) -> set[str]:
+    """The distributions that pip installs for some, without extras."""
+    found, left = set[str](), list(names)
+    while left:
+        name = re.split(r"[ ;(\[<>=!~]", left.pop())[0].lower().replace("_", "-")
+        if name not in found:
+            with suppress(PackageNotFoundError):
+                left += [one for one in requires(name) or [] if "extra ==" not in one]
+                found.add(name)
+    return found
+
+
+def test_the_losses_need_little_and_the_command_says_what_it_needs() -> None:
+    """No module but those that pip installs for the losses."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    kept = brought_by(project["dependencies"])
+    assert "torch" in kept and "pandas" not in kept
+    absent = [
+        module
+        for module, owners in packages_distributions().items()
+        if not {owner.lower().replace("_", "-") for owner in owners} & {*kept, "heron-pretrain"}
+    ]
+    command = [sys.executable, "-c", LOSSES_ALONE, ",".join(absent)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("True\n", 1), done.stderr
+    told = r"error: the command needs \w+, which is not installed with the losses alone: (.*)\n"
+    found = re.fullmatch(told, done.stderr)
+    assert found and {*re.findall(r"heron-pretrain\[(\w+)\]", found[1])} == {"cpu", "train"}
 
 
 @pytest.mark.parametrize(
