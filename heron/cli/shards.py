@@ -9,7 +9,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from heron.cli.arguments import Address, Group, Location, Overwrite, UsageError, Verb
+from heron.cli.arguments import Address, Group, Location, Overwrite, Verb
+from heron.config.sections import Natural
 from heron.shards import build, foreign, show, verify
 from heron.shards.artefact import INT64_MAX
 from heron.shards.errors import SourceError
@@ -18,15 +19,13 @@ from heron.shards.sources import SOURCES, find_source, make_source
 from heron.shards.workers import Executor, Processes
 
 Quiet = Annotated[bool, "no progress bar"]
-Workers = Annotated[int | None, "at once: processes here (default: 1), or tasks of the cluster"]
+Workers = Annotated[Natural | None, "at once: processes here (default: 1), or tasks of the cluster"]
 Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
 
 
 @contextmanager
 def executor(workers: int | None, address: str | None) -> Iterator[Executor]:
     """Provides processes of this machine, or the tasks of the Ray cluster at an address."""
-    if workers is not None and workers < 1:
-        raise UsageError(f"--workers is {workers}; expected 1 at least")
     if address is None:
         yield Processes(workers or 1)
         return

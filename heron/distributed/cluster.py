@@ -46,8 +46,8 @@ def connected(address: str | None, what: str = "a study") -> Iterator[None]:
         reason = str(error).strip().split("\n")[0]  # Ray's own texts run over a page
         raise TrainingError(
             f"no Ray cluster answers at {address} ({reason}); expected HOST:PORT of "
-            "`RAY_AUTH_MODE=token ray start --head`, and its token here; without --address one is "
-            "begun here"
+            "`RAY_AUTH_MODE=token ray start --head`, and its token here; without --address this "
+            "machine does it"
             if address
             else f"Ray did not begin here ({reason}); expected it within 30 s: is the machine "
             "busy, or its memory or /tmp full? Run again, or join one with --address"
@@ -137,5 +137,6 @@ def _lost(item: object, error: Exception) -> ShardError:
     reason = lines[-1] if type(error).__name__.startswith("RayTaskError") else lines[0]
     return ShardError(
         f"{item}: the processes that worked on it were lost, {RETRIES + 1} times ({reason}); "
-        "expected a result; run the same again, with fewer --workers where memory is short"
+        "expected a result; look at the item, or, where memory is short, run the same with fewer "
+        "--workers"
     )
