@@ -16,6 +16,7 @@ from heron.shards.build import build, npy
 from heron.shards.manifest import Labels, View
 from heron.shards.sources import make_source
 from heron.shards.sources.base import Rows, SyntheticSource
+from heron.shards.workers import Processes
 
 CLASSES = 10  # folders of pictures
 TARS = 4  # of members a row, so that every worker has some
@@ -35,18 +36,24 @@ def build_pictures(folder: Path, count: int, celeba: Path | None, side: int, wor
         )
         options = {"images": celeba, "attributes": attributes, "missing": "leave_out"}
         source = make_source("celeba", options)
-    build(source, folder, shard_rows=max(1, min(1000, count // 4)), workers=workers, progress=False)
+    build(
+        source,
+        folder,
+        shard_rows=max(1, min(1000, count // 4)),
+        executor=Processes(workers),
+        progress=False,
+    )
 
 
 def build_vectors(folder: Path, count: int, workers: int) -> None:
     """Two views of 273 and 112 values in shards."""
     source = make_source("frames", {"train": count, "test": 0})
-    build(source, folder, workers=workers, progress=False)
+    build(source, folder, executor=Processes(workers), progress=False)
 
 
 def build_tiles(folder: Path, count: int, workers: int) -> None:
     """Many small pictures in shards."""
-    build(Tiles(seed=0, train=count, test=0), folder, workers=workers, progress=False)
+    build(Tiles(seed=0, train=count, test=0), folder, executor=Processes(workers), progress=False)
 
 
 class Tiles(SyntheticSource):

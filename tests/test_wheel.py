@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.cli.pretrain import LAUNCHERS
+
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("configs", "launch", "CITATION.cff")  # what setup.py puts into the wheel
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
@@ -188,7 +190,7 @@ def test_an_experiment_of_one_s_own_and_its_launchers(installed: Path, place: Pa
     assert said.endswith("next: heron pretrain mine.yaml\n")
     *copied, after = run(installed, place, "heron", "launchers", "cluster").splitlines()
     assert after == "next: sbatch cluster/slurm/pretrain.sbatch"
-    shipped = sorted(tracked("launch/accelerate", "launch/hosts", "launch/slurm"))
+    shipped = sorted(tracked(*(f"launch/{name}" for name in LAUNCHERS)))
     assert copied == [name.replace("launch/", "cluster/") for name in shipped]
     assert "widths" in run(installed, place, "heron", "config", "mine.yaml", "model")
 

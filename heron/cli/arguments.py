@@ -56,6 +56,9 @@ Override = Annotated[str, AfterValidator(_key_and_value)]
 Location = Annotated[str, AfterValidator(expand_home)]  # a path, a name, or a URL
 MethodName = Annotated[str, AfterValidator(str.lower)]  # as configs/methods.yaml has it
 Overwrite = Annotated[bool, "move what --out holds aside, whole, and write anew"]
+Address = Annotated[
+    str | None, "of a Ray cluster that does it: HOST:PORT or auto (default: this machine does)"
+]
 OVERRIDE = re.compile(r"[a-z_]+(\.[\w-]+)*=")  # begins an override
 UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again

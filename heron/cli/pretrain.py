@@ -18,7 +18,7 @@ from heron.config.shipped import ACCELERATE, JOB, LAUNCH, find_config, find_ship
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 POLL_S = 0.2
-LAUNCHERS = ("accelerate", "hosts", "slurm")  # folders of `launch`
+LAUNCHERS = ("accelerate", "hosts", "ray", "slurm")  # folders of `launch`
 Configuration = Annotated[
     str | None,
     f"accelerate's configuration: a file, or {', '.join(names_in(ACCELERATE))} "

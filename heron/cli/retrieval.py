@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.cli.arguments import ONE_EACH, Location, Override, Overwrite, UsageError
+from heron.cli.arguments import ONE_EACH, Address, Location, Override, Overwrite, UsageError
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
@@ -47,19 +47,29 @@ def embed(
     layers: Annotated[list[Layer] | None, "layers to write (default: all of the model)"] = None,
     dtype: Annotated[Literal["float32", "float16"], "type of the numbers"] = "float32",
     part_rows: Annotated[int, "rows of a file"] = 65_536,
+    address: Address = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Embeds a data set with a trained model.
 
     heron embed runs/faces --out embeddings/faces
+    heron embed runs/faces --out embeddings/faces --address auto
     """
     from heron.distributed import collectives
     from heron.retrieval import embed as embedding
     from heron.retrieval.embed import Choice
 
     choice = Choice(split, role, layers, dtype, part_rows)
-    written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
+    if address is None:
+        written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
+    else:
+        from heron.distributed.cluster import Tasks, connected, has_gpus
+        from heron.retrieval.embed_tasks import embed_on
+
+        with connected(address, "--address"):
+            tasks = Tasks(gpus=int(has_gpus()))
+            written = embed_on(tasks, run, out, choice, overrides, not quiet, overwrite)
     if collectives.rank() == 0:
         layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
         print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")

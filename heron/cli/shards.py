@@ -2,21 +2,37 @@
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from heron.cli.arguments import Group, Location, Overwrite, Verb
+from heron.cli.arguments import Address, Group, Location, Overwrite, Verb
+from heron.config.sections import Natural
 from heron.shards import build, foreign, show, verify
 from heron.shards.artefact import INT64_MAX
 from heron.shards.errors import SourceError
 from heron.shards.layout import Layout
 from heron.shards.sources import SOURCES, find_source, make_source
+from heron.shards.workers import Executor, Processes
 
 Quiet = Annotated[bool, "no progress bar"]
-Workers = Annotated[int, "processes"]
+Workers = Annotated[Natural | None, "at once: processes here (default: 1), or tasks of the cluster"]
 Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
+
+
+@contextmanager
+def executor(workers: int | None, address: str | None) -> Iterator[Executor]:
+    """Provides processes of this machine, or the tasks of the Ray cluster at an address."""
+    if address is None:
+        yield Processes(workers or 1)
+        return
+    from heron.distributed.cluster import Tasks, connected
+
+    with connected(address, "--address"):
+        yield Tasks(workers)
 
 
 def build_from(name: str) -> Verb:
@@ -45,27 +61,31 @@ def build_shards(
     source: str,
     *,
     out: Annotated[Path, "folder to write"],
-    workers: Workers = 1,
+    workers: Workers = None,
+    address: Address = None,
     shard_rows: Annotated[int | None, "rows of a shard"] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Writes a source as shards, or goes on with a build."""
-    build.build(
-        make_source(source, options),
-        out,
-        shard_rows=shard_rows,
-        workers=workers,
-        progress=not quiet,
-        overwrite=overwrite,
-    )
+    made = make_source(source, options)
+    with executor(workers, address) as spread:
+        build.build(
+            made,
+            out,
+            shard_rows=shard_rows,
+            executor=spread,
+            progress=not quiet,
+            overwrite=overwrite,
+        )
 
 
 def index_tars(
     folder: Annotated[Path, "folder of WebDataset tars"],
     *,
-    workers: Workers = 1,
+    workers: Workers = None,
+    address: Address = None,
     overwrite: Annotated[bool, "index again what was indexed"] = False,
     quiet: Quiet = False,
     **layout: Any,
@@ -74,20 +94,27 @@ def index_tars(
 
     heron shards index data/cats --image jpg --label cls --workers 2
     """
-    outcome = foreign.index(
-        folder, Layout.of(layout), workers=workers, progress=not quiet, overwrite=overwrite
-    )
+    read_as = Layout.of(layout)
+    with executor(workers, address) as spread:
+        outcome = foreign.index(
+            folder, read_as, executor=spread, progress=not quiet, overwrite=overwrite
+        )
     print(outcome)
 
 
 def verify_shards(
-    folder: Folder, *, decode: Annotated[bool, "decode pictures, too"] = False
+    folder: Folder,
+    *,
+    decode: Annotated[bool, "decode pictures, too"] = False,
+    workers: Workers = None,
+    address: Address = None,
 ) -> int:
     """Checks every checksum, count, key and shape.
 
     heron shards verify data/faces
     """
-    report = verify.verify(folder, decode)
+    with executor(workers, address) as spread:
+        report = verify.verify(folder, decode, spread)
     print(report, file=sys.stdout if report.ok else sys.stderr)
     return 0 if report.ok else 1
 

@@ -61,7 +61,7 @@ def study(
         except ConfigError as fault:
             print(f"not there yet: {fault}")
         return 0
-    from heron.studies.cluster import connected
+    from heron.distributed.cluster import connected
     from heron.studies.drive import drive
     from heron.studies.live import live
     from heron.studies.report import readable_table

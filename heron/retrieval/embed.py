@@ -9,24 +9,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.data import Data
 from heron.config.errors import RetrievalError
 from heron.config.experiment import Config
 from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs, batches, worker_count
-from heron.data.dataset import open_reader
-from heron.data.protocol import assign, drop_partial, hide_labels
-from heron.data.reader import Reader
-from heron.data.rows import Roles, Rows
+from heron.data.rows import Rows
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, rank, world_size
 from heron.retrieval.embedding_model import (
     EmbeddingModel,
     check_data,
+    chosen_rows,
     load_for_data,
     no_layer,
     read_samples,
@@ -45,13 +42,19 @@ from heron.retrieval.embeddings import (
     part_name,
 )
 from heron.shards.artefact import MANIFEST, FileSum, parse_json
-from heron.shards.atomic import aside_name, atomic_write, make_room, refuse_taken, save_json
+from heron.shards.atomic import (
+    aside_name,
+    atomic_write,
+    make_room,
+    refuse_taken,
+    remove_partial_files,
+    save_json,
+)
 from heron.shards.errors import HeronError, short_repr
 from heron.shards.terminal import Bar
 from heron.training.launch import start_processes
 from heron.training.pretrained import locate, weights_sha256
 
-ROLES: tuple[Role, ...] = get_args(Role)
 T = TypeVar("T")
 
 
@@ -109,14 +112,13 @@ class Embedder:
         self.parts = [rows[at : at + part_rows] for at in range(0, len(rows), part_rows)]
         self.part_numbers = range(rank(), len(self.parts), world_size())
 
-    def run_all(self, progress: bool) -> None:
-        """Embeds this process's missing parts, and shows a progress bar."""
+    def run_missing(self, run: Callable[[list[int]], Iterator[int]], progress: bool) -> None:
+        """Has `run` embed this process's missing parts; it yields how many rows are done."""
         missing = [number for number in self.part_numbers if not self._finished(number)]
         total = sum(len(self.parts[number]) for number in self.part_numbers)
-        remaining = sum(len(self.parts[number]) for number in missing)
-        hidden = rank() > 0 or not progress
-        with Bar(total, "row", start=total - remaining, name=self.out.name, hidden=hidden) as bar:
-            for count in self.run(missing):
+        start = total - sum(len(self.parts[number]) for number in missing)
+        with Bar(total, "row", start=start, name=self.out.name, hidden=not progress) as bar:
+            for count in run(missing):
                 bar.update(count)
 
     def _manifest_path(self, number: int) -> Path:
@@ -190,12 +192,12 @@ class Embedder:
                 )
             path = self.out / part_name(name, number)
             path.parent.mkdir(exist_ok=True)
-            with atomic_write(path) as stream:
+            with atomic_write(path, several=True) as stream:
                 np.save(stream, vectors, allow_pickle=False)
             files[name] = FileSum.of(path)
         self._manifest_path(number).parent.mkdir(exist_ok=True)
         part = Part(count=int(readable.sum()), files=files)
-        PartManifest(format=FORMAT, part=part, lost=lost).write(self._manifest_path(number))
+        PartManifest(format=FORMAT, part=part, lost=lost).write(self._manifest_path(number), True)
 
 
 def embed(
@@ -217,8 +219,6 @@ def embed(
     override or split, or the data set is missing or damaged.
     """
     choice, out = choice or Choice(), Path(out)
-    if choice.part_rows < 1:
-        raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
     checkpoint = locate(run)
     config = load_for_data(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
@@ -239,18 +239,18 @@ def embed_by(
     overwrite: bool = False,
 ) -> Embeddings:
     """Embeds a model's data set: see `embed`."""
-    embedder, plan = _fail_together(lambda: _open(model, weights, config, out, choice))
+    embedder, plan = _fail_together(lambda: open_embedder(model, weights, config, out, choice))
     for other_rank, other_plan in enumerate(gather_objects(plan)):
         if differ := differences(plan, other_plan):
             raise RetrievalError(
                 f"rank {other_rank} would embed something else: {'; '.join(differ)}; expected the "
                 "same on all; is the run still training? give a checkpoint's folder"
             )
-    _fail_together(lambda: _start_folder(embedder, plan, overwrite) if rank() == 0 else None)
-    _fail_together(lambda: embedder.run_all(progress))
+    _fail_together(lambda: start_folder(embedder, plan, overwrite) if rank() == 0 else None)
+    _fail_together(lambda: embedder.run_missing(embedder.run, progress and rank() == 0))
     parts = _fail_together(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
     by_rank = gather_objects(parts)
-    _fail_together(lambda: _finish(embedder, plan, run, by_rank) if rank() == 0 else None)
+    _fail_together(lambda: finish(embedder, plan, run, by_rank) if rank() == 0 else None)
     return Embeddings.open(out, verify=False)  # it has just been written
 
 
@@ -270,11 +270,16 @@ def _fail_together(work: Callable[[], T]) -> T:
     return result
 
 
-def _open(
+def open_embedder(
     model: EmbeddingModel, weights: str, config: Config, out: Path, choice: Choice
 ) -> tuple[Embedder, dict[str, Any]]:
     """Chooses rows and layers; the plan identifies this embedding, to resume it."""
-    rows, layers = _rows(model.reader, config, choice), _layers(model, choice)
+    if choice.part_rows < 1:
+        raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
+    rows, layers = (
+        chosen_rows(model.reader, config, choice.split, choice.role),
+        _layers(model, choice),
+    )
     inputs = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
     inputs["canvas"] = config.data.decode_size  # the name in plans on disk
     plan = {
@@ -294,38 +299,6 @@ def _open(
     return Embedder(model, config, rows, out, layers, choice.part_rows), plan
 
 
-def _rows(reader: Reader, config: Config, choice: Choice) -> Rows:
-    if choice.role is not None:
-        if choice.role not in ROLES:
-            raise RetrievalError(f"unknown role '{choice.role}'; expected {', '.join(ROLES)}")
-        roles = _roles(reader, config.data, choice.split or config.data.split)
-        rows = roles.rows_of(choice.role)
-    elif choice.split is not None:
-        rows = reader.split_rows(choice.split)
-    else:
-        rows = np.arange(reader.starts[-1])
-    if not len(rows):
-        chosen = {"role": choice.role, "split": choice.split}
-        names = ", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None)
-        raise RetrievalError(
-            f"{config.data.path} has no row{f' of {names}' if names else ''}; expected some; give "
-            "another --role or --split; `heron shards show` counts the rows of each split"
-        )
-    return np.sort(rows).astype(np.int64)
-
-
-def _roles(reader: Reader, data: Data, split: str) -> Roles:
-    """Returns the roles of a split's rows, without the partial rows that training drops."""
-    roles = assign(reader, split, data.protocol)
-    if data.protocol.partial_rows == "keep":
-        return roles
-    seen = list(dict.fromkeys(view.stored for view in data.views))
-    if data.protocol.hide_labels:  # such rows count as partial; samples keep all of their labels
-        reader = open_reader(data, [reader.view(name) for name in seen])
-        hide_labels(reader, roles.labelled, data.protocol)
-    return drop_partial(reader, roles, seen, data.protocol)
-
-
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     if choice.dtype not in ("float32", "float16"):
         raise RetrievalError(f"unknown dtype '{choice.dtype}'; expected float32 or float16")
@@ -340,7 +313,7 @@ def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     }
 
 
-def _start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> None:
+def start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> None:
     """Makes the folder and saves the plan in it, or resumes a folder with the same plan.
 
     Raises a RetrievalError if the folder holds something else, or two rows have the same key.
@@ -350,6 +323,7 @@ def _start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> 
     if overwrite:
         make_room(out, overwrite, RetrievalError)
     out.mkdir(parents=True, exist_ok=True)
+    remove_partial_files(out, "*/.*.part")  # of processes that were killed
     path = out / PLAN
     if path.exists():
         try:
@@ -371,13 +345,14 @@ def _start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> 
     save_json(path, plan)
 
 
-def _finish(
+def finish(
     embedder: Embedder,
     plan: dict[str, Any],
     run: str,
     by_rank: Sequence[Mapping[int, PartManifest]],
 ) -> None:
     """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts."""
+    remove_partial_files(embedder.out, "*/.*.part")  # of tasks that were done twice
     part_manifests = {number: part for parts in by_rank for number, part in parts.items()}
     lost = {row: why for part in part_manifests.values() for row, why in part.lost.items()}
     rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from heron.config.errors import InputError, RetrievalError
 from heron.config.experiment import Config, load_config, parse_config
 from heron.data.batches import Batch
 from heron.data.dataset import load_or_assign_roles, open_reader
+from heron.data.protocol import assign, drop_partial, hide_labels
 from heron.data.reader import Reader
-from heron.data.rows import Rows
+from heron.data.rows import Roles, Rows
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.models.heterogeneous import Features, Heterogeneous
@@ -48,6 +49,8 @@ def refuse_options(data: Data, trusted: bool) -> None:
             "`heron embed`, your own --run, or --data with a folder of the shards"
         )
 
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 # With a `data.path` of the caller's, the manifest there says everything, not the run's settings.
 DROP_RUN_DATA = {
@@ -328,3 +331,39 @@ def read_samples(reader: Reader, rows: Rows) -> Samples:
         targets[known] = reader.ground_truth(rows[known])
     keys = np.array([key.encode() for key in reader.sample_keys(rows)], np.bytes_)
     return Samples(keys, rows, targets, known, labels.names, labels.kind)
+
+
+def chosen_rows(reader: Reader, config: Config, split: str | None, role: Role | None) -> Rows:
+    """Returns the rows of a split or of a role in the run's protocol, in order; None: of all.
+
+    Raises a RetrievalError if there is no such role, or no row.
+    """
+    if role is not None:
+        if role not in ROLES:
+            raise RetrievalError(f"unknown role '{role}'; expected {', '.join(ROLES)}")
+        roles = _roles(reader, config.data, split or config.data.split)
+        rows = roles.rows_of(role)
+    elif split is not None:
+        rows = reader.split_rows(split)
+    else:
+        rows = np.arange(reader.starts[-1])
+    if not len(rows):
+        chosen = {"role": role, "split": split}
+        names = ", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None)
+        raise RetrievalError(
+            f"{config.data.path} has no row{f' of {names}' if names else ''}; expected some; give "
+            "another --role or --split; `heron shards show` counts the rows of each split"
+        )
+    return np.sort(rows).astype(np.int64)
+
+
+def _roles(reader: Reader, data: Data, split: str) -> Roles:
+    """Returns the roles of a split's rows, without the partial rows that training drops."""
+    roles = assign(reader, split, data.protocol)
+    if data.protocol.partial_rows == "keep":
+        return roles
+    seen = list(dict.fromkeys(view.stored for view in data.views))
+    if data.protocol.hide_labels:  # such rows count as partial; samples keep all of their labels
+        reader = open_reader(data, [reader.view(name) for name in seen])
+        hide_labels(reader, roles.labelled, data.protocol)
+    return drop_partial(reader, roles, seen, data.protocol)

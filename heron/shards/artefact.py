@@ -138,10 +138,10 @@ class Artefact(Record):
         """Returns the manifest with its fingerprint."""
         return self.model_copy(update={"fingerprint": fingerprint(self.model_dump(mode="json"))})
 
-    def write(self, path: Path) -> Self:
-        """Adds the fingerprint, writes the manifest atomically, and returns it."""
+    def write(self, path: Path, several: bool = False) -> Self:
+        """Adds the fingerprint, writes the manifest atomically, and returns it: `atomic_write`."""
         sealed = self.sealed()
-        save_json(path, sealed.model_dump(mode="json"))
+        save_json(path, sealed.model_dump(mode="json"), several)
         return sealed
 
     def check_files(self, folder: Path, files: Mapping[str, FileSum], read: bool = True) -> None:

@@ -10,20 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from heron.shards.errors import DISK_FULL, HeronError, ShardError
 
 
-def save_json(path: Path, value: Any) -> None:
-    """Writes a JSON file atomically."""
-    with atomic_write(path) as stream:
+def save_json(path: Path, value: Any, several: bool = False) -> None:
+    """Writes a JSON file atomically: see `atomic_write`."""
+    with atomic_write(path, several) as stream:
         stream.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Writes a temporary file that is renamed when complete; ShardError where the disk is full."""
-    partial = path.with_name(f".{path.name}.part")
+def atomic_write(path: Path, several: bool = False) -> Iterator[BinaryIO]:
+    """Writes a temporary file that is renamed when complete; ShardError where the disk is full.
+
+    With `several`, others may be writing the same file, as a worker does whose driver was killed:
+    each writes a temporary file of its own, which whoever starts over removes (`.NAME.*.part`).
+    """
+    own = f".{uuid4().hex}" if several else ""
+    partial = path.with_name(f".{path.name}{own}.part")
     try:
         with partial.open("wb") as stream:
             yield stream
@@ -39,6 +45,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
                 "and run the same again: what is finished is kept"
             ) from None
         raise
+
+
+def remove_partial_files(folder: Path, pattern: str = ".*.part") -> None:
+    """Removes what processes left that were killed while they wrote files of a folder."""
+    for path in folder.glob(pattern):
+        path.unlink(missing_ok=True)
 
 
 def is_at(path: Path, descriptor: int) -> bool:

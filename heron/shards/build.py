@@ -4,6 +4,7 @@ import fcntl
 import os
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.shards.artefact import MANIFEST
-from heron.shards.atomic import atomic_write, is_at, save_json, set_aside
+from heron.shards.atomic import atomic_write, is_at, remove_partial_files, save_json, set_aside
 from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
 from heron.shards.errors import ShardError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
@@ -33,11 +34,11 @@ from heron.shards.manifest import (
     index_name,
     member_names,
 )
-from heron.shards.moments import Moments
+from heron.shards.moments import BlockMoments, Moments
 from heron.shards.sources.base import Rows, Source, rows_with_view
 from heron.shards.terminal import Bar
-from heron.shards.texts import write_tokenizers
-from heron.shards.workers import in_parallel
+from heron.shards.texts import add_words, count_words, write_tokenizers
+from heron.shards.workers import ALONE, Executor, in_order
 
 IMAGES_PER_READ = 64  # whatever the length of a shard
 
@@ -47,7 +48,7 @@ def build(
     out: Path | str,
     *,
     shard_rows: int | None = None,
-    workers: int = 1,
+    executor: Executor = ALONE,
     progress: bool = True,
     overwrite: bool = False,
 ) -> Manifest:
@@ -83,12 +84,8 @@ def build(
                 print(f"{out} is complete: {_describe_counts(finished)}; nothing to do")
             return finished
         save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
-        _write_missing(source, out, plan, workers, progress)
-        tars = [s.file for s in plan if s.split == "train" or "train" not in draft.splits]
-        if any(view.kind == "text" for view in draft.views):
-            indexes = {out / tar: ShardIndex.read(out / index_name(tar)) for tar in tars}
-            write_tokenizers(out, draft.views, indexes)
-        manifest = _measured_manifest(draft, out, plan).write(out / MANIFEST)
+        manifest = _make_shards(source, out, draft, plan, executor, progress)
+        manifest = manifest.write(out / MANIFEST)
         (out / JOURNAL).unlink()
         if progress:
             print(f"{out}: {_describe_counts(manifest)}")
@@ -160,18 +157,13 @@ def _exclusive_build(out: Path) -> Iterator[None]:
             break
         os.close(descriptor)  # the folder was moved aside meanwhile
     try:
-        _remove_partial_files(out)  # of a build that was killed
+        remove_partial_files(out)  # of a build that was killed
         try:
             yield
         finally:
-            _remove_partial_files(out)  # of workers that were terminated
+            remove_partial_files(out)  # of workers that were terminated
     finally:
         os.close(descriptor)
-
-
-def _remove_partial_files(out: Path) -> None:
-    for path in out.glob(".*.part"):
-        path.unlink()
 
 
 def _describe_counts(manifest: Manifest) -> str:
@@ -182,26 +174,86 @@ def _describe_counts(manifest: Manifest) -> str:
     return ", ".join(counts)
 
 
-def _write_missing(
-    source: Source, out: Path, plan: list[_ShardPlan], workers: int, progress: bool
-) -> None:
+class _Made(NamedTuple):
+    """A shard on disk: its record, and what the manifest needs to know of the rows in it."""
+
+    shard: Shard
+    blocks: dict[int, list[BlockMoments]]  # of each view of vectors, by its number
+    words: dict[str, Counter[str]]  # of each view of texts, by its name
+
+
+def _make_shards(
+    source: Source,
+    out: Path,
+    draft: Manifest,
+    plan: list[_ShardPlan],
+    executor: Executor,
+    progress: bool,
+) -> Manifest:
+    """Writes the shards that are missing, and returns the manifest of all.
+
+    Statistics are merged in the order of the plan, whatever the order in which shards are done.
+    """
     existing = {path.name for path in out.iterdir()}  # a tar gets its name after its index has
-    missing = [shard for shard in plan if not {shard.file, index_name(shard.file)} <= existing]
+    missing = {
+        s.file: s.stop - s.start for s in plan if not {s.file, index_name(s.file)} <= existing
+    }
     total = sum(shard.stop - shard.start for shard in plan)
-    left = sum(shard.stop - shard.start for shard in missing)
-    with Bar(total, "row", start=total - left, name=out.name, hidden=not progress) as bar:
-        write = partial(write_shard, source, out)
-        with closing(in_parallel(write, missing, workers)) as results:
-            for _, rows in results:
-                bar.update(rows)
+    start = total - sum(missing.values())
+    splits: dict[str, list[Shard]] = {split: [] for split in draft.splits}
+    moments = {i: Moments() for i, view in enumerate(draft.views) if view.kind == "vector"}
+    words = dict[str, Counter[str]]()
+    with (
+        Bar(total, "row", start=start, name=out.name, hidden=not progress) as bar,
+        closing(executor.map(partial(make_shard, source, out), plan)) as results,
+    ):
+
+        def shown() -> Iterator[tuple[_ShardPlan, _Made]]:
+            for shard, made in results:
+                bar.update(missing.get(shard.file, 0))
+                yield shard, made
+
+        for shard, made in in_order(plan, shown()):
+            splits[shard.split].append(made.shard)
+            for column, blocks in made.blocks.items():
+                for block in blocks:
+                    moments[column].merge(block)
+            add_words(words, made.words)
+    write_tokenizers(out, words)
+    views = [moments[i].apply_to(v) if i in moments else v for i, v in enumerate(draft.views)]
+    return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})
 
 
-def write_shard(source: Source, out: Path, shard: _ShardPlan) -> int:
-    """Writes a shard, after its index, each atomically; returns the number of rows."""
-    tar = out / shard.file
-    with atomic_write(tar) as stream:
-        _write_tar(source, shard, stream).write(out / index_name(shard.file))
-    return shard.stop - shard.start
+def make_shard(source: Source, out: Path, shard: _ShardPlan) -> _Made:
+    """Writes a shard that is not there, its index first, each atomically; measures what is there.
+
+    Others may be writing the same shard, such as the workers of a build that was killed: the bytes
+    are the same, and each writes files of its own.
+    """
+    tar, index_file = out / shard.file, out / index_name(shard.file)
+    if not (tar.exists() and index_file.exists()):
+        with atomic_write(tar, several=True) as stream:
+            _write_tar(source, shard, stream).write(index_file, several=True)
+    index, views = ShardIndex.read(index_file), source.views
+    counts = shard.split == "train" or "train" not in source.splits
+    columns = [i for i, view in enumerate(views) if counts and view.kind == "vector"]
+    return _Made(
+        Shard.of(tar, index),
+        {column: list(_moments(tar, index, column)) for column in columns},
+        count_words(tar, index, views) if counts else {},
+    )
+
+
+def _moments(tar: Path, index: ShardIndex, column: int) -> Iterator[BlockMoments]:
+    """Yields the moments of each block of a view of vectors, without the rows that lack it."""
+    has_member = index.lengths[:, column] > 0
+    spans = index.offsets[has_member, column], index.lengths[has_member, column]
+    starts = index.starts[:-1][has_member].tolist()
+    for start, block in zip(starts, map_arrays(tar, *spans), strict=True):
+        if index.present is not None:
+            block = block[index.present[start : start + len(block), column] > 0]
+        if len(block):
+            yield BlockMoments.of(block)
 
 
 def _write_tar(source: Source, shard: _ShardPlan, stream: BinaryIO) -> ShardIndex:
@@ -307,25 +359,3 @@ def npy(array: NDArray[Any]) -> bytes:
     stream = BytesIO()
     np.lib.format.write_array(stream, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
     return stream.getvalue()
-
-
-def _measured_manifest(draft: Manifest, out: Path, plan: list[_ShardPlan]) -> Manifest:
-    """Completes the draft by measuring all shards on disk, of this run and of interrupted ones."""
-    splits: dict[str, list[Shard]] = {split: [] for split in draft.splits}
-    moments = {i: Moments() for i, view in enumerate(draft.views) if view.kind == "vector"}
-    for shard in plan:
-        tar, index_file = out / shard.file, out / index_name(shard.file)
-        index = ShardIndex.read(index_file)
-        splits[shard.split].append(Shard.of(tar, index))
-        if shard.split == ("train" if "train" in splits else shard.split):
-            for column, moment in moments.items():
-                has_member = index.lengths[:, column] > 0
-                spans = index.offsets[has_member, column], index.lengths[has_member, column]
-                starts = index.starts[:-1][has_member].tolist()
-                for start, block in zip(starts, map_arrays(tar, *spans), strict=True):
-                    if index.present is not None:
-                        block = block[index.present[start : start + len(block), column] > 0]
-                    if len(block):
-                        moment.add(block)
-    views = [moments[i].apply_to(v) if i in moments else v for i, v in enumerate(draft.views)]
-    return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})

@@ -1,6 +1,7 @@
 """Indexes tars that others wrote in place: adds an index beside each, and a manifest."""
 
 import os
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,8 +37,8 @@ from heron.shards.sources.base import file_record
 from heron.shards.survey import REMEDY, Survey, survey_tar
 from heron.shards.tarball import read_contents
 from heron.shards.terminal import Bar
-from heron.shards.texts import TOKENIZER, write_tokenizers
-from heron.shards.workers import in_parallel
+from heron.shards.texts import TOKENIZER, add_words, count_words, write_tokenizers
+from heron.shards.workers import ALONE, Executor
 
 INITIAL_SHAPES = {"image": (-1, -1, 3), "vector": (0,), "text": (-1,)}  # before measurement
 SAMPLES_READ = 1000  # which tell views from labels
@@ -80,7 +81,7 @@ def index(
     folder: Path | str,
     layout: Layout,
     *,
-    workers: int = 1,
+    executor: Executor = ALONE,
     progress: bool = True,
     overwrite: bool = False,
 ) -> Outcome:
@@ -104,7 +105,7 @@ def index(
             f"{folder} cannot be written; expected to put an index beside each tar; make a folder "
             "of symbolic links to the tars, and index that"
         )
-    surveys = _survey_tars(tars, layout, workers, progress)
+    surveys = _survey_tars(tars, layout, executor, progress)
     labels, targets = encode_labels(
         _collect_keys(surveys),
         [label for survey in surveys.values() for label in survey.labels],
@@ -122,7 +123,10 @@ def index(
         index.write(path)
         shard_of[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
     training_tars = splits.get("train", list(surveys))
-    write_tokenizers(folder, views, {tar: surveys[tar].index for tar in training_tars})
+    words = dict[str, Counter[str]]()
+    for tar in training_tars:
+        add_words(words, count_words(tar, surveys[tar].index, views))
+    write_tokenizers(folder, words)
     shards_of = {split: [shard_of[tar] for tar in tars] for split, tars in splits.items()}
     skipped = Skipped.of({k: v for survey in surveys.values() for k, v in survey.skipped.items()})
     measured = {"views": views, "labels": labels, "splits": shards_of, "skipped": skipped}
@@ -227,13 +231,13 @@ def _set_index_aside(folder: Path) -> None:
 
 
 def _survey_tars(
-    tars: list[Path], layout: Layout, workers: int, progress: bool
+    tars: list[Path], layout: Layout, executor: Executor, progress: bool
 ) -> dict[Path, Survey]:
     """Surveys the tars in parallel; returns the surveys in the order of the tars."""
     size = sum(tar.stat().st_size for tar in tars)
     bar = Bar(size, "B", name=tars[0].parent.name, hidden=not progress)
     surveys, faults = dict[Path, Survey](), dict[str, str]()
-    with bar, closing(in_parallel(partial(survey_tar, layout), tars, workers)) as results:
+    with bar, closing(executor.map(partial(survey_tar, layout), tars)) as results:
         for tar, found in results:
             bar.update(tar.stat().st_size)
             if isinstance(found, Survey):

@@ -58,9 +58,9 @@ class ShardIndex:
             raise ShardError(f"index has no member {member!r}; it has {', '.join(members)}")
         return members.index(member)
 
-    def write(self, path: Path) -> None:
-        """Writes the index deterministically (zip dates are constant)."""
-        with atomic_write(path) as stream:
+    def write(self, path: Path, several: bool = False) -> None:
+        """Writes the index deterministically (zip dates are constant); see `atomic_write`."""
+        with atomic_write(path, several) as stream:
             arrays = {field.name: getattr(self, field.name) for field in fields(self)}
             np.savez(stream, **{name: x for name, x in arrays.items() if x is not None})
 

@@ -7,6 +7,7 @@ from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from heron.shards.atomic import atomic_write
 from heron.shards.errors import short_repr
@@ -56,41 +57,59 @@ def texts_of(tar: Path, index: ShardIndex, member: str, field: str | None) -> It
         os.close(file)
 
 
-def write_tokenizer(path: Path, texts: Iterable[str]) -> None:
-    """Writes a lower-case tokeniser of the most frequent words of some texts.
+def words_of(texts: Iterable[str]) -> Counter[str]:
+    """Returns how often some texts have each lower-case word."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    return Counter(
+        word
+        for text in texts
+        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
+    )
+
+
+def count_words(tar: Path, index: ShardIndex, views: Sequence[View]) -> dict[str, Counter[str]]:
+    """Returns the words of the texts of a shard, by text view."""
+    return {
+        view.name: words_of(texts_of(tar, index, member, view.field))
+        for view, member in zip(views, member_names(list(views), None), strict=True)
+        if view.kind == "text"
+    }
+
+
+def add_words(total: dict[str, Counter[str]], more: Mapping[str, Counter[str]]) -> None:
+    """Adds the words of more texts, by view."""
+    for name, words in more.items():
+        total.setdefault(name, Counter()).update(words)
+
+
+def write_tokenizers(folder: Path, words: Mapping[str, Counter[str]]) -> list[str]:
+    """Writes a lower-case tokeniser of the most frequent words of each view; returns their names.
 
     It matches the longest known piece first, as WordPiece does (Wu et al. 2016). Its pieces are
     the words that occur at least twice, and single characters for the others. They are counted and
     sorted rather than trained, since the library's trainer is not deterministic.
     """
+    for name, counts in words.items():
+        with atomic_write(folder / f"{name}{TOKENIZER}") as stream:
+            stream.write(_tokenizer(counts).to_str(pretty=True).encode())
+    return [f"{name}{TOKENIZER}" for name in words]
+
+
+def _tokenizer(words: Counter[str]) -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    words = Counter(
-        word
-        for text in texts
-        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
-    )
     initials = {word[0] for word in words}
     continuations = {"##" + letter for word in words for letter in word[1:]}
     frequent = sorted((w for w in words if words[w] > 1), key=lambda w: (-words[w], w))
     pieces = [*SPECIAL_TOKENS, *sorted(initials), *sorted(continuations), *frequent]
     vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces[:MAX_PIECES]))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
-    with atomic_write(path) as stream:
-        stream.write(tokenizer.to_str(pretty=True).encode())
-
-
-def write_tokenizers(folder: Path, views: Sequence[View], tars: Mapping[Path, ShardIndex]) -> None:
-    """Writes a tokeniser for each text view, from the texts of some shards."""
-    for view, member in zip(views, member_names(list(views), None), strict=True):
-        if view.kind == "text":
-            texts = (
-                t for tar, index in tars.items() for t in texts_of(tar, index, member, view.field)
-            )
-            write_tokenizer(folder / f"{view.name}{TOKENIZER}", texts)
+    return tokenizer

@@ -2,9 +2,11 @@
 
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
 from heron.shards.texts import read_text
+from heron.shards.workers import ALONE, Executor, in_order
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Verification:
         return "\n".join([*faults, f"{summary}: {len(self.faults)} faults; {RESTORE}"])
 
 
-def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
+def verify(
+    folder: Path | str | Store, decode: bool = False, executor: Executor = ALONE
+) -> Verification:
     """Compares a folder or a URL with its manifest; ShardError where the manifest cannot be read.
 
     With `decode` every picture is decoded, else only searched for its end. Shards behind a URL are
@@ -61,21 +66,17 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
     names = store.names()
     present = {name for name in names or () if name.endswith((".tar", ".index.npz"))}
     faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - listed)]
+    plain = manifest.model_copy(update={"splits": {}})  # a task needs its own shard alone
+    check = partial(_verify_shard, store, plain, decode)
     seen: dict[str, str] = {}  # keys of the whole data set, and their shards
-    for shard in shards:
-        sizes = {shard.file: shard.bytes, shard.index_file: shard.index_bytes}
-        try:
-            with store.local_copies(sizes) as copies:
-                tar, index = copies / shard.file, copies / shard.index_file
-                faults += _file_faults(tar, shard.sha256, shard.bytes)
-                faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
-                if tar.exists() and index.exists():
-                    try:
-                        faults += _shard_faults(copies, manifest, shard, seen, decode)
-                    except ShardError as fault:  # the rest of this shard cannot be checked
-                        faults.append(str(fault))
-        except TooLong as fault:
-            faults.append(str(fault))
+    with closing(executor.map(check, shards)) as results:
+        for shard, checked in in_order(shards, results):
+            faults += checked.faults
+            for key in checked.keys:
+                if key in seen:
+                    sample = f"{shard.file} sample {key}"
+                    faults.append(f"{sample}: duplicate key: {seen[key]} has it too")
+                seen[key] = shard.file
     return Verification(
         shards=len(shards),
         rows=sum(shard.samples for shard in shards),
@@ -83,6 +84,33 @@ def verify(folder: Path | str | Store, decode: bool = False) -> Verification:
         faults=faults,
         listed=names is not None,
     )
+
+
+class _Checked(NamedTuple):
+    """What is wrong inside a shard, and the keys of its samples."""
+
+    faults: list[str]
+    keys: list[str]
+
+
+def _verify_shard(store: Store, manifest: Manifest, decode: bool, shard: Shard) -> _Checked:
+    """Returns the faults of a shard and its index, and the keys of its index as far as it fits."""
+    checked = _Checked([], [])
+    sizes = {shard.file: shard.bytes, shard.index_file: shard.index_bytes}
+    try:
+        with store.local_copies(sizes) as copies:
+            tar, index = copies / shard.file, copies / shard.index_file
+            checked.faults.extend(_file_faults(tar, shard.sha256, shard.bytes))
+            checked.faults.extend(_file_faults(index, shard.index_sha256, shard.index_bytes))
+            if tar.exists() and index.exists():
+                try:
+                    found = _shard_faults(copies, manifest, shard, checked.keys, decode)
+                    checked.faults.extend(found)
+                except ShardError as fault:  # the rest of this shard cannot be checked
+                    checked.faults.append(str(fault))
+    except TooLong as fault:
+        checked.faults.append(str(fault))
+    return checked
 
 
 def _file_faults(path: Path, checksum: str, size: int) -> Iterator[str]:
@@ -95,9 +123,9 @@ def _file_faults(path: Path, checksum: str, size: int) -> Iterator[str]:
 
 
 def _shard_faults(
-    folder: Path, manifest: Manifest, shard: Shard, seen: dict[str, str], decode: bool
+    folder: Path, manifest: Manifest, shard: Shard, keys: list[str], decode: bool
 ) -> Iterator[str]:
-    """Yields the faults inside a shard; ShardError where its tar or index cannot be read."""
+    """Yields the faults inside a shard, and adds its keys; ShardError where it cannot be read."""
     index = ShardIndex.read(folder / shard.index_file)
     if fault := manifest.index_fault(shard, index):
         raise ShardError(f"{shard.index_file}: {fault}")
@@ -113,9 +141,7 @@ def _shard_faults(
     spans, starts = np.stack([index.offsets, index.lengths], 2).tolist(), index.starts
     for n, key in enumerate(index.keys.tolist()):
         sample = f"{shard.file} sample {key}"
-        if key in seen:
-            yield f"{sample}: duplicate key: {seen[key]} has it too"
-        seen[key] = shard.file
+        keys.append(key)
         key_prefix = f"{key.removeprefix(prefix)}."
         rows = slice(starts[n], starts[n + 1])
         labels, present = index.labels[rows], None

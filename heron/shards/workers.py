@@ -1,22 +1,68 @@
-"""Maps a function over items in worker processes, which end at once if anything goes wrong.
+"""Maps a function over items: in worker processes, or wherever another executor has it done.
 
-concurrent.futures and loky do not tell which item killed a process, and end no process at work.
+Worker processes end at once if anything goes wrong. concurrent.futures and loky do not tell which
+item killed a process, and end no process at work.
 """
 
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from heron.shards.errors import ShardError, SourceError
+from heron.shards.errors import HeronError, ShardError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Executor(Protocol):
+    """Maps a function over items; what is computed does not depend on where.
+
+    `Processes` are those of this machine, `heron.distributed.cluster.Tasks` those of a Ray cluster.
+    """
+
+    def map(
+        self, function: Callable[[Item], Result], items: Sequence[Item]
+    ) -> Generator[tuple[Item, Result], None, None]:
+        """Calls a function on items, all of which can be pickled; yields each with its result.
+
+        They come as they are done, in any order. Raises what the function raises, and ShardError,
+        which names the item by its str(), where a process died. Whatever ends it early ends the
+        work on all items, too.
+        """
+        ...
+
+
+class Processes(NamedTuple):
+    """An executor of some processes of this machine; a single one is the caller's own."""
+
+    workers: int = 1
+
+    def map(
+        self, function: Callable[[Item], Result], items: Sequence[Item]
+    ) -> Generator[tuple[Item, Result], None, None]:
+        """Calls a function on items: see `in_parallel`."""
+        return in_parallel(function, items, self.workers)
+
+
+ALONE = Processes()
+
+
+def in_order(
+    items: Iterable[Item], results: Iterable[tuple[Item, Result]]
+) -> Iterator[tuple[Item, Result]]:
+    """Yields the results of `Executor.map` in the order of its items, each as soon as it can."""
+    done, arriving = dict[Item, Result](), iter(results)
+    for item in items:
+        while item not in done:
+            arrived, result = next(arriving)
+            done[arrived] = result
+        yield item, done.pop(item)
 
 
 def in_parallel(
@@ -89,15 +135,19 @@ def _send_next(pipe: Connection, pending: Iterator[Item], busy: dict[Connection,
 def _worker_loop(function: Callable[[Item], Result], pipe: Connection) -> None:
     with suppress(EOFError, OSError):
         while True:
-            item = pipe.recv()
-            result, fault = None, None
-            try:
-                result = function(item)
-            except Exception as error:
-                fault = error
-                if not isinstance(fault, ShardError | SourceError):
-                    fault.add_note(traceback.format_exc())  # pickling drops the traceback
-            pipe.send((result, fault))
+            pipe.send(outcome(function, pipe.recv()))
+
+
+def outcome(
+    function: Callable[[Item], Result], item: Item
+) -> tuple[Result | None, Exception | None]:
+    """Returns the result of a call, or the exception that it ended with, to send to the caller."""
+    try:
+        return function(item), None
+    except Exception as fault:
+        if not isinstance(fault, HeronError):
+            fault.add_note(traceback.format_exc())  # pickling drops the traceback
+        return None, fault
 
 
 def _death_error(process: SpawnProcess, item: object) -> ShardError:

@@ -17,15 +17,15 @@ from typing_extensions import TypedDict
 
 from heron.config.experiment import Config
 from heron.data.dataset import build_data
+from heron.distributed.cluster import nodes
 from heron.shards.artefact import Count
 from heron.shards.errors import ShardError, SourceError
-from heron.studies.cluster import nodes, trials_at_once
 from heron.studies.ledger import Ledger, write_rows
 from heron.studies.live import print_line
 from heron.studies.population import run_pbt
 from heron.studies.study import Asha, Pbt, Study
 from heron.studies.text import cell
-from heron.studies.trials import Trial, refuse_missing_data
+from heron.studies.trials import Trial, refuse_missing_data, trials_at_once
 from heron.studies.worker import ERROR, RAY, run_trial
 from heron.training.tracking import read_lines
 

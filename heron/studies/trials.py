@@ -11,11 +11,12 @@ from typing import Any, get_args
 import numpy as np
 from typing_extensions import TypedDict
 
-from heron.config.errors import ConfigError
+from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import Config, load_config
 from heron.config.overrides import as_typed
 from heron.config.sections import Plain
 from heron.config.shipped import ACCELERATE, JOB, find_config
+from heron.distributed.cluster import Node
 from heron.shards.artefact import Count
 from heron.studies.study import LAUNCHED, Grid, Strategy, Study, draw
 from heron.training.tracking import Metrics, read_lines
@@ -157,3 +158,32 @@ def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:
         config.data.refuse_missing(
             study.data or f"see the first lines of {find_config(study.base)}"
         )
+
+
+def resources_per_worker(study: Study) -> dict[str, int]:
+    """Returns the resources that a worker requests."""
+    return {"CPU": study.cpus_per_worker} | ({"GPU": 1} if study.gpus else {})
+
+
+def trials_at_once(study: Study, trials: Sequence[Trial], nodes: Sequence[Node]) -> int:
+    """Returns how many trials run at once: as many of the largest as the nodes hold, or fewer.
+
+    Raises a TrainingError with requested and available resources if a trial would wait forever.
+    """
+    needs, largest = resources_per_worker(study), max(trials, key=lambda trial: trial.workers)
+    room = sum(min(int(node.get(kind, 0) // n) for kind, n in needs.items()) for node in nodes)
+    if largest.workers > room:
+        requested = [_amount(n * largest.workers, kind) for kind, n in needs.items()]
+        available = [_amount(int(sum(node.get(kind, 0) for node in nodes)), kind) for kind in needs]
+        raise TrainingError(
+            f"trial {largest.name} asks for {_amount(largest.workers, 'worker')}, "
+            f"{' and '.join(requested)}; the cluster has {' and '.join(available)} on "
+            f"{_amount(len(nodes), 'node')}, room for {room}; expected no more than there is: vary "
+            "fewer workers, run the small version with --small, or join a larger cluster with "
+            "--address"
+        )
+    return min(room // largest.workers, study.concurrent or room)
+
+
+def _amount(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

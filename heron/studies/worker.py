@@ -10,10 +10,9 @@ from typing import Any
 
 from heron.config.errors import Held, TrainingError
 from heron.config.experiment import Config
-from heron.studies.cluster import resources_per_worker
 from heron.studies.ledger import write_rows
 from heron.studies.study import Study
-from heron.studies.trials import FSDP, RUNGS, Trial
+from heron.studies.trials import FSDP, RUNGS, Trial, resources_per_worker
 from heron.training.tracking import read_result
 
 ERROR = "error.txt"  # in a run's folder: why it failed

@@ -23,7 +23,7 @@ from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.query import Retriever
 from heron.shards.errors import ShardError
 from heron.shards.manifest import View
-from heron.shards.texts import write_tokenizer
+from heron.shards.texts import words_of, write_tokenizers
 from heron.training.throughput import model_flops, step_flops
 from heron.training.tracking import read_metrics
 from tests import ranks
@@ -60,14 +60,14 @@ def test_bytes_are_tokens() -> None:
 
 
 def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "t.json", ["a red square", "a blue square", "red and blue"] * 3)
-    decoder = TextDecoder(5, (tmp_path / "t.json").read_text())
+    texts = ["a red square", "a blue square", "red and blue"] * 3
+    t, u = write_tokenizers(tmp_path, {"t": words_of(texts), "u": words_of(texts[::-1])})
+    decoder = TextDecoder(5, (tmp_path / t).read_text())
     words = json.loads(decoder.tokenizer)["model"]["vocab"]
     known = [words[word] for word in ("[CLS]", "red", "square", "[SEP]")]
     assert decode(decoder, b"Red square") == [*known, -1]
     assert decode(pickle.loads(pickle.dumps(decoder)), b"red square a blue red")[-1] == 1
-    write_tokenizer(tmp_path / "u.json", ["a red square", "a blue square", "red and blue"] * 3)
-    assert (tmp_path / "u.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+    assert (tmp_path / u).read_bytes() == (tmp_path / t).read_bytes()
 
 
 def test_a_vocabulary_with_gaps_has_room_for_its_last_id() -> None:
@@ -174,11 +174,11 @@ def test_a_model_takes_strings(run: Path) -> None:
 
 def test_resume_refuses_another_tokenizer(run: Path) -> None:
     views = mixed(run).model_dump(mode="json")["data"]["views"]
-    views[1]["tokenizer"] = str(run / "other.json")
+    views[1]["tokenizer"] = str(run / "other.tokenizer.json")
     changes: dict[str, Any] = {"data": {"views": views}, "train": {"steps": 2}}
-    write_tokenizer(run / "other.json", ["a red square"] * 3)
+    write_tokenizers(run, {"other": words_of(["a red square"] * 3)})
     pretrain(mixed(run, "resumed", **changes))
-    write_tokenizer(run / "other.json", ["blue and large"] * 3)
+    write_tokenizers(run, {"other": words_of(["blue and large"] * 3)})
     more = changes | {"train": {"steps": 3}, "run": {"resume": "auto"}}
     from heron.data import decoders
 

@@ -36,6 +36,10 @@ PERFORMED = {
     " Parquet files ": PARQUET,
     "names no commit; ": PARQUET,
     "expected a data set and a netw": PARQUET,
+    "the processes that worked on it were lost": "tests/shards/test_on_cluster.py::"
+    "test_an_item_that_kills_every_worker_is_named",
+    "processes were launched to embed in tasks": "tests/retrieval/test_embed_tasks.py::"
+    "test_what_tasks_refuse",
     "no Ray cluster answers at": "tests/studies/test_on_ray.py::test_a_study_here",
     ", as the i": SAME,
     "has the fingerprint ": SAME,

@@ -15,6 +15,7 @@ from heron.shards.foreign import Outcome, index
 from heron.shards.index import ShardIndex
 from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
+from heron.shards.workers import Processes
 
 Files = Sequence[tuple[str, bytes]]
 
@@ -83,7 +84,7 @@ def cats(first: int, count: int) -> list[dict[str, Any]]:
 def run(folder: Path, workers: int = 1, overwrite: bool = False, **options: Any) -> Outcome:
     """Index a folder, with options as on the command line."""
     layout = Layout.of(options)
-    return index(folder, layout, workers=workers, progress=False, overwrite=overwrite)
+    return index(folder, layout, executor=Processes(workers), progress=False, overwrite=overwrite)
 
 
 def labels(folder: Path) -> list[Any]:

@@ -16,6 +16,7 @@ from heron.shards.sources import make_source
 from heron.shards.sources.arrays import map_npy
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
+from heron.shards.workers import Processes
 from tests.shards.test_verify import reseal, rewrite
 from tests.shards.tiny import whole
 
@@ -81,7 +82,7 @@ def test_npy_and_npz_make_the_same_shards(tmp_path: Path) -> None:
     arrays = {"audio": AUDIO.astype("f8"), "video": VIDEO, "labels": LABELS}
     one = build(stored(tmp_path, "npz", arrays), tmp_path / "npz", shard_rows=256, progress=False)
     source = stored(tmp_path, "npy", arrays)
-    two = build(source, tmp_path / "npy", shard_rows=256, workers=2, progress=False)
+    two = build(source, tmp_path / "npy", shard_rows=256, executor=Processes(2), progress=False)
     assert one.splits == two.splits and one.views == two.views and one.labels == two.labels
     assert two.built_from.options["npy"] == [
         "audio=audio.npy",

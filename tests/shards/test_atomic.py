@@ -31,6 +31,19 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
 
 
+def test_who_writes_a_file_at_the_same_time_does_not_spoil_it(tmp_path: Path) -> None:
+    """As a worker does that outlives the driver that was killed, while the next build runs."""
+    path = tmp_path / "a.tar"
+    with atomic_write(path, several=True) as orphan:
+        orphan.write(b"who")
+        orphan.flush()
+        with atomic_write(path, several=True) as stream:
+            stream.write(b"whole")
+        assert path.read_bytes() == b"whole"
+        orphan.write(b"le")
+    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
+
+
 def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

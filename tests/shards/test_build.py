@@ -22,6 +22,7 @@ from heron.shards.sources import make_source
 from heron.shards.sources.base import Rows, Source
 from heron.shards.sources.xrmb import Frames
 from heron.shards.verify import verify
+from heron.shards.workers import Processes
 from tests.shards.tiny import arrays_source
 
 
@@ -32,7 +33,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_one_worker_and_two_write_the_same_bytes(tmp_path: Path) -> None:
     source = make_source("frames", {"train": 600, "test": 100, "seed": 3})
     for workers in (1, 2):
-        build(source, tmp_path / str(workers), shard_rows=256, workers=workers, progress=False)
+        build(
+            source,
+            tmp_path / str(workers),
+            shard_rows=256,
+            executor=Processes(workers),
+            progress=False,
+        )
     one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
     assert list(one) == list(two) and one == two
     assert len(one) == 2 * 4 + 1  # tars, indexes, manifest; no journal, no leftovers
@@ -212,7 +219,7 @@ class Dying(Frames):
 def test_a_killed_worker_is_named_and_nothing_is_left_half_written(tmp_path: Path) -> None:
     source = Dying.model_validate({"train": 2000, "test": 0})
     with pytest.raises(ShardError, match=r"^train-000001.tar: the process .* ended by SIGKILL"):
-        build(source, tmp_path, shard_rows=256, workers=2, progress=False)
+        build(source, tmp_path, shard_rows=256, executor=Processes(2), progress=False)
     assert not list(tmp_path.glob(".*.part")) and (tmp_path / "build.json").exists()
 
 

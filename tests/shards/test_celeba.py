@@ -17,6 +17,7 @@ from heron.shards.manifest import load_manifest
 from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
+from heron.shards.workers import Processes
 from tests.shards.tiny import whole
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "celeba"
@@ -155,7 +156,13 @@ def test_forms_of_the_list(tmp_path: Path, data: bytes) -> None:
 def test_workers_make_the_same_bytes(tmp_path: Path) -> None:
     source = celeba(tmp_path, merge=True)
     one, two = (
-        build(source, tmp_path / str(workers), workers=workers, shard_rows=2, progress=False)
+        build(
+            source,
+            tmp_path / str(workers),
+            executor=Processes(workers),
+            shard_rows=2,
+            progress=False,
+        )
         for workers in (1, 2)
     )
     assert one == two and len(one.splits["all"]) == 2
@@ -344,7 +351,7 @@ def test_what_is_bad_is_left_out_and_counted(tmp_path: Path) -> None:
     bad = {FIRST: jpeg(0)[:-2], THIRD: jpeg(0, (8, 9)), "img_align_celeba/read me.txt": b""}
     options = {"merge": True, "on_error": "skip"}
     source = celeba(tmp_path, {ZIPPED: zipped(PICTURES | bad)}, **options)
-    manifest = build(source, tmp_path / "out", workers=2, progress=False)
+    manifest = build(source, tmp_path / "out", executor=Processes(2), progress=False)
     assert manifest.rows("all") == 2 and verify(tmp_path / "out").ok
     assert manifest.skipped is not None and manifest.skipped.count == 3
     assert "000007.jpg is 8 × 9 pixels; expected 4 × 6" in str(manifest.skipped)

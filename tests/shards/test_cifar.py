@@ -21,6 +21,7 @@ from heron.shards.show import contact_sheet
 from heron.shards.sources import cifar, make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
+from heron.shards.workers import Processes
 from tests.shards.pickles import Call, dumps2
 from tests.shards.tiny import whole
 
@@ -145,7 +146,7 @@ def test_an_unpacked_folder_gives_the_same_shards(tmp_path: Path) -> None:
     unpacked = make_source("cifar", {"path": folder})
     assert [path.name for path in unpacked.files][-2:] == ["test_batch", "batches.meta"]
     one = build(unpacked, tmp_path / "one", progress=False)
-    two = build(source(tmp_path, ten()), tmp_path / "two", workers=2, progress=False)
+    two = build(source(tmp_path, ten()), tmp_path / "two", executor=Processes(2), progress=False)
     assert one.splits == two.splits and one.views == two.views
     (folder / "data_batch_3").unlink()
     message = fault(make_source("cifar", {"path": folder}), tmp_path / "three")

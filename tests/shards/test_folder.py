@@ -19,6 +19,7 @@ from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.sources.folder import MAX_KEY_CHARS, make_keys
 from heron.shards.verify import verify
+from heron.shards.workers import Processes
 from tests.shards.tiny import bomb, whole
 
 FLAT = ["train/cat/1.jpg", "train/dog/a.b.jpeg", "train/dog/2.JPG", "test/cat/1.jpg"]
@@ -190,7 +191,13 @@ def test_the_manifest_knows_the_bytes_of_the_folder(tmp_path: Path) -> None:
 def test_workers_make_the_same_bytes(tmp_path: Path) -> None:
     source = folder(tmp_path, [f"{c}/{n}.jpg" for c in "ab" for n in range(4)])
     one, two = (
-        build(source, tmp_path / str(workers), workers=workers, shard_rows=4, progress=False)
+        build(
+            source,
+            tmp_path / str(workers),
+            executor=Processes(workers),
+            shard_rows=4,
+            progress=False,
+        )
         for workers in (1, 2)
     )
     assert one == two and len(one.splits["all"]) == 2

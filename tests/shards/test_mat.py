@@ -17,6 +17,7 @@ from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.sources.mat import read_value
 from heron.shards.verify import verify
+from heron.shards.workers import Processes
 from tests.shards.tiny import whole
 
 DRAW = np.random.default_rng(0)
@@ -83,7 +84,7 @@ def test_views_in_a_cell_or_by_name(tmp_path: Path, version: str, turned: bool) 
         np.testing.assert_array_equal(rows.views["X1"], ONE.astype("f4"))
         np.testing.assert_array_equal(rows.views["X2"], TWO)
         assert rows.labels.tolist() == [2, 0, 1] * 3
-    build(source, tmp_path / "out", workers=2, progress=False)
+    build(source, tmp_path / "out", executor=Processes(2), progress=False)
     assert verify(tmp_path / "out").ok
 
 

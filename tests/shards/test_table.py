@@ -10,6 +10,7 @@ from heron.shards.errors import SourceError
 from heron.shards.sources import make_source
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
+from heron.shards.workers import Processes
 from tests.shards.tiny import whole
 
 UCI = Path(__file__).parents[3] / "shared" / "data" / "uci"
@@ -212,7 +213,7 @@ def test_six_files_side_by_side(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.views["sound"][3:5], [[3.5, 1, 0], [4.5, 0, 1]])
     assert source.labels.kind == "multi_label" and source.labels.names == ["calm", "keen"]
     assert rows.labels.tolist() == [[n % 2, n // 3] for n in range(6)]
-    build(source, tmp_path / "out", workers=2, progress=False)
+    build(source, tmp_path / "out", executor=Processes(2), progress=False)
     assert verify(tmp_path / "out").ok
 
     words |= {"ignore": ["calm", "keen"], "key": None}

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from heron.shards.errors import ShardError, SourceError
-from heron.shards.workers import in_parallel
+from heron.shards.workers import in_order, in_parallel
 
 
 def work(item: str) -> tuple[str, int]:
@@ -55,6 +56,19 @@ def test_a_fault_ends_all(item: str, fault: type[Exception], message: str) -> No
     notes = getattr(raised.value, "__notes__", [])
     assert ["raise KeyError(item)" in note for note in notes] == [True] * (item == "bug")
     assert not multiprocessing.active_children()
+
+
+def test_results_in_the_order_of_the_items() -> None:
+    asked = list[int]()
+
+    def arriving() -> Iterator[tuple[int, str]]:
+        for item in (2, 0, 1, 3):
+            asked.append(item)
+            yield item, str(item)
+
+    found = in_order(range(4), arriving())
+    assert next(found) == (0, "0") and asked == [2, 0]  # as soon as it can be
+    assert list(found) == [(1, "1"), (2, "2"), (3, "3")]
 
 
 def alone(item: str) -> str:

@@ -21,12 +21,12 @@ from heron.studies.trials import plan
 from heron.training.tracking import read_lines
 from tests.experiments import frames
 from tests.launch import runs
+from tests.studies.nodes import TOKEN, running
 
 WHOLE = pytest.mark.skipif(
     not os.environ.get("HERON_WHOLE_STUDIES"),
     reason="minutes each: HERON_WHOLE_STUDIES=1 for all",
 )
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 LENGTH = 500  # steps: an interruption takes seconds to come through
 LONG = {"train": {"steps": LENGTH, "epochs": 99, "save_every_steps": 5, "timeout_s": 120}}
 
@@ -34,21 +34,8 @@ LONG = {"train": {"steps": LENGTH, "epochs": 99, "save_every_steps": 5, "timeout
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Of a cluster of two nodes."""
-    cluster = subprocess.Popen(
-        [sys.executable, "-m", "tests.studies.nodes", "2"],
-        cwd=runs.ROOT,
-        env=runs.environment(PYTHONPATH=str(runs.ROOT), RAY_USAGE_STATS_ENABLED="0", **TOKEN),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert cluster.stdin is not None and cluster.stdout is not None
-    found = cluster.stdout.readline().strip()
-    assert found, "the cluster did not start"
-    yield found
-    cluster.kill()
-    cluster.communicate()
+    with running() as nodes:
+        yield nodes.address
 
 
 def write(folder: Path, changes: dict[str, Any] | None = None, **study: Any) -> Path:

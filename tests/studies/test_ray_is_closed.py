@@ -43,7 +43,7 @@ def test_a_start_without_a_token_is_seen(line: str) -> None:
 
 LISTENING = """
 import os, psutil
-from heron.studies.cluster import connected
+from heron.distributed.cluster import connected
 with connected(None):
     import ray
     told = ray.remote(lambda: os.environ.get("RAY_AUTH_MODE")).options(num_cpus=0)

@@ -20,9 +20,9 @@ from heron.cli.main import main
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import Config, load_config, parse_config
 from heron.config.shipped import find_config
-from heron.studies.cluster import connected, trials_at_once
+from heron.distributed.cluster import connected
 from heron.studies.study import Study, dump_study, load_study
-from heron.studies.trials import Trial, plan
+from heron.studies.trials import Trial, plan, trials_at_once
 from heron.studies.worker import environment, refuse_incomparable, scores_of
 
 ROOT = Path(__file__).parent.parent.parent

@@ -1,0 +1,104 @@
+"""Embedding in tasks, of processes here and of a Ray cluster: the bytes of `embed`."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heron.config.errors import RetrievalError
+from heron.distributed.cluster import Tasks, has_gpus
+from heron.retrieval import embed_tasks
+from heron.retrieval.embed import embed
+from heron.retrieval.embed_tasks import embed_on
+from heron.retrieval.embeddings import Embeddings
+from heron.shards.errors import ShardError
+from heron.shards.workers import Item, Processes, Result
+from tests.retrieval.test_embed import ROWS, SMALL, files
+from tests.retrieval.test_embed import run as run  # a fixture
+from tests.retrieval.test_embed import whole as whole
+from tests.studies.nodes import Losing, Nodes, joined
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """A cluster of two nodes of one CPU each."""
+    with joined() as cluster:
+        yield cluster
+
+
+def killed(function: Callable[[Any], Any], folder: Path, often: int, item: Any) -> Any:
+    """Part 2, whose process is killed in its midst the first times."""
+    tries = len([*folder.glob("try-*")])
+    if item == 2 and tries < often:
+        (folder / f"try-{tries}").touch()
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        time.sleep(0.005)
+        function(item)
+        time.sleep(60)
+    return function(item)
+
+
+@dataclass(frozen=True)
+class Killing(Tasks):
+    """Tasks one of which ends its process some times."""
+
+    folder: Path = Path()
+    often: int = 1
+
+    def map(
+        self, function: Callable[[Item], Result], items: Sequence[Item]
+    ) -> Generator[tuple[Item, Result], None, None]:
+        yield from super().map(partial(killed, function, self.folder, self.often), items)
+
+
+def test_processes_of_this_machine(run: Path, whole: Embeddings, tmp_path: Path) -> None:
+    embed_on(Processes(2), run, tmp_path / "out", SMALL, progress=False)
+    assert files(tmp_path / "out") == files(whole.folder)
+
+
+def test_a_cluster_that_loses_a_worker_and_a_node(
+    nodes: Nodes, run: Path, whole: Embeddings, tmp_path: Path
+) -> None:
+    assert not has_gpus()
+    embed_on(Killing(folder=tmp_path), run, tmp_path / "one", SMALL, progress=False)
+    assert files(tmp_path / "one") == files(whole.folder) and (tmp_path / "try-0").exists()
+    found = embed_on(Losing(nodes=nodes), run, tmp_path / "two", SMALL, progress=False)
+    assert len(found) == ROWS and files(tmp_path / "two") == files(whole.folder)
+    nodes.ask("add")
+
+
+def test_either_goes_on_where_the_other_stopped(
+    nodes: Nodes, run: Path, whole: Embeddings, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ShardError, match=r"^part 2: the processes that worked on it were lost, 4"):
+        embed_on(Killing(1, folder=tmp_path, often=9), run, out, SMALL, progress=False)
+    finished = sorted(path.name for path in (out / "parts").glob("*.json"))
+    assert finished == ["00000.json", "00001.json"]
+    times = {path: path.stat().st_mtime_ns for path in (out / "hidden").glob("0*")}
+    embed(run, out, SMALL, progress=False)
+    assert files(out) == files(whole.folder)
+    assert all(times[path] == path.stat().st_mtime_ns for path in sorted(times)[:2])
+    (out / "manifest.json").unlink()
+    (out / "parts" / "00004.json").unlink()
+    embed_on(Tasks(), run, out, SMALL, progress=False)
+    assert files(out) == files(whole.folder)
+
+
+def test_what_tasks_refuse(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = embed_tasks._Job(str(run), str(tmp_path / "out"), SMALL, ())
+    _, plan = job.open()
+    with pytest.raises(
+        RetrievalError, match="a task would embed something else: batch is 32, not 7; .*"
+    ):
+        embed_tasks._embed_part(job, plan | {"batch": 7}, 0)
+    monkeypatch.setattr(embed_tasks, "world_size", lambda: 2)
+    with pytest.raises(RetrievalError, match=r"^2 processes were launched to embed in tasks; exp"):
+        embed_on(Processes(2), run, tmp_path / "out", SMALL)
