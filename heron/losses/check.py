@@ -7,7 +7,9 @@ be that of one process.
 """
 
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +27,8 @@ from heron.losses.check_inputs import Inputs, LossSpec, build, call
 EXACT = 1e-9  # relative error of float64 that is rounding
 ROWS = 12
 MOST = 6  # processes, of which the last still has rows
-WAIT_S = 60  # for a process: others may wait for it for ever
+START_S = 600  # for the processes to import and build the loss, which busy machines do slowly
+WAIT_S = 60  # for a process from there on: others may wait for it for ever
 STEP = 1e-5  # of a difference quotient
 
 
@@ -185,14 +188,11 @@ def on_processes(spec: LossSpec, shares: Sequence[int]) -> list[Result]:
             _rank, (list(shares), folder, spec), world, join=False, start_method="spawn"
         )
         assert context is not None
-        try:
-            done = context.join(timeout=WAIT_S)
-            while not done and any(process.is_alive() for process in context.processes):
-                done = context.join(timeout=WAIT_S)
-                if not done:
-                    break
-        except Exception:  # a process died: the files that are missing say which
-            pass
+        ready, deadline = False, time.monotonic() + START_S
+        with suppress(Exception):  # a process died: the files that are missing say which
+            while time.monotonic() < deadline and not context.join(timeout=0.2):
+                if not ready and len([*Path(folder).glob("ready-*")]) == world:
+                    ready, deadline = True, time.monotonic() + WAIT_S
         for process in context.processes:
             process.kill()
         return [_read(Path(folder) / f"{rank}.pt") for rank in range(world)]
@@ -205,15 +205,27 @@ def _read(path: Path) -> Result:
     return Result(value, tuple(gradients), tuple(learnt), error)
 
 
-def _rank(rank: int, shares: list[int], folder: str, spec: LossSpec) -> None:
-    torch.set_num_threads(1)
+def _join(rank: int, world: int, file: str, seconds: float) -> None:
+    """Joins the group of all processes, which waits for one at most so long."""
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/meet",
+        init_method=f"file://{file}",
         rank=rank,
-        world_size=len(shares),
-        timeout=timedelta(seconds=WAIT_S / 2),
+        world_size=world,
+        timeout=timedelta(seconds=seconds),
     )
+
+
+def _rank(rank: int, shares: list[int], folder: str, spec: LossSpec) -> None:
+    torch.set_num_threads(1)
+    # Built once before the time runs, as some libraries take a minute to be imported.
+    _join(rank, len(shares), f"{folder}/begin", START_S)
+    with suppress(Exception):  # which is then the result
+        build(spec, torch.float64)
+    dist.barrier()
+    dist.destroy_process_group()
+    Path(folder, f"ready-{rank}").touch()
+    _join(rank, len(shares), f"{folder}/meet", WAIT_S / 2)
     start = sum(shares[:rank])
     own = Inputs.draw(spec.inputs, ROWS).double().rows(slice(start, start + shares[rank]))
     found = evaluate(spec, own)

@@ -265,6 +265,21 @@ class Retriever:
         lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
         return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._missing_reason}"
 
+    @cached_property
+    def best_learnt(self) -> int | None:
+        """The label whose samples lie together best: see `map.best_learnt`."""
+        from heron.retrieval.map import best_learnt
+
+        def search(vectors: NDArray[Any], k: int) -> NDArray[np.int64]:
+            return self.index.search(vectors, k).numbers
+
+        def take(numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+            if self.embeddings is not None:
+                return self.embeddings.take(self.index.manifest.layer, numbers)
+            return self.index.vectors(numbers)
+
+        return best_learnt(search, take, self.samples)
+
     @property
     def _compares(self) -> str:
         """What a query by samples compares, in words, if the data set lacks a view of the model."""

@@ -349,6 +349,7 @@ def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) ->
         "exclusive": samples.exclusive,
         "facets": FACETS,
         "classes": classes(samples.label_counts()) if samples.exclusive else [],
+        "best": None if samples.exclusive else retriever.best_learnt,
         "close": samples.close_distance,
         "map": sample_map
         and {

@@ -1,10 +1,14 @@
 """Losses with the faults that `heron check` is to find."""
 
+import time
+from functools import cache
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from heron.losses import NtXent
 from heron.losses import functional as f
 
 
@@ -57,3 +61,15 @@ class Drawn(nn.Module):
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
         value: Tensor = (z1 - z2 + float(np.random.default_rng().normal())).square().mean()
         return value
+
+
+@cache
+def import_slowly() -> None:
+    time.sleep(4)
+
+
+def slow() -> nn.Module:
+    """A right loss whose library takes long to be imported, on several processes."""
+    if dist.is_initialized():
+        import_slowly()
+    return NtXent()

@@ -1,5 +1,6 @@
 """`heron check`: Heron's losses pass, and planted faults are found."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,16 @@ def test_faults_are_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert "tests.losses.faulty.Detached, called as loss(z1, z2)" in out
     even = next(line for line in out.splitlines() if "2 processes, even" in line)
     assert "FAILS" in even and "value exact, gradient of another loss" in even
+
+
+def test_the_time_runs_when_all_have_built_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow import is no loss that waits for ever."""
+    monkeypatch.setattr(check, "WAIT_S", 3)
+    spec = LossSpec("tests.losses.faulty.slow", {}, "views")
+    began = time.monotonic()
+    results = check.on_processes(spec, [6, 6])
+    finding = _compare("", evaluate(spec, Inputs.draw("views", ROWS).double()), results)
+    assert time.monotonic() - began > 4 and finding.text == "value exact, gradient exact", finding
 
 
 @pytest.mark.parametrize(
