@@ -12,11 +12,12 @@ from heron.config.experiment import parse_config
 from heron.data.reader import Reader
 from heron.data.run_data import open_streams
 from heron.data.streams import Streams
-from heron.shards.build import build, npy
+from heron.shards.build import build
 from heron.shards.manifest import Labels, View
 from heron.shards.sources import make_source
 from heron.shards.sources.base import Rows, SyntheticSource
 from heron.shards.workers import Processes
+from heron.shards.write_shard import npy
 
 CLASSES = 10  # folders of pictures
 TARS = 4  # of members a row, so that every worker has some

@@ -60,7 +60,7 @@ class Sources(dict[str, Verb]):
 def build_shards(
     source: str,
     *,
-    out: Annotated[Path, "folder to write"],
+    out: Annotated[Location, "folder to write, or s3://bucket/folder"],
     workers: Workers = None,
     address: Address = None,
     shard_rows: Annotated[int | None, "rows of a shard"] = None,

@@ -98,7 +98,7 @@ class Tasks:
         try:
             while True:
                 for item in islice(pending, room - len(busy)):
-                    busy[run.remote(held, item, root)] = item
+                    busy[run.remote([held], item, root)] = item
                 if not busy:
                     return
                 ray.wait([*busy])
@@ -117,9 +117,10 @@ class Tasks:
                 ray.cancel(task, force=True)
 
 
-def _run(
-    function: Callable[[Item], Result], item: Item, root: Path
-) -> tuple[Result | None, Exception | None]:
+_held: dict[str, Any] = {}  # the function that this process calls, by Ray's number
+
+
+def _run(held: list[Any], item: Item, root: Path) -> tuple[Any, Exception | None]:
     """Returns what `outcome` does, in the driver's working directory: the work of a task."""
     try:
         os.chdir(root)  # where relative paths start
@@ -128,7 +129,13 @@ def _run(
             f"{root}: {error.strerror} on {socket.gethostname()}, a node of the cluster; expected "
             "the same folders on all nodes; start where all of them see it"
         )
-    return outcome(function, item)
+    (reference,) = held  # in a list, or Ray would unpickle the function, with its data, every time
+    if reference.hex() not in _held:
+        import ray
+
+        _held.clear()
+        _held[reference.hex()] = ray.get(reference)
+    return outcome(_held[reference.hex()], item)
 
 
 def _lost(item: object, error: Exception) -> ShardError:

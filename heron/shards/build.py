@@ -2,45 +2,36 @@
 
 import fcntl
 import os
-import tarfile
-import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from tempfile import TemporaryDirectory
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from heron.shards.artefact import MANIFEST
-from heron.shards.atomic import atomic_write, is_at, remove_partial_files, save_json, set_aside
+from heron.shards.atomic import is_at, remove_partial_files, save_json, set_aside
 from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
 from heron.shards.errors import ShardError
-from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import (
     JOURNAL,
-    LABELS,
-    PRESENT,
     SCHEMA_VERSION,
     BuiltFrom,
     Manifest,
     Shard,
     Skipped,
-    View,
     index_name,
-    member_names,
 )
-from heron.shards.moments import BlockMoments, Moments
-from heron.shards.sources.base import Rows, Source, rows_with_view
+from heron.shards.moments import Moments
+from heron.shards.remote_build import RemoteFolder, made_from, put_shard, record_name
+from heron.shards.sources.base import Source
+from heron.shards.store import LocalStore, is_remote
 from heron.shards.terminal import Bar
-from heron.shards.texts import add_words, count_words, write_tokenizers
+from heron.shards.texts import add_words, write_tokenizers
 from heron.shards.workers import ALONE, Executor, in_order
-
-IMAGES_PER_READ = 64  # whatever the length of a shard
+from heron.shards.write_shard import Made, ShardPlan, make_shard
 
 
 def build(
@@ -57,14 +48,40 @@ def build(
     Finished shards are not written again, and a finished build is left as it is; with `overwrite`
     an earlier build is moved aside, whole, and a new one begins. So is an unfinished build with
     other options, as one that failed and is run again with the option that its error named.
-    `shard_rows` defaults to 1,000 images or 8,192 vectors. Raises ShardError where `out` holds
-    another build or the disk is full, SourceError where the publisher's files are wrong.
+    `out` may be a URL that fsspec can write to, such as s3://bucket/folder; nothing is moved aside
+    there. `shard_rows` defaults to 1,000 images or 8,192 vectors. Raises ShardError where
+    `out` holds another build, the disk is full or a server refuses a file, and SourceError where
+    the publisher's files are wrong.
     """
-    out = Path(out)
     if shard_rows is None:
         shard_rows = 1000 if source.block_rows is None else 32 * source.block_rows
     plan = list(_plan_shards(source, shard_rows))
     draft = _draft_manifest(source, shard_rows)
+    if is_remote(str(out)):
+        folder = RemoteFolder.open(str(out), overwrite)
+        manifest, old = _build_remotely(source, folder, draft, plan, executor, progress)
+    else:
+        out = Path(str(out).removeprefix("file://"))
+        manifest, old = _build_here(source, out, draft, plan, executor, progress, overwrite)
+    if progress and old:
+        print(f"{out} is complete: {_describe_counts(manifest)}; nothing to do")
+    elif progress:
+        print(f"{out}: {_describe_counts(manifest)}")
+        if manifest.skipped:
+            print(manifest.skipped)
+    return manifest
+
+
+def _build_here(
+    source: Source,
+    out: Path,
+    draft: Manifest,
+    plan: list[ShardPlan],
+    executor: Executor,
+    progress: bool,
+    overwrite: bool,
+) -> tuple[Manifest, bool]:
+    """Writes shards into a folder of a disk; returns their manifest, and whether it was there."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -79,34 +96,21 @@ def build(
         if found:
             print(f"{found} in {out} is now in {set_aside(out)}", flush=True)
     with _exclusive_build(out):
-        if (finished := load_finished(out, draft.built_from, source)) is not None:
-            if progress:
-                print(f"{out} is complete: {_describe_counts(finished)}; nothing to do")
-            return finished
+        if (finished := load_finished(LocalStore(out), draft.built_from, source)) is not None:
+            return finished, True
         save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
-        manifest = _make_shards(source, out, draft, plan, executor, progress)
+        names = {path.name for path in out.iterdir()}  # a tar gets its name after its index has
+        done = {s.file for s in plan if {s.file, index_name(s.file)} <= names}
+        bar = _bar(plan, done, out.name, progress)
+        make = partial(make_shard, source, out)
+        manifest, words = _make_all(make, draft, plan, done, executor, bar)
+        write_tokenizers(out, words)
         manifest = manifest.write(out / MANIFEST)
         (out / JOURNAL).unlink()
-        if progress:
-            print(f"{out}: {_describe_counts(manifest)}")
-            if manifest.skipped:
-                print(manifest.skipped)
-        return manifest
+        return manifest, False
 
 
-class _ShardPlan(NamedTuple):
-    """Rows [start, stop) of a split, which make one shard."""
-
-    file: str
-    split: str
-    start: int
-    stop: int
-
-    def __str__(self) -> str:
-        return self.file
-
-
-def _plan_shards(source: Source, shard_rows: int) -> Iterator[_ShardPlan]:
+def _plan_shards(source: Source, shard_rows: int) -> Iterator[ShardPlan]:
     block = source.block_rows or 1
     if shard_rows < 1 or shard_rows % block:
         raise ShardError(
@@ -116,7 +120,7 @@ def _plan_shards(source: Source, shard_rows: int) -> Iterator[_ShardPlan]:
     for split, rows in source.splits.items():
         for number, start in enumerate(range(0, rows, shard_rows)):
             file = f"{split}-{number:06d}.tar"
-            yield _ShardPlan(file, split, start, min(start + shard_rows, rows))
+            yield ShardPlan(file, split, start, min(start + shard_rows, rows))
 
 
 def _draft_manifest(source: Source, shard_rows: int) -> Manifest:
@@ -174,43 +178,27 @@ def _describe_counts(manifest: Manifest) -> str:
     return ", ".join(counts)
 
 
-class _Made(NamedTuple):
-    """A shard on disk: its record, and what the manifest needs to know of the rows in it."""
-
-    shard: Shard
-    blocks: dict[int, list[BlockMoments]]  # of each view of vectors, by its number
-    words: dict[str, Counter[str]]  # of each view of texts, by its name
-
-
-def _make_shards(
-    source: Source,
-    out: Path,
+def _make_all(
+    make: Callable[[ShardPlan], Made],
     draft: Manifest,
-    plan: list[_ShardPlan],
+    plan: list[ShardPlan],
+    done: Collection[str],
     executor: Executor,
-    progress: bool,
-) -> Manifest:
-    """Writes the shards that are missing, and returns the manifest of all.
+    bar: Bar,
+) -> tuple[Manifest, dict[str, Counter[str]]]:
+    """Has an executor make all shards; returns the manifest, and the words of views of texts.
 
-    Statistics are merged in the order of the plan, whatever the order in which shards are done.
+    `done` names the tars that are made already, which are only measured. Statistics are merged in
+    the order of the plan, whatever the order in which shards are made.
     """
-    existing = {path.name for path in out.iterdir()}  # a tar gets its name after its index has
-    missing = {
-        s.file: s.stop - s.start for s in plan if not {s.file, index_name(s.file)} <= existing
-    }
-    total = sum(shard.stop - shard.start for shard in plan)
-    start = total - sum(missing.values())
     splits: dict[str, list[Shard]] = {split: [] for split in draft.splits}
     moments = {i: Moments() for i, view in enumerate(draft.views) if view.kind == "vector"}
     words = dict[str, Counter[str]]()
-    with (
-        Bar(total, "row", start=start, name=out.name, hidden=not progress) as bar,
-        closing(executor.map(partial(make_shard, source, out), plan)) as results,
-    ):
+    with bar, closing(executor.map(make, plan)) as results:
 
-        def shown() -> Iterator[tuple[_ShardPlan, _Made]]:
+        def shown() -> Iterator[tuple[ShardPlan, Made]]:
             for shard, made in results:
-                bar.update(missing.get(shard.file, 0))
+                bar.update(0 if shard.file in done else shard.rows)
                 yield shard, made
 
         for shard, made in in_order(plan, shown()):
@@ -219,143 +207,37 @@ def _make_shards(
                 for block in blocks:
                     moments[column].merge(block)
             add_words(words, made.words)
-    write_tokenizers(out, words)
     views = [moments[i].apply_to(v) if i in moments else v for i, v in enumerate(draft.views)]
-    return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits})
+    return Manifest.model_validate(dict(draft) | {"views": views, "splits": splits}), words
 
 
-def make_shard(source: Source, out: Path, shard: _ShardPlan) -> _Made:
-    """Writes a shard that is not there, its index first, each atomically; measures what is there.
-
-    Others may be writing the same shard, such as the workers of a build that was killed: the bytes
-    are the same, and each writes files of its own.
-    """
-    tar, index_file = out / shard.file, out / index_name(shard.file)
-    if not (tar.exists() and index_file.exists()):
-        with atomic_write(tar, several=True) as stream:
-            _write_tar(source, shard, stream).write(index_file, several=True)
-    index, views = ShardIndex.read(index_file), source.views
-    counts = shard.split == "train" or "train" not in source.splits
-    columns = [i for i, view in enumerate(views) if counts and view.kind == "vector"]
-    return _Made(
-        Shard.of(tar, index),
-        {column: list(_moments(tar, index, column)) for column in columns},
-        count_words(tar, index, views) if counts else {},
-    )
+def _bar(plan: list[ShardPlan], done: Collection[str], name: str, progress: bool) -> Bar:
+    start = sum(shard.rows for shard in plan if shard.file in done)
+    total = sum(shard.rows for shard in plan)
+    return Bar(total, "row", start=start, name=name, hidden=not progress)
 
 
-def _moments(tar: Path, index: ShardIndex, column: int) -> Iterator[BlockMoments]:
-    """Yields the moments of each block of a view of vectors, without the rows that lack it."""
-    has_member = index.lengths[:, column] > 0
-    spans = index.offsets[has_member, column], index.lengths[has_member, column]
-    starts = index.starts[:-1][has_member].tolist()
-    for start, block in zip(starts, map_arrays(tar, *spans), strict=True):
-        if index.present is not None:
-            block = block[index.present[start : start + len(block), column] > 0]
-        if len(block):
-            yield BlockMoments.of(block)
-
-
-def _write_tar(source: Source, shard: _ShardPlan, stream: BinaryIO) -> ShardIndex:
-    """Writes a shard's samples, each a block of vectors or one row; returns their index."""
-    views = source.views
-    has_missing = any(view.missing for view in views)
-    members = [*member_names(views, source.block_rows), LABELS, *([PRESENT] if has_missing else [])]
-    keys, offsets, lengths, checksums, label_blocks, present_blocks = [], [], [], [], [], []
-    rows_per_read = source.block_rows or IMAGES_PER_READ
-    # Times and owners are left out, so that the same rows are the same bytes.
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
-        for start in range(shard.start, shard.stop, rows_per_read):
-            stop = min(start + rows_per_read, shard.stop)
-            rows = source.read(shard.split, start, stop)
-            block = f"{shard.split}-{start // rows_per_read:06d}"
-            if (fault := _find_fault(source, views, rows, stop - start)) is not None:
-                raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
-            sample_rows = rows_per_read if source.block_rows else 1
-            present = np.stack([rows_with_view(rows.views[view.name]) for view in views], 1)
-            for first in range(0, stop - start, sample_rows):
-                sample = slice(first, first + sample_rows)
-                keys.append(block if rows.keys is None else rows.keys[first])
-                label_blocks.append(rows.labels[sample])
-                present_blocks.append(present[sample].astype(np.uint8))
-                values = [
-                    _stored_values(
-                        rows.views[view.name][sample], present[sample, column], source.block_rows
-                    )
-                    for column, view in enumerate(views)
-                ]
-                values += [label_blocks[-1], present_blocks[-1]][: len(members) - len(views)]
-                for suffix, value in zip(members, values, strict=True):
-                    if value is None:  # the row lacks the view, so the sample lacks the member
-                        offsets.append(tar.offset)
-                        lengths.append(0)
-                        checksums.append(0)
-                        continue
-                    payload = npy(value) if isinstance(value, np.ndarray) else value[0]
-                    offsets.append(tar.offset + BLOCK)
-                    lengths.append(len(payload))
-                    checksums.append(zlib.crc32(payload))
-                    member = tarfile.TarInfo(f"{keys[-1]}.{suffix}")
-                    member.size = len(payload)
-                    tar.addfile(member, BytesIO(payload))
-    shape = (len(keys), len(members))
-    return ShardIndex(
-        keys=np.array(keys),
-        members=np.array(members),
-        offsets=np.array(offsets, np.int64).reshape(shape),
-        lengths=np.array(lengths, np.int64).reshape(shape),
-        crc32=np.array(checksums, np.uint32).reshape(shape),
-        rows=np.array([len(block) for block in label_blocks], np.int64),
-        labels=np.concatenate(label_blocks),
-        present=np.concatenate(present_blocks) if has_missing else None,
-    )
-
-
-def _stored_values(values: Any, present: NDArray[np.bool_], block_rows: int | None) -> Any:
-    """Returns values to store: zeros for rows of a block that lack the view, None for a sample."""
-    if present.all():
-        return values
-    return None if block_rows is None else np.where(present[:, None], values, np.float32(0))
-
-
-def _find_fault(source: Source, views: list[View], rows: Rows, count: int) -> str | None:
-    """Returns how `count` rows differ from what their source declares, or None."""
-    if (fault := source.labels.fault(np.asarray(rows.labels), count)) is not None:
-        return fault
-    names = [view.name for view in views]
-    if sorted(rows.views) != sorted(names):
-        return f"views are {', '.join(rows.views) or 'none'}; expected {', '.join(names)}"
-    if source.block_rows is None and len(rows.keys or []) != count:
-        return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
-    present = {view.name: rows_with_view(rows.views[view.name]) for view in views}
-    for view in views:
-        values = rows.views[view.name]
-        has_view = present[view.name]
-        if not has_view.all() and not view.missing:
-            return (
-                f"row {int(np.argmin(has_view))} lacks view {view.name!r}; expected it in every "
-                'row, or a view with missing="allow"'
-            )
-        if source.block_rows is None and view.kind != "vector":
-            payloads = [value for value in values if value is not None]
-            if len(values) != count or not all(isinstance(value, bytes) for value in payloads):
-                return f"view {view.name!r} is not the bytes of {count} {view.kind}s"
-            continue
-        array, shape = np.asarray(values), (count, *view.shape)
-        if array.dtype != view.dtype or array.shape != shape:
-            return (
-                f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {shape}"
-            )
-        if not (finite := np.isfinite(array).reshape(count, -1).all(1) | ~has_view).all():
-            row = int(np.argmin(finite))
-            return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
-    if not (some := np.stack(list(present.values())).any(0)).all():
-        return f"row {int(np.argmin(some))} has none of its views; expected one at least: drop it"
-    return None
-
-
-def npy(array: NDArray[Any]) -> bytes:
-    """Returns an array as the bytes of an npy file."""
-    stream = BytesIO()
-    np.lib.format.write_array(stream, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
-    return stream.getvalue()
+def _build_remotely(
+    source: Source,
+    folder: RemoteFolder,
+    draft: Manifest,
+    plan: list[ShardPlan],
+    executor: Executor,
+    progress: bool,
+) -> tuple[Manifest, bool]:
+    """Writes shards into a folder behind a URL: see `heron.shards.remote_build`."""
+    names = folder.names()
+    if (finished := load_finished(folder.store, draft.built_from, source)) is not None:
+        return finished, True
+    folder.put_json(JOURNAL, draft.built_from.model_dump(mode="json"))
+    make = partial(put_shard, source, folder, made_from(draft.built_from))
+    done = {shard.file for shard in plan if record_name(shard.file) in names}
+    bar = _bar(plan, done, folder.name, progress)
+    manifest, words = _make_all(make, draft, plan, done, executor, bar)
+    with TemporaryDirectory(prefix="heron-") as temporary:
+        for name in write_tokenizers(Path(temporary), words):
+            folder.put(Path(temporary) / name)
+    manifest = manifest.sealed()
+    folder.put_json(MANIFEST, manifest.model_dump(mode="json"))
+    folder.remove([*(record_name(shard.file) for shard in plan), JOURNAL])
+    return manifest, False

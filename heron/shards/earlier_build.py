@@ -8,7 +8,9 @@ from heron.shards.artefact import MANIFEST, parse_json
 from heron.shards.atomic import aside_name
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import JOURNAL, BuiltFrom, Manifest, load_manifest
+from heron.shards.remote import Missing
 from heron.shards.sources.base import Source
+from heron.shards.store import LocalStore, Store
 
 
 def describe_earlier(out: Path) -> str:
@@ -31,7 +33,7 @@ def describe_unfinished(out: Path, built_from: BuiltFrom, source: Source) -> str
     """Says what `out` holds of an unfinished build that this one cannot go on with, or ""."""
     if (out / MANIFEST).exists() or not (out / JOURNAL).exists():
         return ""
-    if _built_from(out, None, source, built_from) == built_from.model_dump(mode="json"):
+    if _built_from(LocalStore(out), None, source, built_from) == built_from.model_dump(mode="json"):
         return ""
     if not any(out.glob("*.tar")):  # nothing was finished
         return ""
@@ -39,7 +41,7 @@ def describe_unfinished(out: Path, built_from: BuiltFrom, source: Source) -> str
 
 
 def _built_from(
-    out: Path, manifest: Manifest | None, source: Source, built_from: BuiltFrom
+    out: Store, manifest: Manifest | None, source: Source, built_from: BuiltFrom
 ) -> dict[str, Any]:
     """Returns what `out` was built from, by its manifest or, without one, by its journal.
 
@@ -49,9 +51,9 @@ def _built_from(
         found: dict[str, Any] = manifest.built_from.model_dump(mode="json")
     else:
         try:
-            found = parse_json((out / JOURNAL).read_bytes())
+            found = parse_json(out.read_bytes(JOURNAL))
         except ValueError as fault:
-            raise ShardError(f"{out / JOURNAL}: {fault}; {_remedy(out)}") from None
+            raise ShardError(f"{out.where(JOURNAL)}: {fault}; {_remedy(out)}") from None
     options = found.get("options")
     if found.get("source") == source.name and isinstance(options, dict):
         defaults = {k: field.default for k, field in type(source).model_fields.items()}
@@ -60,20 +62,25 @@ def _built_from(
     return found
 
 
-def load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest | None:
+def load_finished(out: Store, built_from: BuiltFrom, source: Source) -> Manifest | None:
     """Returns the manifest if this build is complete; ShardError if `out` holds another build."""
     requested = built_from.model_dump(mode="json")
-    manifest = load_manifest(out) if (out / MANIFEST).exists() else None
-    if manifest is not None or (out / JOURNAL).exists():
+    try:
+        names = out.names() or set()
+    except Missing:  # no file is behind the URL yet
+        return None
+    tars = sorted(name for name in names if name.endswith(".tar"))
+    manifest = load_manifest(out) if MANIFEST in names else None
+    if manifest is not None or JOURNAL in names:
         found = _built_from(out, manifest, source, built_from)
-    elif strays := sorted(out.glob("*.tar")):
+    elif tars:
         raise ShardError(
-            f"{out} holds {strays[0].name} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
+            f"{out} holds {tars[0]} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
             "folder or a build of ours; choose another --out, or empty it"
         )
     else:
         return None
-    if manifest is None and not any(out.glob("*.tar")):  # nothing was finished
+    if manifest is None and not tars:  # nothing was finished
         return None
     if found != requested:
         what = _difference(found, requested)
@@ -81,8 +88,10 @@ def load_finished(out: Path, built_from: BuiltFrom, source: Source) -> Manifest 
     return manifest
 
 
-def _remedy(out: Path) -> str:
-    return f"choose another --out, or add --overwrite, which moves it to {aside_name(out)}"
+def _remedy(out: Store) -> str:
+    if not isinstance(out, LocalStore):
+        return "choose another --out, or remove what is there"
+    return f"choose another --out, or add --overwrite, which moves it to {aside_name(out.folder)}"
 
 
 def _difference(found: dict[str, Any], requested: dict[str, Any]) -> str:

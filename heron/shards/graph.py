@@ -19,7 +19,9 @@ def normalize_edges(pairs: NDArray[np.int64]) -> Edges:
 
 def pack_graph(labels: Nodes, edges: Edges) -> bytes:
     """Returns a graph as the bytes of an npy file: the number of nodes, their labels, the edges."""
-    from heron.shards.build import npy  # imported here, since build imports the users of this file
+    from heron.shards.write_shard import (
+        npy,
+    )  # imported here, since write_shard imports the users of this file
 
     return npy(np.concatenate([[len(labels)], labels, edges.ravel()]).astype(np.int32))
 

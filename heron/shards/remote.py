@@ -5,13 +5,15 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin, urlsplit
 
+from heron.shards.artefact import sha256
 from heron.shards.body import Body, Damaged, Slow, Unwritable, enforce_speed
 from heron.shards.errors import RESTORE, ShardError, short_repr
 
@@ -134,6 +136,42 @@ class Remote:
         except Unwritable as fault:
             assert isinstance(fault.__cause__, OSError)
             raise fault.__cause__ from None
+
+    def put(self, name: str, path: Path) -> None:
+        """Puts a whole local file, and reads it back to compare its size and checksum.
+
+        Puts it again where it came altered; after a kill it may be cut. Raises ShardError.
+        """
+        size, checksum = path.stat().st_size, sha256(path)
+        timeout = self.retry.timeout_s + size / self.retry.slowest
+
+        def attempt() -> None:
+            fs, root = self._connect()
+            target = self._join(root, name)
+            fs.put_file(str(path), target, **({"timeout": timeout} if fs.async_impl else {}))
+            with open(os.devnull, "wb") as sink:
+                body = Body(sink, size, checksum)
+                for chunk in self._chunks(name, body):
+                    body.write(chunk)
+                body.check()
+
+        try:
+            self._with_retries(name, attempt)
+        except Missing as fault:
+            raise ShardError(
+                f"{self.where(name)}: {fault.reason}; expected a bucket or folder that can be "
+                "written to; make it first, or choose another --out"
+            ) from None
+
+    def remove(self, names: Collection[str]) -> None:
+        """Removes files of the folder."""
+
+        def attempt() -> None:
+            fs, root = self._connect()
+            fs.rm([self._join(root, name) for name in sorted(names)])
+
+        if names:
+            self._with_retries("", attempt)
 
     def names(self) -> set[str] | None:
         """Returns the names of all files, or None where the protocol lists no folders."""
@@ -340,7 +378,7 @@ class Remote:
             return None
         if isinstance(fault, PermissionError) or status in (401, 403) or "NoCred" in str(kinds):
             return ShardError(
-                f"{where}: not allowed ({reason}); expected credentials that may read it; set the "
+                f"{where}: not allowed ({reason}); expected credentials that allow it; set the "
                 "environment variables of the protocol (AWS_ACCESS_KEY_ID, …) or storage options "
                 "(anon: true for public buckets)"
             )

@@ -36,6 +36,11 @@ PERFORMED = {
     " Parquet files ": PARQUET,
     "names no commit; ": PARQUET,
     "expected a data set and a netw": PARQUET,
+    "expected a bucket or folder that can be written": "tests/shards/test_remote_build.py::"
+    "test_what_cannot_be_put_says_why",
+    "--overwrite moves a folder aside, which object stores can": "tests/shards/"
+    "test_remote_build.py::test_the_verb",
+    "files cannot be put by HTTP": "tests/shards/test_remote_build.py::test_the_verb",
     "the processes that worked on it were lost": "tests/shards/test_on_cluster.py::"
     "test_an_item_that_kills_every_worker_is_named",
     "processes were launched to embed in tasks": "tests/retrieval/test_embed_tasks.py::"

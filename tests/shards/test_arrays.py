@@ -9,7 +9,7 @@ from PIL import Image
 
 from heron.cli.main import main
 from heron.data.reader import Reader
-from heron.shards.build import build, npy
+from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.show import contact_sheet, show
 from heron.shards.sources import make_source
@@ -17,6 +17,7 @@ from heron.shards.sources.arrays import map_npy
 from heron.shards.sources.base import Source
 from heron.shards.verify import verify
 from heron.shards.workers import Processes
+from heron.shards.write_shard import npy
 from tests.shards.test_verify import reseal, rewrite
 from tests.shards.tiny import whole
 

@@ -88,6 +88,28 @@ def test_every_item_once_on_both_nodes(nodes: Nodes) -> None:
     assert dict(Tasks(1).map(work, ["a", "b"])) == {"a": "A", "b": "B"}
 
 
+class Heavy:
+    """A function that writes a line whenever a process unpickles it, with its data."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __setstate__(self, state: dict[str, Path]) -> None:
+        self.__dict__ |= state
+        with self.log.open("a") as stream:
+            stream.write(f"{os.getpid()}\n")
+
+    def __call__(self, item: int) -> int:
+        return os.getpid()
+
+
+def test_a_process_unpickles_the_function_once(nodes: Nodes, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    used = {process for _, process in Tasks(1).map(Heavy(log), range(12))}
+    lines = log.read_text().splitlines()
+    assert {*map(int, lines)} == used and len(lines) == len(used)
+
+
 def test_a_fault_ends_all(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match="^a.txt: wrong$"):
         list(Tasks().map(work, ["sleep", "fault"]))

@@ -82,7 +82,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def member(numbers: list[int], dtype: str = "i4") -> bytes:
-    from heron.shards.build import npy
+    from heron.shards.write_shard import npy
 
     return npy(np.array(numbers, dtype))
 

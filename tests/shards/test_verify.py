@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from heron.cli.main import main
-from heron.shards.build import build, npy
+from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.show import contact_sheet
 from heron.shards.sources import make_source
 from heron.shards.verify import verify
+from heron.shards.write_shard import npy
 from tests.sealed import seal
 from tests.shards.tiny import arrays_of, arrays_source, bomb
 

@@ -1,0 +1,143 @@
+"""What a build puts behind a URL: shards that are whole, each with a record; the manifest is last.
+
+A shard is written to a temporary folder of the machine that makes it. Its index and its tar are put
+and read back, and only then its record: a shard without one is not there, whatever else is.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from heron.shards.artefact import Artefact, Count, Fingerprint, fingerprint
+from heron.shards.errors import ShardError
+from heron.shards.manifest import BuiltFrom, Shard, index_name
+from heron.shards.moments import BlockMoments
+from heron.shards.remote import Missing
+from heron.shards.sources.base import Source
+from heron.shards.store import RemoteStore, open_store
+from heron.shards.write_shard import Made, ShardPlan, make_shard
+
+RECORD = ".made.json"  # ends the name of a shard's record, until the manifest is there
+
+
+class ShardRecord(Artefact):
+    """A shard that lies behind a URL, whole, and what the manifest says of its rows."""
+
+    description: ClassVar[str] = "the record of a shard of an unfinished build"
+    remedy: ClassVar[str] = "remove it, and run the same build again"
+    versions: ClassVar[tuple[int, ...]] = (1,)
+
+    format: Literal[1] = 1
+    made_from: Fingerprint  # of what was built: the source, its options, its files
+    shard: Shard
+    blocks: dict[Count, list[tuple[Count, list[float], list[float]]]]  # rows, mean, squares
+    words: dict[str, dict[str, Count]]
+
+    @classmethod
+    def of(cls, made: Made, made_from: str) -> Self:
+        """Returns the record of a shard of a build."""
+        blocks = {
+            column: [(b.rows, b.mean.tolist(), b.squares.tolist()) for b in some]
+            for column, some in made.blocks.items()
+        }
+        words = {name: dict(counts) for name, counts in made.words.items()}
+        return cls(made_from=made_from, shard=made.shard, blocks=blocks, words=words)
+
+    def made(self) -> Made:
+        """Returns what was recorded, to the last digit."""
+        blocks = {
+            column: [BlockMoments(rows, np.array(m), np.array(s)) for rows, m, s in some]
+            for column, some in self.blocks.items()
+        }
+        return Made(
+            self.shard, blocks, {name: Counter(words) for name, words in self.words.items()}
+        )
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A folder behind a URL that is written to."""
+
+    store: RemoteStore
+
+    @classmethod
+    def open(cls, url: str, overwrite: bool = False) -> Self:
+        """Opens the folder at a URL; ShardError where it cannot be written to as asked."""
+        store = open_store(url)
+        assert isinstance(store, RemoteStore)
+        if overwrite:
+            raise ShardError(
+                f"{store}: --overwrite moves a folder aside, which object stores cannot do; "
+                "expected a new folder; choose another --out, or remove what is there"
+            )
+        if url.startswith(("http://", "https://")):
+            raise ShardError(
+                f"{store}: files cannot be put by HTTP; expected a folder, or a URL that can be "
+                "written to, such as s3://bucket/folder; choose another --out"
+            )
+        return cls(store)
+
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return self.store.where().rpartition("/")[2]
+
+    def names(self) -> set[str]:
+        """Returns the names of all files; none if there is no such folder yet."""
+        try:
+            return self.store.names() or set()
+        except Missing:
+            return set()
+
+    def put(self, path: Path) -> None:
+        """Puts a file of a disk, under its own name: see `Remote.put`."""
+        self.store.remote.put(path.name, path)
+
+    def put_json(self, name: str, tree: Any) -> None:
+        """Puts a JSON file, in the format of `save_json`."""
+        with TemporaryDirectory(prefix="heron-") as temporary:
+            path = Path(temporary) / name
+            path.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n")
+            self.put(path)
+
+    def remove(self, names: Collection[str]) -> None:
+        """Removes files; those that are not there already are no fault."""
+        self.store.remote.remove(set(names) & self.names())
+
+
+def record_name(tar: str) -> str:
+    """Returns the name of a shard's record: `train-000000.made.json`."""
+    return tar.removesuffix(".tar") + RECORD
+
+
+def made_from(built_from: BuiltFrom) -> str:
+    """Returns the fingerprint of what decides the bytes of a build."""
+    return fingerprint(built_from.model_dump(mode="json"))
+
+
+def put_shard(source: Source, folder: RemoteFolder, made_from: str, shard: ShardPlan) -> Made:
+    """Makes a shard and puts it, unless its record of the same build is there.
+
+    Others may be putting the same shard: the bytes are the same.
+    """
+    name, store = record_name(shard.file), folder.store
+    try:
+        record = ShardRecord.parse(store.read_bytes(name), store.where(name))
+        if record.made_from == made_from:
+            return record.made()
+    except Missing:
+        pass
+    with TemporaryDirectory(prefix="heron-") as temporary:
+        local = Path(temporary)
+        made = make_shard(source, local, shard)
+        folder.put(local / index_name(shard.file))
+        folder.put(local / shard.file)
+        ShardRecord.of(made, made_from).write(local / name)
+        folder.put(local / name)
+    return made
