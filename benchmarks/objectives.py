@@ -7,7 +7,7 @@
 A forward and backward of N samples, of two views where a term has views. Everything is measured in
 this run, each case in a process of its own; what counts are the ratios.
 
-- `ours`: the terms of `pipeline.objectives`, from vectors in float32.
+- `ours`: the terms of `heron.losses`, from vectors in float32.
 - `dense`: the formula on whole matrices with autograd, `benchmarks/dense.py`.
 - `compiled`: the same under torch.compile: with --compiled, and on a GPU at N = 16,384. It leaves
   much of `weighted_supervised` as it is, where every label's block has a shape of its own.
@@ -20,10 +20,10 @@ this run, each case in a process of its own; what counts are the ratios.
   product and of exponentials in registers.
 
 MulCo's term has 256 queries against a queue of N. On a GPU products are taken in tf32 (ours in fp16
-of as many bits), then in bf16
-(ours by HERON_PRECISION, dense by autocast). Without --sizes, d = 256 is measured at N = 65,536
-alone. Beyond N = 65,536 the anchors are 16,384 samples, the keys those of all: a GPU's share in a
-large run. Out of memory is a dash with the gigabytes it would take, by those of fewer pairs.
+of as many bits), then in bf16: ours as a run of that `train.precision` does, dense by autocast.
+Without --sizes, d = 256 is measured at N = 65,536 alone. Beyond N = 65,536 the anchors are 16,384
+samples, the keys those of all: a GPU's share in a large run. Out of memory is a dash with the
+gigabytes it would take, by those of fewer pairs.
 """
 
 import argparse
@@ -45,6 +45,7 @@ from benchmarks.isolation import OUT_OF_MEMORY, Outcome, alone
 from benchmarks.rates import Rates, best, prepare, rates
 from benchmarks.table import Case, Line, Table
 from benchmarks.workloads import HEROCON, TERMS, Draw, Inputs
+from heron.losses.products import RunPrecision, set_run_precision
 
 CPU_SIZES = {True: (1024, 4096, 8192), False: (4096,)}  # of HeroCon's two terms, of the others
 CUDA_SIZES = (4096, 16_384, 65_536, 1_048_576)
@@ -68,8 +69,6 @@ def plan(arguments: argparse.Namespace) -> list[Line]:
                     continue
                 rows = ROWS if cuda and size > WHOLE and term.anchors else None
                 for precision in precisions(arguments.device):
-                    if precision == "bf16" and not term.fused:
-                        continue  # strips take tf32 at the least
                     case = Case(name, "ours", size, dim, precision, arguments.device,
                                 arguments.threads, rows)  # fmt: skip
                     lines.append((case, beside(case, arguments)))
@@ -126,9 +125,11 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
 
 def measure(case: Case) -> Outcome:
     """Measure a case in this process, which should be its own."""
-    prepare(case.device, case.threads)
-    if case.device == "cuda":
-        os.environ["HERON_PRECISION"] = case.precision
+    ours = case.method == "ours"
+    prepare(case.device, case.threads, rounds=case.precision == "tf32" and not ours)
+    of_run: dict[str, RunPrecision] = {"tf32": "tf32", "bf16": "bf16"}
+    if case.precision in of_run:  # else HERON_PRECISION has asked for it
+        set_run_precision(of_run[case.precision])
     inputs = TERMS[case.term].draw(Draw(case.size, case.dim, case.device))
     work = forward_backward(case, inputs)
     if case.method == "compiled":

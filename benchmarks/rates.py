@@ -68,7 +68,7 @@ def synchronise(device: str) -> None:
 
 def rates(shapes: Iterable[Shape], dim: int, precision: str, device: str, threads: int) -> Rates:
     """Measure them all; a GPU's own rates only on a GPU."""
-    prepare(device, threads)
+    prepare(device, threads, rounds=precision == "tf32")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     products = {shape: product(shape, dim, dtype, device) for shape in shapes}
     if device != "cuda":
@@ -103,14 +103,15 @@ def product(shape: Shape, dim: int, dtype: torch.dtype, device: str) -> float:
     return best(work, device) / 3 * anchors / timed_anchors
 
 
-def prepare(device: str, threads: int) -> None:
-    """Sets what all methods share: threads, tf32 for float32 products, and freed memory kept.
+def prepare(device: str, threads: int, rounds: bool) -> None:
+    """Sets what all methods share: threads, and freed memory kept.
 
     Freed memory is kept as in a run on CPUs; otherwise page faults take a fifth of L_s's time, and
-    less of that of products.
+    less of that of products. With `rounds` a GPU's float32 products are those of tf32, for rates
+    and methods to compare with; a run sets no such thing, so neither does what measures ours.
     """
     torch.set_num_threads(threads)
     if device == "cpu":
         keep_freed_memory()
     if device == "cuda":
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("high" if rounds else "highest")

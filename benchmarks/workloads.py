@@ -71,7 +71,6 @@ class Term:
         exponentials: of a pair, and logarithms, forward alone.
         anchors: vectors of a row of the batch; 0: `QUERIES` in all.
         keys: vectors of a row that an anchor meets.
-        fused: has a fused path; what has none is computed by strips.
         largest: N beyond which it would take minutes.
         inf_cl: Inf-CL's loss of as much work.
         siglip: siglip-kernel's loss of as much work, in bfloat16.
@@ -85,7 +84,6 @@ class Term:
     exponentials: float = 1.0
     anchors: int = 2
     keys: int = 2
-    fused: bool = True
     largest: float = math.inf
     inf_cl: Callable[..., Tensor] | None = None
     siglip: Callable[..., Tensor] | None = None
@@ -230,7 +228,6 @@ TERMS = {
         hierarchical,
         dense.hierarchical,
         {"tau": 0.1},
-        fused=False,
         largest=65_536,
     ),
 }

@@ -94,7 +94,7 @@ def test_the_table_of_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| 8,192 x 4,096 | 0.034 | 0.336 | – | – [1] |" in output
     assert "1,374 GB" in rows["1,048,576"] and "32,768 x 1,048,576" in rows["1,048,576"]
     assert "[1] ModuleNotFoundError: No module named 'inf_cl'" in output
-    assert ran["dense"] == 6  # a batch that cannot fit is not tried
+    assert ran["dense"] == 8  # a batch that cannot fit is not tried
     assert json.loads(json.dumps(numbers))["lines"][0]["ours"]["loss_error"] == 1e-4
 
 

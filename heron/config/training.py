@@ -79,10 +79,11 @@ class Train(Section):
         steps: largest number of steps of the run; null: all steps of its epochs.
         micro_batch: largest number of a process's rows that are embedded with an autograd graph at
             a time; the gradient stays that of the whole batch. null: all.
-        precision: bf16 computes the model under autocast; tf32 is fp32 whose convolutions round
-            their factors to 11 bits, on GPUs that can; fp64 has parameters, inputs and losses in
-            float64, to show exactness. auto: bf16 on GPUs that support it, tf32 on others, fp32 on
-            CPUs; the run reports its choice and writes it to its config.yaml.
+        precision: bf16 computes the model under autocast; tf32 is fp32 whose convolutions and
+            contrastive products round their factors to 11 bits, on GPUs that can; fp64 has
+            parameters, inputs and losses in float64, to show exactness. auto: bf16 on GPUs that
+            support it, tf32 on others, fp32 on CPUs; the run reports its choice and writes it to
+            its config.yaml.
         compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
             numbers are the same up to rounding. Evaluation is not compiled.
         activation_checkpointing: whether the blocks of encoders keep only their inputs and

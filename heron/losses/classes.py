@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from heron.distributed.derivatives import first_derivative
+from heron.losses import products
 from heron.losses.engine import strip_elements
 from heron.losses.present import OwnRows, Rows
+from heron.losses.products import coefficients, factors, multiply
 
 # Rows of a strip of pairs at least: a GPU is kept busy by launches of many classes at once (a strip
 # of 82 rows took 123 ms for 16,384 rows on an H200), a CPU is better off with few other pairs.
@@ -116,9 +118,10 @@ class _ClassLosses(torch.autograd.Function):
         d_anchors, d_keys, d_total, d_floor = grads
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         all_keys = torch.arange(len(classes.weight), device=keys.device)
+        x, y = factors(anchors, keys)
         for strip, columns in classes.strips(classes.positions, all_keys):
-            positions, vectors = classes.positions[strip], keys[columns]
-            logits = anchors[strip] @ vectors.T
+            positions = classes.positions[strip]
+            logits = products.logits(x[strip], y[columns])
             masks = classes.levels(positions, columns)
             weight = classes.weight[positions].T[:, :, None]
             share, d_u, d_level = _strip_loss(
@@ -127,16 +130,17 @@ class _ClassLosses(torch.autograd.Function):
             loss += share
             d_floor += d_level
             d_total[strip] += d_u.sum(1)
-            if key_totals is None:
-                d_keys.index_add_(0, columns, d_u.T @ anchors[strip], alpha=-1)
-            elif not isinstance(rows, OwnRows):  # anchors are the keys in order, scaled
-                d_anchors.index_add_(0, columns, d_u.T @ keys[positions], alpha=-1)
-            else:
+            if isinstance(rows, OwnRows) and key_totals is not None:
                 weight = classes.weight[columns].T[:, None, :]
                 d_u += _strip_loss(
                     key_totals[None, columns] - logits, masks, weight, floor, classes.soft
                 )[1]
-            d_anchors.index_add_(0, strip, d_u @ vectors, alpha=-1)
+            d = coefficients(d_u, y)
+            if key_totals is None:
+                d_keys.index_add_(0, columns, multiply(d.T, x[strip]), alpha=-1)
+            elif not isinstance(rows, OwnRows):  # anchors are the keys in order, scaled
+                d_anchors.index_add_(0, columns, multiply(d.T, y[positions]), alpha=-1)
+            d_anchors.index_add_(0, strip, multiply(d, y[columns]), alpha=-1)
         if isinstance(rows, OwnRows) and len(classes.groups) > 1:
             to_gather = d_floor.new_zeros(rows.slice.stop - rows.slice.start, len(d_floor))
             to_gather[:1] = d_floor

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from heron.distributed.derivatives import first_derivative
+from heron.losses import products
 
 # A strip's share of the loss, d loss / d logits (one per head), d loss / d per-anchor tensors.
 # The rule may use the logits' own memory for their gradient.
@@ -111,21 +112,23 @@ class _Blockwise(torch.autograd.Function):
         d_per_anchor = grads[2 * n_heads :]
         total = torch.zeros((), dtype=torch.float64, device=anchors[0].device)
         buffers: list[Tensor] = []
+        sides = [products.factors(a, k) for a, k in zip(anchors, keys, strict=True)]
         for rows in strips(n_anchors, n_keys, anchors[0].device, divisor):
             if not buffers:  # the first strip is the longest
                 buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
             count = rows.stop - rows.start
             logits = [
-                torch.mm(a[rows], k.T, out=buffer[:count])
-                for a, k, buffer in zip(anchors, keys, buffers, strict=True)
+                products.logits(a[rows], k, out=buffer[:count])
+                for (a, k), buffer in zip(sides, buffers, strict=True)
             ]
             loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
             total += loss
-            for h in range(n_heads):
+            for h, (a, k) in enumerate(sides):
+                d = products.coefficients(d_logits[h], k)
                 if needs_grad[h]:
-                    torch.mm(d_logits[h], keys[h], out=d_anchors[h][rows])
+                    products.add_product(d_anchors[h][rows], d, k, overwrite=True)
                 if needs_grad[n_heads + h]:
-                    d_keys[h].addmm_(d_logits[h].T, anchors[h][rows])
+                    products.add_product(d_keys[h], d.T, a[rows])
             for out, value in zip(d_per_anchor, d_extra, strict=True):
                 if out is not no_gradient:
                     out[rows] = value

@@ -27,6 +27,14 @@ from heron.losses import fused
 from heron.losses.engine import strips, triangular_strips
 from heron.losses.pairs import Pairs, is_fused, summands
 from heron.losses.present import OwnRows, Present, Rows, gather_head_values
+from heron.losses.products import (
+    Factor,
+    add_product,
+    coefficients,
+    factors,
+    logits,
+    strip_precision,
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ class _Sums(torch.autograd.Function):
             by_head = zip(anchors, keys, strict=True)
             return _add_heads([_fused_sums(pairs, a, k) for a, k in by_head], mirroring)
         sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
-        for strip in _strips(mirroring, anchors, keys):
+        ctx.precision = precision = strip_precision(anchors[0])  # type: ignore[attr-defined]
+        for strip in _strips(mirroring, _sides(anchors, keys, precision), anchors):
             h, rows, first = strip.head, strip.rows, strip.first
             for r, summand in enumerate(summands(pairs, rows, strip.logits, first)):
                 sums[h][rows, r] += summand.sum(1)
@@ -139,8 +148,8 @@ class _Sums(torch.autograd.Function):
             by_head = zip(anchors, keys, d_own, d_mirror, strict=True)
             return None, None, None, *(_fused_gradient(pairs, *head) for head in by_head), *d_keys
         d_anchors = [torch.zeros_like(a) for a in anchors]
-        vectors, d_pair = (anchors, keys), (d_own, d_mirror)
-        _add_gradients(pairs, mirroring, vectors, d_pair, (d_anchors, d_keys))
+        sides, d_pair = _sides(anchors, keys, ctx.precision), (d_own, d_mirror)  # type: ignore[attr-defined]
+        _add_gradients(pairs, mirroring, sides, d_pair, (d_anchors, d_keys))
         return None, None, None, *d_anchors, *d_keys
 
 
@@ -150,32 +159,33 @@ Heads = Sequence[Tensor]
 def _add_gradients(
     pairs: Pairs,
     mirroring: Mirroring | None,
-    vectors: tuple[Heads, Heads],
+    sides: Sequence[tuple[Factor, Factor]],
     d_sums: tuple[Heads, Heads],
     gradients: tuple[Heads, Sequence[Tensor | None]],
 ) -> None:
     """Adds the gradients of anchors and keys strip by strip; pairs are (anchors', keys')."""
-    (anchors, keys), (d_own, d_mirror), (d_anchors, d_keys) = vectors, d_sums, gradients
-    buffer = anchors[0].new_empty(0)
-    for strip in _strips(mirroring, anchors, keys):
-        h, rows, first, logits = strip.head, strip.rows, strip.first, strip.logits
-        if d_mirror and len(buffer) < logits.numel():
-            buffer = logits.new_empty(logits.numel())
-        terms = summands(pairs, rows, logits, first)
+    (d_own, d_mirror), (d_anchors, d_keys) = d_sums, gradients
+    buffer = d_anchors[0].new_empty(0)
+    for strip in _strips(mirroring, sides, d_anchors):
+        h, rows, first, tile = strip.head, strip.rows, strip.first, strip.logits
+        if d_mirror and len(buffer) < tile.numel():
+            buffer = tile.new_empty(tile.numel())
+        terms = summands(pairs, rows, tile, first)
         for r, term in enumerate(terms):
             if not d_mirror:
                 term.mul_(d_own[h][rows, r, None])
                 continue
-            d_pair = buffer[: logits.numel()].view_as(logits)
+            d_pair = buffer[: tile.numel()].view_as(tile)
             term.mul_(torch.add(d_own[h][rows, r, None], d_mirror[h][None, first:, r], out=d_pair))
         for term in terms[1:]:
             terms[0].add_(term)
-        d_anchors[h][rows].addmm_(terms[0], keys[h][first:])
+        d = coefficients(terms[0], sides[h][1])
+        add_product(d_anchors[h][rows], d, sides[h][1][first:])
         if (d_key := d_keys[h]) is not None:
-            d_key.addmm_(terms[0].T, anchors[h][rows])
+            add_product(d_key, d.T, sides[h][0][rows])
         if strip.transposed is not None:
             m, (mirror_rows, columns) = strip.mirror, strip.transposed
-            d_anchors[m][mirror_rows].addmm_(terms[0][:, columns].T, keys[m][rows])
+            add_product(d_anchors[m][mirror_rows], d.T[columns], sides[m][1][rows])
 
 
 def _add_heads(sums: Sequence[Tensor], mirroring: Mirroring | None) -> tuple[Tensor, ...]:
@@ -203,8 +213,13 @@ class _Strip:
     transposed: tuple[slice, slice] | None = None
 
 
+def _sides(anchors: Heads, keys: Heads, precision: fused.Precision) -> list[tuple[Factor, Factor]]:
+    """Returns the anchors and the keys of each head, as factors of products."""
+    return [factors(a, k, precision) for a, k in zip(anchors, keys, strict=True)]
+
+
 def _strips(
-    mirroring: Mirroring | None, anchors: Sequence[Tensor], keys: Sequence[Tensor]
+    mirroring: Mirroring | None, sides: Sequence[tuple[Factor, Factor]], anchors: Heads
 ) -> Iterator[_Strip]:
     """Yields all strips of all heads.
 
@@ -212,7 +227,8 @@ def _strips(
     from the strip's first anchor on.
     """
     one_process = mirroring is not None and mirroring.gather is None
-    for h, (a, k) in enumerate(zip(anchors, keys, strict=True)):
+    for h, (x, y) in enumerate(sides):
+        a, k = anchors[h], y.values
         m = mirroring.mirror[h] if mirroring is not None else h
         if one_process and m < h:
             continue
@@ -224,14 +240,14 @@ def _strips(
             count = (rows.stop - rows.start) * (len(k) - first)
             if len(buffer) < count:
                 buffer = a.new_empty(count)
-            logits = buffer[:count].view(rows.stop - rows.start, len(k) - first)
-            torch.mm(a[rows], k[first:].T, out=logits)
+            tile = buffer[:count].view(rows.stop - rows.start, len(k) - first)
+            logits(x[rows], y[first:], out=tile)
             start, stop = rows.stop if symmetric else 0, len(anchors[m])
             if one_process and start < stop:
                 transposed = slice(start, stop), slice(start - first, stop - first)
-                yield _Strip(h, rows, first, logits, m, transposed)
+                yield _Strip(h, rows, first, tile, m, transposed)
             else:
-                yield _Strip(h, rows, first, logits)
+                yield _Strip(h, rows, first, tile)
 
 
 def _pad_rows(x: Tensor, rows: int) -> Tensor:

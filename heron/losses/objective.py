@@ -13,6 +13,7 @@ from heron.config.terms import Needs, Terms, named_terms
 from heron.losses.batch import GlobalBatch
 from heron.losses.exchange import ShardSizes, exchange
 from heron.losses.loss import Loss
+from heron.losses.products import recording
 from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting
 from heron.models.heterogeneous import Features
 
@@ -30,12 +31,14 @@ class Objective:
         sections: their weights and options, by name.
         matryoshka: widths of projections, see `heron.losses.Matryoshka`; empty: compared whole.
         needs: the union of the terms' needs.
+        paths: how each term has compared its pairs so far, see `products.describe_path`.
     """
 
     def __init__(self, terms: Terms, matryoshka: Sequence[int] = ()) -> None:
         """Builds the losses; `matryoshka` is `config.model.ModelConfig.matryoshka`."""
         self.sections, self.matryoshka = terms.terms(), tuple(matryoshka)
         self.terms = build_losses(terms)
+        self.paths: dict[str, set[str]] = {name: set() for name in self.terms}
         for loss in self.terms.values():
             loss.set_widths(self.matryoshka)
         all_needs = [loss.needs for loss in self.terms.values()]
@@ -139,7 +142,8 @@ class Objective:
         weights, losses = self.weights(batch.epoch), {}
         for name, term in self.terms.items():
             try:
-                loss: Any = term.nested_share(batch)
+                with recording(self.paths[name]):
+                    loss: Any = term.nested_share(batch)
             except ValueError as fault:
                 raise TrainingError(f"objective.{name}: {fault}") from None
             if loss is None:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heron.losses import fused
+from heron.losses.products import note
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,15 @@ def is_fused(vectors: Tensor, *kernels: fused.Kernel) -> bool:
     """Whether fused kernels compute the terms of these vectors: `fused.enabled`, `fused.trusted`.
 
     Vectors above `fused.WIDEST` take strips, which need three products and keep their coefficients;
-    a kernel would compute the logits again for each slice of a gradient.
+    a kernel would compute the logits again for each slice of a gradient. Strips have the same
+    precision (see `losses.products`), and are noted where they are computed.
     """
     narrow = vectors.shape[1] <= fused.WIDEST
     possible = narrow and vectors.dtype == torch.float32 and fused.enabled(vectors.device)
-    return possible and all(fused.trusted(kernel, vectors.device) for kernel in kernels)
+    if not possible or not all(fused.trusted(kernel, vectors.device) for kernel in kernels):
+        return False
+    note(f"fused kernels, {fused.choose_precision(None, vectors)}")
+    return True
 
 
 def summands(pairs: Pairs, rows: slice, strip: Tensor, first: int = 0) -> list[Tensor]:

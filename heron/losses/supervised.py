@@ -10,7 +10,7 @@ from torch.autograd.function import FunctionCtx
 
 from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.distributed.derivatives import first_derivative
-from heron.losses import fused
+from heron.losses import fused, products
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import RuleResult, blockwise, strips, unit, working_dtype
 from heron.losses.families import LabelledLoss
@@ -221,17 +221,18 @@ class _SharedPairs(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         own_sums = anchors.new_empty(2, len(anchors), rule.labels)  # D, and d loss / d D
         all_strips = list(strips(len(anchors), len(keys), anchors.device))
+        x, y = products.factors(anchors, keys)
         for strip in all_strips:
-            logits = anchors[strip] @ keys.T
+            logits = products.logits(x[strip], y)
             share, own_sums[0, strip], own_sums[1, strip] = rule.loss_and_gradient(strip, logits)
             loss += share
         gradient = torch.zeros_like(anchors)
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             all_sums = rows.gather(own_sums.transpose(0, 1).contiguous()).unbind(1)
             for strip in all_strips:
-                logits = anchors[strip] @ keys.T
+                logits = products.logits(x[strip], y)
                 d_logits = rule.logit_gradient(strip, logits, own_sums[:, strip], all_sums)
-                gradient[strip].addmm_(d_logits, keys)
+                products.add_product(gradient[strip], products.coefficients(d_logits, y), y)
         ctx.save_for_backward(gradient)
         return loss.to(anchors.dtype)
 

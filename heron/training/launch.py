@@ -18,6 +18,7 @@ from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous, run_facts
 from heron.distributed.watchdog import leave
 from heron.losses import fused
+from heron.losses.products import RunPrecision, set_run_precision
 from heron.models.heterogeneous import Heterogeneous
 from heron.training.host_memory import keep_freed_memory
 from heron.training.strategy import Strategy
@@ -102,12 +103,15 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
     return accelerator
 
 
-def prepare_kernels(device: torch.device, precision: Precision) -> None:
-    """Sets the precision of fused kernels; one that is wrong on any process is used on none."""
-    fused.set_default_precision("bf16" if precision == "bf16" else "fp16")
+def prepare_products(device: torch.device, precision: RunPrecision) -> None:
+    """Sets the precision of a run's contrastive terms; tries their kernels before the first step.
+
+    A kernel that is wrong on any process is used on none.
+    """
+    set_run_precision(precision)
     if not fused.enabled(device):
         return
-    chosen = fused.choose_precision(None, torch.empty(0))
+    chosen = fused.choose_precision(None)
     own = fused.check_all(device)
     for of_process in collectives.gather_objects(own):
         for kernel, reason in of_process.items():

@@ -26,9 +26,9 @@ from heron.distributed.watchdog import Watchdog
 from heron.evaluation import baselines, collapse
 from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.metrics import Scores
-from heron.losses import fused
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective, gather_batch
+from heron.losses.products import describe_path
 from heron.losses.run import RunSpec, StepEnd
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import with_pretrained_configs
@@ -37,7 +37,7 @@ from heron.shards.terminal import print_lines, print_table
 from heron.training import checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Snapshot
 from heron.training.earlier_run import make_way, refuse_finished
-from heron.training.launch import prepare, prepare_kernels, start_processes
+from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
 from heron.training.optim import build_optimizer, learning_rate
 from heron.training.outcome import WriteReport, map_rows, wants_map
@@ -138,7 +138,7 @@ class Trainer:
         model.to(self.device)
         model.precision = precision = config.train.precision
         assert precision != "auto"  # `resolve_precision` has replaced it
-        prepare_kernels(self.device, precision)
+        prepare_products(self.device, precision)
         if precision == "fp64":
             model.double()
         # The FLOPs of graph encoders depend on the rows, so they are not counted.
@@ -366,7 +366,7 @@ class Trainer:
             "strategy": self.strategy.describe(),
             "precision": config.train.precision,
             **mfu,
-            "contrast": fused.describe_path(self.device),
+            "contrast": describe_path(self.objective.paths, self.device),
             "version": __version__,
             "fingerprint": run_fingerprint(config, self.data_fingerprint),
         }

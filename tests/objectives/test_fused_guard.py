@@ -15,7 +15,8 @@ from heron.distributed import collectives
 from heron.losses import functional as f
 from heron.losses import fused
 from heron.losses.fused import guard, sums
-from heron.training.launch import prepare_kernels
+from heron.losses.products import describe_path
+from heron.training.launch import prepare_products
 from tests.objectives.kernel_cases import DEVICE, draw, kernels
 
 
@@ -60,7 +61,9 @@ def test_a_wrong_kernel_is_not_used_and_the_reason_is_said_once(
         warnings.simplefilter("error")
         assert torch.equal(f.nt_xent(z), expected)
     assert guard.reasons(DEVICE) == {"sums": reason}
-    assert guard.describe_path(DEVICE) == f"fused kernels, ieee; not sums: {reason}"
+    assert describe_path({"nt_xent": {"strips, float32"}}, DEVICE) == (
+        f"nt_xent: strips, float32; not sums: {reason}"
+    )
     monkeypatch.setenv("HERON_FUSED", "always")
     with pytest.raises(TrainingError, match=f"always, but the kernel 'sums' .*{reason}"):
         f.nt_xent(z)
@@ -75,7 +78,6 @@ def test_right_kernels_are_trusted_in_every_precision(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fused.check_all(DEVICE) == {}
-    assert guard.describe_path(DEVICE) == f"fused kernels, {precision}"
     # Each is found wrong if its results are scaled by one in a hundred.
     for kernel, case in guard.CASES.items():
         found, expected = case(DEVICE, precision)
@@ -113,5 +115,5 @@ def test_a_kernel_that_is_wrong_on_another_process_is_used_on_none(
     theirs = {"labels": "its gradient is off by 3.0%"}
     monkeypatch.setattr(collectives, "gather_objects", lambda own: [own, theirs])
     with pytest.warns(RuntimeWarning, match="'labels' is not used .*on another process: its grad"):
-        prepare_kernels(DEVICE, "fp32")
+        prepare_products(DEVICE, "fp32")
     assert fused.trusted("sums", DEVICE) and not fused.trusted("labels", DEVICE)

@@ -10,13 +10,16 @@ other's keys, `label_sums` and `pair_losses` HeroCon's L_s, `tagged_pair_losses`
 inside a class; `enabled` says whether to use them, and `trusted` whether one gives right numbers.
 """
 
-from heron.losses.fused.guard import Kernel, check_all, describe_path, distrust, trusted
+from heron.losses.fused.guard import Kernel, check_all, distrust, reasons, trusted
 from heron.losses.fused.labels import label_sums, log_sums
 from heron.losses.fused.layout import (
+    PRECISION,
     WIDEST,
     WIDEST_SIDE,
     Precision,
+    balance,
     choose_precision,
+    headroom,
     set_default_precision,
 )
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
@@ -24,21 +27,24 @@ from heron.losses.fused.sums import exponential_sums, mutual_gradient
 from heron.losses.fused.switch import available, enabled
 
 __all__ = [
+    "PRECISION",
     "WIDEST",
     "WIDEST_SIDE",
     "Kernel",
     "Precision",
     "available",
+    "balance",
     "check_all",
     "choose_precision",
-    "describe_path",
     "distrust",
     "enabled",
     "exponential_sums",
+    "headroom",
     "label_sums",
     "log_sums",
     "mutual_gradient",
     "pair_losses",
+    "reasons",
     "set_default_precision",
     "tagged_pair_losses",
     "trusted",

@@ -45,7 +45,7 @@ def trusted(kernel: Kernel, device: torch.device) -> bool:
     Raises:
         TrainingError: it does not, and HERON_FUSED is `always`.
     """
-    precision = layout.choose_precision(None, torch.empty(0))
+    precision = layout.choose_precision(None)
     key = kernel, str(device), precision
     if key not in _verdicts:
         distrust(kernel, device, precision, _verdict(kernel, device, precision))
@@ -73,7 +73,7 @@ def distrust(
 
 def reasons(device: torch.device) -> dict[str, str]:
     """Returns why kernels are not used on a device, by kernel, of those that were asked for."""
-    precision = layout.choose_precision(None, torch.empty(0))
+    precision = layout.choose_precision(None)
     return {
         kernel: reason
         for (kernel, name, p), reason in _verdicts.items()
@@ -86,14 +86,6 @@ def check_all(device: torch.device) -> dict[str, str]:
     for kernel in KERNELS:
         trusted(kernel, device)
     return reasons(device)
-
-
-def describe_path(device: torch.device) -> str:
-    """Describes how contrastive terms of float32 vectors are computed on a device."""
-    if not switch.enabled(device):
-        return "strips, float32"
-    without = "".join(f"; not {kernel}: {why}" for kernel, why in reasons(device).items())
-    return f"fused kernels, {layout.choose_precision(None, torch.empty(0))}{without}"
 
 
 def _verdict(kernel: Kernel, device: torch.device, precision: layout.Precision) -> str:

@@ -127,7 +127,8 @@ def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
             )
     precision = precision or os.environ.get(PRECISION)
     if precision is None:
-        return "bf16" if all(x.dtype == torch.bfloat16 for x in vectors) else _preferred
+        is_bf16 = vectors and all(x.dtype == torch.bfloat16 for x in vectors)
+        return "bf16" if is_bf16 else _preferred
     if precision == "tf32":
         return "fp16"
     if precision not in ("fp16", "bf16", "ieee"):
@@ -159,13 +160,23 @@ def operands(
     whichever is more. x is also multiplied by `factor`. Returns x, y and the power of two.
     """
     x, y = x.detach().float() * factor, y.detach().float()
-    power = x.new_ones(())
-    if precision == "fp16" and x.numel() and y.numel():
-        ratio = y.abs().amax() / x.abs().amax()
-        root = torch.exp2((ratio.log2() / 2).round())
-        power = torch.where((root > 0) & root.isfinite(), root, power)
+    power = balance(x, y) if precision == "fp16" else x.new_ones(())
+    if precision == "fp16":
         x, y = x * power, y / power
     return cast_and_pad(x, precision), cast_and_pad(y, precision), power
+
+
+def balance(x: Tensor, y: Tensor) -> Tensor:
+    """Returns the power of two that brings the largest elements of power x and y / power together.
+
+    It is 1 where there are none.
+    """
+    one = x.new_ones(())
+    if not x.numel() or not y.numel():
+        return one
+    ratio = y.abs().amax() / x.abs().amax()
+    root = torch.exp2((ratio.log2() / 2).round())
+    return torch.where((root > 0) & root.isfinite(), root, one)
 
 
 def cast_and_pad(x: Tensor, precision: Precision) -> Tensor:
