@@ -249,7 +249,7 @@ def color(x: Images, options: Color, draws: Draws) -> Images:
     y = enhance.adjust_hue(y, (2 * draws[:, 3] - 1) * options.hue * 2 * math.pi)
     if options.probability < 1:
         y = _select(draws[:, 5] < options.probability, y, x)
-    weights = torch.tensor([0.299, 0.587, 0.114], device=x.device)[:, None, None]
+    weights = torch.cat([x.new_full((1, 1, 1), share) for share in (0.299, 0.587, 0.114)])
     return _select(draws[:, 4] < options.grey, (y * weights).sum(1, keepdim=True), y)
 
 
@@ -263,10 +263,14 @@ def blur(x: Images, options: Blur, draws: Draws) -> Images:
     low, high = options.sigma
     sigma = low + (high - low) * draws[:, :1]
     kernel = max(3, min(x.shape[2:]) // 10 | 1)
-    from kornia import filters
-
-    y = filters.gaussian_blur2d(x, (kernel, kernel), sigma.expand(-1, 2))
-    return _select(draws[:, 1] < options.probability, y, x)
+    # Rows, then columns: kornia's blur reads numbers of the device, and is no single graph.
+    place = torch.arange(kernel, device=x.device, dtype=x.dtype) - kernel // 2
+    weights = torch.softmax(-(place**2) / (2 * sigma.to(x.dtype) ** 2), 1)
+    of_plane = weights.repeat_interleave(x.shape[1], 0, output_size=len(x) * x.shape[1])
+    planes = F.pad(x, [kernel // 2] * 4, mode="reflect").flatten(0, 1)[None]
+    for shape in ((1, kernel), (kernel, 1)):
+        planes = F.conv2d(planes, of_plane.view(-1, 1, *shape), groups=planes.shape[1])
+    return _select(draws[:, 1] < options.probability, planes.view(x.shape), x)
 
 
 def _select(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -7,7 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from heron.losses.engine import dense_ranks
 from heron.losses.present import OwnRows, Rows
+from heron.losses.products import in_run
+
+DIGITS = 39  # 3^39 < 2^63
 
 
 class FeatureMap(dict[str, list[Tensor]]):
@@ -57,6 +61,7 @@ class GlobalBatch:
         vectors: features of all rows, of which only `own_rows` have a gradient (see `Needs`).
         labelled_vectors: the same of all labelled rows and `own_labelled_rows`.
         own_row_sets: the own rows, and the own labelled rows, where other processes have rows too.
+        labels_known: whether the data have no unknown label, so that none need be looked for.
     """
 
     own: FeatureMap
@@ -75,6 +80,7 @@ class GlobalBatch:
     vectors: FeatureMap = field(default_factory=lambda: FeatureMap("vectors", {}))
     labelled_vectors: FeatureMap = field(default_factory=lambda: FeatureMap("labelled_vectors", {}))
     own_row_sets: tuple[OwnRows, OwnRows] | None = None
+    labels_known: bool = False
 
     def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
         """Returns the batch, its features in `names` cut to their first `width` columns.
@@ -133,6 +139,8 @@ class GlobalBatch:
     @cached_property
     def unknown(self) -> Tensor | None:
         """Which labels of all labelled rows are unknown, [all labelled, labels]; None: none."""
+        if self.labels_known:
+            return None
         unknown = self.targets.isnan()
         return unknown if unknown.any() else None
 
@@ -156,5 +164,13 @@ class GlobalBatch:
         """A class number for each labelled row: rows with the same labels share it."""
         if not len(self.targets):
             return self.labelled_indices
-        classes: Tensor = torch.unique(self.targets.nan_to_num(2), dim=0, return_inverse=True)[1]
+        targets = self.targets.nan_to_num(2)
+        if not in_run():  # labels may be any numbers
+            numbers: Tensor = torch.unique(targets, dim=0, return_inverse=True)[1]
+            return numbers
+        # In a run a label is 0, 1 or unknown: a digit. A whole number holds 39 of them.
+        classes = torch.zeros_like(targets[:, 0], dtype=torch.int64)
+        for digits in torch.split(targets.long(), DIGITS, 1):
+            powers = 3 ** torch.arange(digits.shape[1] - 1, -1, -1, device=digits.device)
+            classes = dense_ranks(classes * len(targets) + dense_ranks((digits * powers).sum(1)))
         return classes

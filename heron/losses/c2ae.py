@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from heron.config.sections import Natural, Positive
 from heron.config.terms import CLASS_LABELS, Needs
 from heron.losses.batch import GlobalBatch
+from heron.losses.engine import refuse_labels
 from heron.losses.families import ClassifierLoss
 from heron.losses.present import OwnRows, Rows, as_slice
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
@@ -151,9 +152,10 @@ def c2ae(
     Raises:
         ValueError: labels that are not 0 or 1.
     """
-    if not ((y == 0) | (y == 1)).all():
-        row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
-        raise ValueError(f"c2ae: labels of row {row} are {y[row].tolist()}; expected 0 or 1")
+    refuse_labels(
+        (y != 0) & (y != 1),
+        lambda row: f"c2ae: labels of row {row} are {y[row].tolist()}; expected 0 or 1",
+    )
     own = as_slice(rows)
     distance = (x[own] - e[own]).square().sum()
     orthogonality = sum((_identity_penalty(code, rows) for code in (x, e)), distance.new_zeros(()))

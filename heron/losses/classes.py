@@ -4,6 +4,7 @@ Rows are visited in the order of their classes, so an anchor's keys are a contig
 is proportional to the pairs that count, in matrix products and without a list of pairs.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch.autograd.function import FunctionCtx
 
 from heron.distributed.derivatives import first_derivative
 from heron.losses import products
-from heron.losses.engine import strip_elements
+from heron.losses.engine import count_members, dense_ranks, strip_elements
 from heron.losses.present import OwnRows, Rows
 from heron.losses.products import coefficients, factors, multiply
 
@@ -52,15 +53,16 @@ class Classes:
 
     def strips(self, anchors: Tensor, keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields strips, by class, as (indices into `anchors`, indices into `keys`)."""
-        coarsest = self.groups[0]
+        coarsest = dense_ranks(self.groups[0])
         if not len(coarsest):
             return
-        size = torch.bincount(coarsest[keys], minlength=int(coarsest.max()) + 1)
-        end = size.cumsum(0).tolist()
+        size = count_members(coarsest[keys], len(coarsest))
         key_order = coarsest[keys].argsort(stable=True)
         anchor_order = coarsest[anchors].argsort(stable=True)
-        anchor_class = coarsest[anchors][anchor_order].tolist()
-        largest = max(int(size.max()), 1)
+        # The sizes of the strips: the one thing that the host waits for.
+        known = torch.cat([size, coarsest[anchors][anchor_order]]).tolist()
+        sizes, anchor_class = known[: len(size)], known[len(size) :]
+        end, largest = list(itertools.accumulate(sizes)), max(1, *sizes)
         fewest = FEWEST_ROWS.get(anchors.device.type, FEWEST_ROWS["cuda"])
         columns = 2 * largest + fewest - FEWEST_ROWS["cpu"]  # of a strip, about
         max_rows = strip_elements(anchors.device) // STRIP_PART // columns
@@ -171,7 +173,7 @@ def _strip_loss(
             d_u += u.sigmoid() * pair_weight
             continue
         is_raised = u <= floor[level]
-        loss = loss + (u.clamp(min=float(floor[level])) * pair_weight).sum()
+        loss = loss + (u.clamp(min=floor[level]) * pair_weight).sum()
         d_floor[level] = (is_raised * pair_weight).sum()
         d_u += pair_weight.masked_fill_(is_raised, 0.0)
     return loss, d_u, d_floor

@@ -236,14 +236,20 @@ Sides = tuple[Sequence[Tensor], Sequence[Tensor]]  # the views of the anchors, a
 def _sigmoid_rule(positives: Tensor, mean: float) -> Rule:
     """Returns SigLIP's rule for anchors whose rows' keys lie at `positives`; -1 means no key."""
 
+    def negate(x: Tensor, positive: Tensor) -> None:
+        """Negates the positive's element of each row, of which there is none without keys."""
+        if not x.shape[1]:
+            return
+        place, exists = positive.clamp(min=0)[:, None], positive[:, None] >= 0
+        own = x.gather(1, place)
+        x.scatter_(1, place, torch.where(exists, -own, own))
+
     def rule(strip: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]) -> RuleResult:
         negated = logits[0].add_(per_anchor[0][:, None])  # -y (s cos + b)
-        anchors = (positives[strip] >= 0).nonzero()[:, 0]
-        own = anchors, positives[strip][anchors]
-        negated[own] = -negated[own]
+        negate(negated, positives[strip])
         loss = softplus(negated).sum() * mean
         d_logits = negated.sigmoid_().mul_(mean)
-        d_logits[own] = -d_logits[own]
+        negate(d_logits, positives[strip])
         return loss, [d_logits], [d_logits.sum(1)]
 
     return rule

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heron.config.terms import COMPLEMENTARY_LABELS, Needs
 from heron.losses.batch import GlobalBatch
+from heron.losses.engine import refuse_labels
 from heron.losses.families import LogitLoss
 from heron.losses.inputs import LossError, as_columns, is_whole, shown
 from heron.losses.loss import Loss
@@ -95,18 +96,18 @@ def mlcl(logits: Logits, ybar: Sets, *, total: int) -> Share:
 
 def checked_logits(logits: Tensor, ybar: Tensor) -> Tensor:
     """Checks the sets, and returns the logits in their dtype; see `ub_log` for the errors."""
-    if not ((ybar == 0) | (ybar == 1)).all():
-        row = int(((ybar != 0) & (ybar != 1)).any(1).nonzero()[0])
-        raise ValueError(
-            f"complementary labels of row {row} are {ybar[row].tolist()}; expected 0/1"
-        )
+    refuse_labels(
+        (ybar != 0) & (ybar != 1),
+        lambda row: f"complementary labels of row {row} are {ybar[row].tolist()}; expected 0/1",
+    )
     size = ybar.sum(1)
-    if ((size < 1) | (size > ybar.shape[1] - 1)).any():
-        row = int(((size < 1) | (size > ybar.shape[1] - 1)).nonzero()[0])
-        raise ValueError(
+    refuse_labels(
+        (size < 1) | (size > ybar.shape[1] - 1),
+        lambda row: (
             f"row {row} has {int(size[row])} complementary labels of {ybar.shape[1]} classes; "
             f"expected 1 to {ybar.shape[1] - 1}: none says nothing, all leave no class"
-        )
+        ),
+    )
     return logits.to(ybar.dtype)
 
 

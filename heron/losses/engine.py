@@ -11,7 +11,7 @@ A term supplies a *rule*: strip of logits -> (its share of the loss, the gradien
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -74,8 +74,35 @@ def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iter
         yield slice(start, start := min(start + step, n_anchors))
 
 
-def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " batch"], int]:
-    """Returns the class of each sample, numbered from 0 on, and the number of classes.
+def dense_ranks(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Returns the place of each value among the distinct ones, from 0 on, below n.
+
+    It is the inverse that `torch.unique` returns, whose number of distinct values the host would
+    wait for.
+    """
+    ordered, order = values.sort(stable=True)
+    ranks = torch.zeros_like(order)
+    ranks[1:] = ordered[1:] != ordered[:-1]
+    return torch.empty_like(order).scatter_(0, order, ranks.cumsum(0))
+
+
+def count_members(group: Int[Tensor, " n"], groups: int) -> Int[Tensor, " groups"]:
+    """Returns the number of members of each group; `torch.bincount` would look for the largest."""
+    return group.new_zeros(groups).index_add_(0, group, torch.ones_like(group))
+
+
+def refuse_labels(wrong: Bool[Tensor, "rows ..."], message: Callable[[int], str]) -> None:
+    """Raises ValueError with the message of the first row where anything is wrong.
+
+    A run's labels were checked when its data were read: there the host does not wait to look.
+    """
+    if products.in_run() or not wrong.any():
+        return
+    raise ValueError(message(int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])))
+
+
+def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]:
+    """Returns the class of each sample, numbered from 0 on.
 
     Raises ValueError, naming `term`, if the labels are not one whole number per sample.
     """
@@ -84,8 +111,7 @@ def class_numbers(label: Tensor, batch: int, term: str) -> tuple[Int[Tensor, " b
             f"{term}: labels are {label.dtype} {tuple(label.shape)}; expected one whole number a "
             f"sample, [{batch}]; take argmax(1) of one-hot labels"
         )
-    names, number = torch.unique(label, return_inverse=True)
-    return number, len(names)
+    return dense_ranks(label)
 
 
 class _Blockwise(torch.autograd.Function):

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -40,12 +40,16 @@ class ShardSizes:
         streams = [stream for stream in (self.labelled, self.unlabelled) if sum(stream)]
         return [sum(stream[: rank()]) for stream in streams]
 
-    @cached_property
+    @property
     def labelled_indices(self) -> Tensor:
         """Indices of the labelled rows among all rows, in the order of `gather`."""
-        starts = itertools.accumulate(self.rows, initial=0)
-        spans = zip(starts, self.labelled, strict=False)
-        return torch.cat([torch.arange(start, start + count) for start, count in spans])
+        return _labelled_indices(tuple(self.rows), tuple(self.labelled), torch.device("cpu"))
+
+
+@lru_cache(maxsize=4)  # the host would wait for a copy in each step
+def _labelled_indices(rows: Sequence[int], labelled: Sequence[int], device: torch.device) -> Tensor:
+    spans = zip(itertools.accumulate(rows, initial=0), labelled, strict=False)
+    return torch.cat([torch.arange(x, x + count, device=device) for x, count in spans])
 
 
 def own_row_sets(sizes: ShardSizes) -> tuple[OwnRows, OwnRows] | None:
@@ -71,6 +75,7 @@ def exchange(
     epoch: float,
     present: Tensor | None = None,
     wire_dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+    labels_known: bool = False,
 ) -> GlobalBatch:
     """Gathers features of all rows, and of the labelled ones, in one collective.
 
@@ -78,10 +83,11 @@ def exchange(
     of this process's rows, labelled ones first: `targets` of the labelled rows alone, `inputs` one
     a view, `present` None if every row has all views. `wire_dtypes` are dtypes by feature in which
     they are sent, and to which they are rounded on one process, too; other features keep theirs.
+    `labels_known` tells that no label of any process is unknown.
     """
     rows, labelled = sizes.rows, list(sizes.labelled)
     local_labelled = labelled[_exchange_rank(rows)]
-    labelled_indices = sizes.labelled_indices.to(targets.device)
+    labelled_indices = _labelled_indices(tuple(rows), tuple(labelled), targets.device)
     all_rows = dict.fromkeys((*needs.gathered, *needs.vectors))
     only_labelled = dict.fromkeys(
         name for name in (*needs.labelled, *needs.labelled_vectors) if name not in all_rows
@@ -124,6 +130,7 @@ def exchange(
         gather_labelled=partial(gather, sizes=sizes.labelled),
         present=present_of_all[0] if present_of_all else None,
         own_row_sets=own_row_sets(sizes),
+        labels_known=labels_known,
     )
 
 

@@ -16,7 +16,7 @@ from heron.losses import fused
 from heron.losses.batch import GlobalBatch
 from heron.losses.classes import Classes, class_losses
 from heron.losses.contrast import contrast, fused_sums
-from heron.losses.engine import class_numbers
+from heron.losses.engine import class_numbers, count_members
 from heron.losses.inputs import LossError, RowCounts, Views, as_groups
 from heron.losses.loss import Loss
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
@@ -201,7 +201,7 @@ def hard(
     vectors = unit_views(z, tau / (1 + power), "hard")
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     samples = torch.arange(batch, device=z[0].device)
-    tags = samples if label is None else class_numbers(label, batch, "hard")[0]
+    tags = samples if label is None else class_numbers(label, batch, "hard")
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)], present)
     anchors, keys = join_views(vectors, present, own), join_views(vectors, present)
     anchor_tag = join_views([tags] * count, present, own)
@@ -209,7 +209,7 @@ def hard(
     exclude = None
     if label is None and present is None:
         exclude = own_keys(samples[own], batch, count).repeat(count, 1)
-    sizes, log_m = torch.bincount(key_tag), math.log(max(count * (batch - 1), 1))
+    sizes, log_m = count_members(key_tag, batch), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
     pairs = Pairs(
         [anchors / tau],
@@ -228,9 +228,9 @@ def hard(
         constants.append(join_views([log_others] * count, present, own))
     if positives == "label":
         positions = own_row_positions(batch, count, present, own, keys.device)
-        mean = 1 / max(int((sizes * (sizes - 1)).sum()), 1)
+        of_pairs = 1 / (sizes * (sizes - 1)).sum().clamp(min=1).double()
         log_total = partial(log_total, constants=constants)
-        return _over_class_pairs(pairs, log_total, mean, positions, mirroring, rows)
+        return _over_class_pairs(pairs, log_total, of_pairs, positions, mirroring, rows)
     all_pairs = count * (count - 1) * max(batch, 1)
     mean = 1 / (all_pairs if present is None else pair_count(present, range(count)))
     view_pairs = view_positives(vectors, range(count), tau, own, present)
@@ -272,7 +272,7 @@ def _over_view_pairs(
 def _over_class_pairs(
     pairs: Pairs,
     log_total: Callable[[Tensor], Tensor],
-    mean: float,
+    mean: Tensor,
     positions: Tensor,
     mirroring: Mirroring | None,
     rows: Rows,
@@ -283,10 +283,10 @@ def _over_class_pairs(
     if mirroring is None and is_fused(keys, "sums", "tags"):
         total = log_total(fused_sums(pairs))
         tags = pairs.anchor_tag.int(), key_tag.int(), positions.int()
-        weight = torch.full_like(total, mean)
+        weight = mean.to(total).expand_as(total)
         return fused.tagged_pair_losses(anchors, keys, total, *tags, weight)
     total = log_total(mirrored_sums(pairs, mirroring)[0])
-    weight, floor = keys.new_full((len(key_tag), 1), mean), keys.new_full((1,), -math.inf)
+    weight, floor = mean.to(keys).expand(len(key_tag), 1), keys.new_full((1,), -math.inf)
     classes = Classes([key_tag], weight, positions, soft=True)
     all_totals = gather_anchor_values(mirroring, total)
     return class_losses(anchors, keys, total, floor, classes, rows, all_totals)

@@ -11,7 +11,7 @@ from torch import Tensor
 from heron.config.terms import Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.classes import Classes, class_losses, largest_pairs
-from heron.losses.engine import unit, working_dtype
+from heron.losses.engine import count_members, dense_ranks, unit, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import LossError, as_groups, is_whole, shown
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
@@ -126,10 +126,9 @@ def hierarchical(
     keys, paths = join_views(vectors, present), join_views([levels] * len(z), present)
     positions = torch.arange(len(paths), device=keys.device)
     own = own_row_positions(batch, len(z), present, own_rows, keys.device)
-    groups = [
-        torch.unique(paths[:, : level + 1], dim=0, return_inverse=True)[1]
-        for level in range(levels.shape[1])
-    ]
+    groups = [dense_ranks(paths[:, 0])]
+    for level in paths.T[1:]:
+        groups.append(dense_ranks(groups[-1] * len(paths) + dense_ranks(level)))
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
     anchors = join_views(vectors, present, own_rows) / tau
@@ -155,13 +154,15 @@ def hierarchical(
 
 def _weight(groups: Sequence[Tensor], penalty: Penalty) -> Tensor:
     """Returns a pair's weight at each level, lambda / (L * anchors * |P_l(i)|), [keys, levels]."""
-    sizes = [torch.bincount(group)[group] for group in groups]
+    sizes = [count_members(group, len(group))[group] for group in groups]
     finer_sizes = [*sizes[1:], torch.ones_like(sizes[0])] if sizes else []
     counts = [size - finer for size, finer in zip(sizes, finer_sizes, strict=True)]
     count = torch.stack(counts, 1).double()
     depth, anchor_count = len(groups), (count > 0).sum(0)
     factor = [2 ** (1 / d) if penalty else 1.0 for d in range(depth, 0, -1)]
-    return count.new_tensor(factor) / (depth * anchor_count.clamp(min=1) * count.clamp(min=1))
+    shares = depth * anchor_count.clamp(min=1) * count.clamp(min=1)
+    by_level = zip(factor, shares.unbind(1), strict=True)
+    return torch.stack([torch.full_like(share, f) / share for f, share in by_level], 1)
 
 
 def _largest_below(keys: Tensor, best: Sequence[tuple[float, int, int]], tau: float) -> Tensor:
@@ -170,12 +171,12 @@ def _largest_below(keys: Tensor, best: Sequence[tuple[float, int, int]], tau: fl
     `best` has each level's largest pair, whose loss is computed again, with a gradient. Raising
     losses does not change a level's largest one, so raw losses suffice.
     """
-    largest, best_below = [keys.new_tensor(-math.inf)], (-math.inf, 0, 0)
+    largest, best_below = [keys.new_full((), -math.inf)], (-math.inf, 0, 0)
     for best_of_level in reversed(best[1:]):
         best_below = max(best_below, best_of_level)
         value, i, p = best_below
         if value == -math.inf:
-            largest.append(keys.new_tensor(-math.inf))
+            largest.append(keys.new_full((), -math.inf))
             continue
         logits = keys @ keys[i] / tau
         other_logits = torch.cat([logits[:i], logits[i + 1 :]])

@@ -133,8 +133,10 @@ class _Sums(torch.autograd.Function):
         tensors: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         heads = len(tensors) // 2
         anchors, keys = tensors[:heads], tensors[heads:]
-        slopes = torch.tensor(pairs.slopes or pairs.moments, dtype=torch.float64)
-        d_sums = tuple(d * slopes.to(d) for d in d_sums)
+        slopes = pairs.slopes or pairs.moments
+        d_sums = tuple(
+            torch.stack([d[:, r] * slope for r, slope in enumerate(slopes)], 1) for d in d_sums
+        )
         sum_index = [0] * heads if mirroring is None else mirroring.sum_index
         # Per head: d loss / d sum of its anchors, and of its keys as the anchors of its mirror.
         d_own = [d_sums[i] for i in sum_index]

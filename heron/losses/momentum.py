@@ -31,6 +31,7 @@ class KeyQueue(Memory):
     posteriors: Tensor
     filled: Tensor
     position: Tensor
+    _count: int | None = 0  # `filled` on the host; None: not yet read after a load
 
     def __init__(self, size: int, width: int, classes: int) -> None:
         """Allocates `size` keys of `width` numbers, each with a posterior of `classes` numbers."""
@@ -52,8 +53,13 @@ class KeyQueue(Memory):
 
     def queue(self) -> tuple[Float[Tensor, "filled dim"], Float[Tensor, "filled classes"]]:
         """Returns the keys in the queue, and their posteriors."""
-        filled = int(self.filled)
-        return self.keys[:filled], self.posteriors[:filled]
+        if self._count is None:
+            self._count = int(self.filled)
+        return self.keys[: self._count], self.posteriors[: self._count]
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._count = None
 
     @torch.no_grad()
     def enqueue(
@@ -66,6 +72,8 @@ class KeyQueue(Memory):
         self.posteriors[positions] = posteriors.to(self.posteriors)
         self.position.copy_((self.position + count) % size)
         self.filled.add_(count).clamp_(max=size)
+        if self._count is not None:
+            self._count = min(self._count + count, size)
 
 
 class MomentumQueue(KeyQueue):

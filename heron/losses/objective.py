@@ -212,6 +212,7 @@ def gather_batch(
     objective: Objective,
     epoch: float = 0.0,
     half: bool = False,
+    labels_known: bool = False,
 ) -> GlobalBatch:
     """Gathers from all processes only what the terms need, in one collective.
 
@@ -220,7 +221,8 @@ def gather_batch(
     every process's features. Raises ConfigError if a term needs a feature that neither the model
     nor the batch has.
 
-    With `half`, vectors are sent as bfloat16, to which they are rounded on one process, too.
+    With `half`, vectors are sent as bfloat16, to which they are rounded on one process, too. With
+    `labels_known` the data have no unknown label.
     """
     needs, features = objective.needs, dict(features)
     has_float64 = any(x.dtype == torch.float64 for xs in features.values() for x in xs)
@@ -244,6 +246,7 @@ def gather_batch(
         epoch=epoch,
         present=batch.present,
         wire_dtypes=dict.fromkeys(vectors, torch.bfloat16),
+        labels_known=labels_known,
     )
 
 

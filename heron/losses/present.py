@@ -30,6 +30,9 @@ def own_row_positions(
     batch: int, views: int, present: Present, rows: slice, device: torch.device
 ) -> Int[Tensor, " anchors"]:
     """Returns the positions of some rows' views among all keys, in the order of `join_views`."""
+    if present is None:  # known without the device, for which the host would wait
+        positions = torch.arange(batch * views, device=device)
+        return positions.view(views, batch)[:, rows].reshape(-1)
     own = torch.zeros(batch, dtype=torch.bool, device=device)
     own[rows] = True
     return join_views([own] * views, present).nonzero()[:, 0]

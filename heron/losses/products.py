@@ -47,7 +47,7 @@ def strip_precision(vectors: Tensor) -> fused.Precision:
     Vectors in float64 are those of a caller who wants it, or, in a run of less, of a temperature
     whose exponentials need its range: their products need no more digits than others.
     """
-    if vectors.dtype == torch.float64 and (_exact or _taken.get() is None):
+    if vectors.dtype == torch.float64 and (_exact or not in_run()):
         return "ieee"
     if os.environ.get(fused.PRECISION):
         return fused.choose_precision(None)
@@ -153,6 +153,11 @@ def note(path: str) -> None:
     taken = _taken.get()
     if taken is not None:
         taken.add(path)
+
+
+def in_run() -> bool:
+    """Whether a run's objective computes the current term."""
+    return _taken.get() is not None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
-from heron.losses.engine import class_numbers, unit, working_dtype
+from heron.losses.engine import class_numbers, count_members, unit, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.mirroring import Mirroring
 from heron.losses.pairs import Pairs
@@ -79,7 +79,7 @@ def supcon(
     """
     dtype = working_dtype(z[0].dtype, tau)
     batch, own_rows = len(z[0]), as_slice(rows)
-    number, count = class_numbers(label, batch, "supcon")
+    number = class_numbers(label, batch, "supcon")
     vectors = [unit(view).to(dtype) for view in z]
     keys, classes = join_views(vectors, present), join_views([number] * len(z), present)
     positions = torch.arange(len(classes), device=keys.device)
@@ -87,9 +87,9 @@ def supcon(
     own = own_row_positions(batch, len(z), present, own_rows, keys.device)
     own_classes = classes[own]
 
-    members = torch.bincount(classes, minlength=count)
+    members = count_members(classes, batch)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
-    class_sums = group_sums(keys if mirroring is None else keys.detach(), classes, count)
+    class_sums = group_sums(keys if mirroring is None else keys.detach(), classes, batch)
     positive_count = (members[own_classes] - 1).to(dtype)
     positive_sum = class_sums[own_classes] - (anchors if mirroring is None else anchors.detach())
     attraction = (anchors * positive_sum).sum(1) / (tau * positive_count.clamp(min=1))

@@ -12,7 +12,14 @@ from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.distributed.derivatives import first_derivative
 from heron.losses import fused, products
 from heron.losses.batch import GlobalBatch
-from heron.losses.engine import RuleResult, blockwise, strips, unit, working_dtype
+from heron.losses.engine import (
+    RuleResult,
+    blockwise,
+    refuse_labels,
+    strips,
+    unit,
+    working_dtype,
+)
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import as_columns
 from heron.losses.pairs import is_fused
@@ -67,14 +74,11 @@ class WeightedSupervised(LabelledLoss):
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `weighted_supervised` of this process's anchors."""
-        return weighted_supervised(
-            batch.labelled_vectors["hidden"][0],
-            batch.targets,
-            tau=self.tau,
-            distance=self.distance,
-            self_pairs=self.self_pairs,
-            rows=batch.own_labelled_rows,
-        )
+        known = None if batch.unknown is None else ~batch.unknown
+        y = batch.targets if known is None else batch.targets.nan_to_num(0.0)
+        _refuse_other_labels(y)
+        s, rows = batch.labelled_vectors["hidden"][0], batch.own_labelled_rows
+        return _weighted_supervised(s, y, known, self.tau, self.distance, self.self_pairs, rows)
 
 
 def weighted_supervised(
@@ -126,7 +130,24 @@ def weighted_supervised(
     Raises:
         ValueError: tau <= 0, or labels that are not 0 or 1.
     """
-    y, is_known = _split_unknown(y)
+    known = None
+    if not ((y == 0) | (y == 1)).all():
+        known = ~y.isnan()
+        y = y.nan_to_num(0.0)
+        _refuse_other_labels(y)
+    return _weighted_supervised(s, y, known, tau, distance, self_pairs, rows)
+
+
+def _weighted_supervised(
+    s: Tensor,
+    y: Tensor,
+    is_known: Tensor | None,
+    tau: float,
+    distance: Distance,
+    self_pairs: bool,
+    rows: Rows,
+) -> Tensor:
+    """Computes L_s of labels of 0 and 1, 0 for unknown ones; `is_known` is None if all are."""
     dtype = working_dtype(s.dtype, tau)
     s = unit(s).to(dtype)
     y = y.to(dtype)
@@ -140,19 +161,14 @@ def weighted_supervised(
     return _by_strips(s, y, weight, tau, distance, self_pairs, known, rows)
 
 
-def _split_unknown(y: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the labels with 0 for unknown ones, and which are known (None: all)."""
-    known = None
-    if not ((y == 0) | (y == 1)).all():
-        known = ~y.isnan()
-        y = y.nan_to_num(0.0)
-    if not ((y == 0) | (y == 1)).all():
-        row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
-        raise ValueError(
+def _refuse_other_labels(y: Tensor) -> None:
+    refuse_labels(
+        (y != 0) & (y != 1),
+        lambda row: (
             f"weighted_supervised: labels of row {row} are {y[row].tolist()}; expected 0 or 1 for "
             "each label, classes one-hot"
-        )
-    return y, known
+        ),
+    )
 
 
 def _by_strips(

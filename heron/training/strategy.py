@@ -53,14 +53,13 @@ class Strategy:
         """
         labels = batch.targets.new_zeros(len(batch.rng_keys), batch.targets.shape[1])
         labels[: len(batch.targets)] = batch.targets  # unlabelled rows show the model no label
-        device = batch.rng_keys.device
         if len(micro) == 1:
             with self.accumulate(last=True):
                 features = self._wrapped(inputs, batch.rng_keys, batch.sizes, labels, batch.present)
                 return features, self.backward
 
         def forward(micro_batch: MicroBatch) -> Features:
-            rows = micro_batch.indices.to(device)
+            rows = micro_batch.indices
             present = None if batch.present is None else batch.present[rows]
             views = [x[rows] for x in inputs]
             features: Features = self._wrapped(
@@ -70,7 +69,7 @@ class Strategy:
 
         with torch.no_grad(), _unchanged_statistics(self.model):
             outputs = [forward(micro_batch) for micro_batch in micro]
-        order = torch.cat([micro_batch.indices for micro_batch in micro]).argsort().to(device)
+        order = torch.cat([micro_batch.indices for micro_batch in micro]).argsort()
 
         def join(chunks: Sequence[Tensor]) -> Tensor:
             # Detached: a view of a parameter, such as siglip's bias, has requires_grad regardless.
@@ -85,7 +84,7 @@ class Strategy:
         def backward(loss: Tensor) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             for micro_batch in micro:
-                rows = micro_batch.indices.to(device)
+                rows = micro_batch.indices
                 with self.accumulate(last=micro_batch is micro[-1]):
                     recomputed = forward(micro_batch)
                     products = [
@@ -219,7 +218,9 @@ def count_micro_batches(micro_batch: int | None, sizes: ShardSizes, norm: bool) 
     return number
 
 
-def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> list[MicroBatch]:
+def micro_batches(
+    sizes: Sequence[int], offsets: Sequence[int], number: int, device: torch.device | None = None
+) -> list[MicroBatch]:
     """Splits a process's rows into micro-batches that do not depend on the number of processes.
 
     Row r of a stream's global batch is in micro-batch r mod `number`, so that batch norm over a
@@ -229,9 +230,9 @@ def micro_batches(sizes: Sequence[int], offsets: Sequence[int], number: int) -> 
     rows_by_stream: list[list[Tensor]] = [[] for _ in range(number)]  # of each micro-batch
     starts = itertools.accumulate([0, *sizes[:-1]])
     for start, size, offset in zip(starts, sizes, offsets, strict=True):
-        local = torch.arange(size)
         for j, streams in enumerate(rows_by_stream):
-            streams.append(start + local[(local + offset) % number == j])
+            first = min((j - offset) % number, size)  # where a stream has fewer rows: none
+            streams.append(start + torch.arange(first, size, number, device=device))
     return [
         MicroBatch(torch.cat(streams), [len(rows) for rows in streams])
         for streams in rows_by_stream
@@ -249,7 +250,7 @@ def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequenc
     counts = [
         stream.sum(0)
         for one in micro
-        for stream in torch.split(batch.present[one.indices.to(batch.present.device)], one.sizes)
+        for stream in torch.split(batch.present[one.indices], one.sizes)
     ]
     totals = sum_over_processes(torch.stack(counts))
     if lonely := (totals == 1).any(0).nonzero()[:, 0].tolist():

@@ -232,14 +232,17 @@ class Trainer:
         batch = next(source).to(self.device)
         data_wait = time.perf_counter() - start
         inputs = self.views(batch, train=True)
-        micro = strategy.micro_batches(batch.sizes, self.offsets, self.micro_batches)
+        micro = strategy.micro_batches(batch.sizes, self.offsets, self.micro_batches, self.device)
         if self.has_norm:
             strategy.refuse_lonely_rows(batch, micro, self.views.names)
         features, backward = self.strategy.embed(inputs, batch, micro)
         self.record_pending()  # while the GPU computes the features
         epoch = t / self.steps_per_epoch
         half = config.train.precision == "bf16"
-        global_batch = gather_batch(features, batch, inputs, self.sizes, objective, epoch, half)
+        known = not self.streams.lacks_labels
+        global_batch = gather_batch(
+            features, batch, inputs, self.sizes, objective, epoch, half, known
+        )
         loss, terms = objective(global_batch)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.received()}
         scalars |= {f"loss/{name}": x for name, x in terms.items()}

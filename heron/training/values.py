@@ -40,7 +40,11 @@ class StepValues:
         return dict(zip(self.names, self._numbers.tolist(), strict=True))
 
     def _stack(self, scalars: Mapping[str, Any]) -> Tensor:
-        numbers = [torch.as_tensor(x, device=self.device) for x in scalars.values()]
+        # A number is filled in on the device: to copy it there, the host would wait for the device.
+        numbers = [
+            x if isinstance(x, Tensor) else torch.full((), x, device=self.device)
+            for x in scalars.values()
+        ]
         return torch.stack([x.detach().double() for x in numbers])
 
 

@@ -101,7 +101,9 @@ class Zero(Strategy):
         if not self.stage:
             return super().gradient_norm()
         if self.stage < 3:
-            norm = float(self._partitioned.scaled_global_norm())
+            norm = self._partitioned.scaled_global_norm()
+            if isinstance(norm, Tensor):  # stays on the device, for which the host would wait
+                return torch.where(norm < 0, math.nan, norm)
         else:
             norms = [float(norm) for norm in self._partitioned._get_norm_groups()]
             norm = -1.0 if min(norms) < 0 else math.hypot(*norms)
