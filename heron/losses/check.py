@@ -205,27 +205,20 @@ def _read(path: Path) -> Result:
     return Result(value, tuple(gradients), tuple(learnt), error)
 
 
-def _join(rank: int, world: int, file: str, seconds: float) -> None:
-    """Joins the group of all processes, which waits for one at most so long."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{file}",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=seconds),
-    )
-
-
 def _rank(rank: int, shares: list[int], folder: str, spec: LossSpec) -> None:
     torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet",
+        rank=rank,
+        world_size=len(shares),
+        timeout=timedelta(seconds=START_S),
+    )
     # Built once before the time runs, as some libraries take a minute to be imported.
-    _join(rank, len(shares), f"{folder}/begin", START_S)
     with suppress(Exception):  # which is then the result
         build(spec, torch.float64)
     dist.barrier()
-    dist.destroy_process_group()
     Path(folder, f"ready-{rank}").touch()
-    _join(rank, len(shares), f"{folder}/meet", WAIT_S / 2)
     start = sum(shares[:rank])
     own = Inputs.draw(spec.inputs, ROWS).double().rows(slice(start, start + shares[rank]))
     found = evaluate(spec, own)
