@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from heron.config.training import Optim
@@ -42,21 +43,35 @@ class Lars(SGD):
         """Scales each gradient in place, then takes SGD's step: one `backward` serves one step."""
         decays = [group["weight_decay"] for group in self.param_groups]
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and not (self.exclude_1d and p.dim() == 1):
-                    self._scale(p, p.grad, group["lr"], group["weight_decay"])
+            scaled = [
+                p
+                for p in group["params"]
+                if p.grad is not None and not (self.exclude_1d and p.dim() == 1)
+            ]
+            self._scale(scaled, group["lr"], group["weight_decay"])
             group["weight_decay"] = 0.0  # already inside the scaled gradient
         result = super().step(closure)
         for group, decay in zip(self.param_groups, decays, strict=True):
             group["weight_decay"] = decay
         return result
 
-    def _scale(self, p: Tensor, grad: Tensor, lr: float, decay: float) -> None:
-        length, slope = p.norm(), grad.norm()
+    def _scale(self, params: list[Tensor], lr: float, decay: float) -> None:
+        grads = [p.grad for p in params if p.grad is not None]
+        if not params or any(isinstance(p, DTensor) for p in params):  # whose norms do not stack
+            for p, grad in zip(params, grads, strict=True):
+                factor = self._factor(p.norm(), grad.norm(), lr, decay)
+                grad.add_(p, alpha=decay).mul_(factor)
+            return
+        # A few kernels for all parameters, where one by one ten each would be launched.
+        length, slope = (torch.stack(torch._foreach_norm(xs)) for xs in (params, grads))
+        factors = self._factor(length, slope, lr, decay)
+        torch._foreach_add_(grads, params, alpha=decay)
+        torch._foreach_mul_(grads, factors.unbind())
+
+    def _factor(self, length: Tensor, slope: Tensor, lr: float, decay: float) -> Tensor:
         bound = self.trust_coefficient * length / (slope + decay * length + 1e-8)
         usable = (length > 0) & (slope > 0)
-        scale = torch.where(usable, (bound / lr).clamp(max=1.0), 1.0)
-        grad.add_(p, alpha=decay).mul_(scale)
+        return torch.where(usable, (bound / lr).clamp(max=1.0), 1.0)
 
 
 def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -66,15 +81,17 @@ def build_optimizer(config: Optim, parameters: Iterable[nn.Parameter]) -> Optimi
     with that share of the learning rate: see `training.strategy.set_rate`.
     """
     groups: dict[float, list[nn.Parameter]] = {}
+    fused = None  # on a GPU one kernel for all parameters; elsewhere torch's own choice
     for parameter in parameters:
         if parameter.requires_grad:
             groups.setdefault(getattr(parameter, "rate_share", 1.0), []).append(parameter)
+            fused = True if parameter.is_cuda else fused
     params = [{"params": group, "rate_share": share} for share, group in groups.items()]
     lr, decay = config.lr, config.weight_decay
     if config.kind == "adam":
-        return Adam(params, lr=lr, weight_decay=decay)
+        return Adam(params, lr=lr, weight_decay=decay, fused=fused)
     if config.kind == "adamw":
-        return AdamW(params, lr=lr, weight_decay=decay)
+        return AdamW(params, lr=lr, weight_decay=decay, fused=fused)
     if config.kind == "sgd":
         return SGD(params, lr=lr, momentum=config.momentum, weight_decay=decay)
     trust, exclude = config.trust_coefficient, config.lars_exclude_1d

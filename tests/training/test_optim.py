@@ -92,3 +92,19 @@ def test_schedules() -> None:
     rates = [learning_rate(step, e, 10) for e in (1, 2, 3.9, 4, 5.9, 6, 9)]
     assert rates == pytest.approx([0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
     assert learning_rate(step, 5, 100) == learning_rate(step, 5, 10)
+
+
+def test_lars_scales_all_parameters_at_once_as_one_by_one() -> None:
+    torch.manual_seed(0)
+    shapes = [(5, 3), (7,), (2, 2, 2), (4, 1)]
+    together, alone = ([torch.randn(shape) for shape in shapes] for _ in range(2))
+    for one, other in zip(together, alone, strict=True):
+        other.copy_(one)
+        one.grad = torch.randn_like(one) * 3
+        other.grad = one.grad.clone()
+    options = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.02}
+    optimizers = [Lars(together, **options), *(Lars([p], **options) for p in alone)]
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
