@@ -22,7 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from heron.config.sections import expand_home
 from heron.shards.dotted import suggest
-from heron.shards.errors import CONTROL, SourceError
+from heron.shards.errors import CONTROL, SourceError, explain
 from heron.shards.terminal import print_error
 
 
@@ -204,9 +204,8 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
             return value
         except ValidationError as error:
             fault = error.errors()[0]
-        message = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] != "value_error":  # Heron's own messages name it themselves
-            message = f"found {text!r}; {message[:1].lower()}{message[1:]}"
-        raise argparse.ArgumentTypeError(message)
+        if fault["type"] == "value_error":  # Heron's own messages name it themselves
+            raise argparse.ArgumentTypeError(fault["msg"].removeprefix("Value error, "))
+        raise argparse.ArgumentTypeError(explain(fault, "it").removeprefix("it").lstrip(": "))
 
     return convert

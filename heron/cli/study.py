@@ -126,7 +126,7 @@ def _missing_data(table: PublishedTable, overrides: Sequence[str]) -> str:
     """Returns how to get a table's data if it is missing, else ""."""
     own = next(iter(table.methods.values())).overrides
     data = load_config(CONFIGS / table.config, [*overrides, *own]).data
-    return f"{data.path} holds no shards; {table.data}" if data.missing else ""
+    return f"{data.path} has no shards; {table.data}" if data.missing else ""
 
 
 def _check_table_name(name: str) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _ascending(values: list[float]) -> list[float]:
     if values[0] > values[1]:
-        raise ValueError(f"from {values[0]} to {values[1]}; expected the lesser first")
+        raise ValueError("the smaller value must come first")
     return values
 
 
@@ -111,7 +111,7 @@ class PerturbEdges(Section):
     """A graph with some edges replaced by others (GraphCL, Section 3.1).
 
     Attributes:
-        share: share of the edges that are removed, and drawn anew between any two nodes.
+        share: share of the edges that are removed, and added again between random nodes.
     """
 
     share: Share = 0.2
@@ -138,7 +138,7 @@ class Subgraph(Section):
 
 
 class OwnAugmentation(Section):
-    """An augmentation of your own: a section of its options that is also the function.
+    """Your own augmentation: a section of its options that is also the function.
 
     It is named by the dotted path of its class: `augment: [{my_lab.views.Mask: {part: 0.2}}]`.
     """
@@ -178,7 +178,7 @@ class Augmentation(Section):
         ((path, options),) = value.items()
         augmentation = load_class(path, OwnAugmentation)  # type: ignore[type-abstract]
         if inspect.isabstract(augmentation):
-            raise ValueError(f"{path} does nothing; expected a method __call__(x, draw)")
+            raise ValueError(f"{path} cannot be called; give it a method __call__(x, draw)")
         return {"own": (path, augmentation.model_validate({} if options is None else options))}
 
     @model_validator(mode="after")
@@ -186,8 +186,8 @@ class Augmentation(Section):
         if len(chosen := [name for name, section in self if section is not None]) != 1:
             names = [name for name in type(self).model_fields if name != "own"]
             raise ValueError(
-                f"an augmentation is one of {', '.join(names)} or the dotted path of your own, not "
-                f"{' and '.join(chosen) or 'none'}; give each an item of its own"
+                f"an augmentation must be one of {', '.join(names)} or the dotted path of your "
+                f"own class, got {' and '.join(chosen) or 'none'}; write one per item"
             )
         return self
 
@@ -227,7 +227,7 @@ def _expand_names(value: Any) -> Any:
     items = []
     for item in value:
         if isinstance(item, str) and item not in names and "." not in item:
-            raise ValueError(f"no augmentation {item!r}; expected one of {', '.join(names)}")
+            raise ValueError(f"no augmentation named {item!r}; choose one of {', '.join(names)}")
         written_out = [{item: {}}] if isinstance(item, str) else [item]
         items += SIMCLR if item == "simclr" else written_out
     return items

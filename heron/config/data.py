@@ -20,31 +20,31 @@ class Protocol(Section):
     """Which rows are labelled, unlabelled, kept for validation, and tested.
 
     With `folds`, the labelled rows are fold number `fold` of a stratified split into `folds`;
-    without it, `labelled` rows are drawn with (`seed`, `fold`). The other rows are unlabelled. With
-    `test: fold`, fold number `fold` is tested instead and all other folds are labelled; the rows
-    are shuffled, and shuffled anew after every `folds` folds. With `validation`, a share of the
-    labelled rows is neither tested nor trained on, not even without labels. With `complementary`,
-    training sees this number of wrong classes of each labelled row.
+    without it, `labelled` rows are chosen at random with (`seed`, `fold`). The other rows are
+    unlabelled. With `test: fold`, fold number `fold` is tested instead and all other folds are
+    labelled; the rows are shuffled, and shuffled again after every `folds` folds. With
+    `validation`, a share of the labelled rows is neither tested nor trained on, not even without
+    labels. With `complementary`, training sees this number of wrong classes of each labelled row.
 
     Attributes:
         labelled: number of labelled rows in the split; `all`: every row.
         folds: number of folds that the rows are split into, stratified by their labels; null: the
-            labelled rows are drawn.
-        fold: number of the labelled (or tested) fold, or of the draw.
-        seed: seed of the split into folds, or of the draw.
+            labelled rows are chosen at random.
+        fold: number of the labelled (or tested) fold, or of the random choice.
+        seed: seed of the split into folds, or of the random choice.
         complementary: number of wrong classes that training sees in place of a labelled row's own
             class; null: training sees the labels.
         test: rows that are tested on: `unlabelled`, `fold`, or a split of the data set.
         hide_views: for studies: by the name of a stored view, the share of all rows from which it
-            is hidden; rows are drawn by (`seed`, row), and each keeps at least one view.
+            is hidden; rows are chosen by (`seed`, row), and each keeps at least one view.
         hide_labels: for studies: the share of single labels that is hidden from training in the
-            rows of `hide_label_rows`; drawn in the same way, and each row keeps at least one label.
+            rows of `hide_label_rows`; chosen the same way, and each row keeps at least one label.
         hide_label_rows: share of the labelled rows from which labels are hidden.
         partial_rows: whether rows that lack a view of the model, and labelled rows that lack a
             label, are trained on (`keep`) or not (`drop`); they are tested in either case.
         validation: share of the labelled rows, stratified by their labels, that is kept for
             validation; the test rows are then scored only at the end of the run.
-        stratified: whether the drawn `labelled` rows have each label in the proportion of all rows.
+        stratified: whether each label has the same share in the `labelled` rows as in all rows.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -63,11 +63,11 @@ class Protocol(Section):
     @model_validator(mode="after")
     def _one_selection(self) -> "Protocol":
         if self.folds is not None and self.labelled != "all":
-            raise ValueError("give either folds (a fold is labelled) or labelled (a count is)")
+            raise ValueError("set folds (one fold is labelled) or labelled (a count), not both")
         if self.test == "fold" and self.folds is None:
-            raise ValueError("test is 'fold', but folds is null; expected a number: folds: 10")
+            raise ValueError("test is 'fold', but folds is null; set a number, such as folds: 10")
         if self.folds is not None and self.fold >= self.folds and self.test != "fold":
-            raise ValueError(f"fold is {self.fold}; expected 0 to {self.folds - 1}")
+            raise ValueError(f"fold must be 0 to {self.folds - 1}, got {self.fold}")
         return self
 
 
@@ -92,7 +92,7 @@ class ModelView(Section):
         size: height and width that pictures are resized to, one number for both; null: as stored.
         augment: augmentations in training, applied in the given order: crop, color, flip, blur,
             noise, or `simclr` for three of them; drop_nodes, perturb_edges, mask_nodes, subgraph;
-            or the dotted path of your own.
+            or the dotted path of your own class.
         tokens: maximal number of tokens of a text.
         tokenizer: tokenizer of texts: path of a tokenizer.json, or `bytes`, which needs no file.
     """
@@ -151,8 +151,8 @@ class Data(Section):
         path: folder of shards, or a URL: s3, https, hf, gs; may be left out with `webdataset`.
         sources: instead of path: data sets of the same views and labels, each of which has a share
             of every batch by its weight; null: the data set at path.
-        balance: `labels`: labelled rows are drawn from each class, or label, in turn; null: each
-            row is drawn once per epoch.
+        balance: `labels`: labelled rows come from each class, or label, in turn; null: each
+            row comes once per epoch.
         webdataset: a stream of tars without an index, which the run then trains on.
         fingerprint: required fingerprint of the data set, as `heron shards show` prints it; null:
             any.
@@ -164,7 +164,7 @@ class Data(Section):
         standardise: whether vectors are standardised by the means and standard deviations of the
             training rows.
         epoch: the stream whose pass over its rows is an epoch.
-        canonical_streams: number of streams that a batch is drawn from, whatever the number of
+        canonical_streams: number of streams that a batch is taken from, whatever the number of
             processes; null: the largest divisor of the batch up to 64.
         window_rows: number of rows that are shuffled together.
         workers: loader processes of each training process; 0: it reads itself. auto: for pictures
@@ -210,31 +210,30 @@ class Data(Section):
         conflicting = [k for k in ("path", "webdataset", "build") if getattr(self, k)]
         if self.sources is not None and conflicting:
             raise ValueError(
-                f"sources and {conflicting[0]} are both given; expected one of them: set the other "
-                "to null"
+                f"sources and {conflicting[0]} cannot both be set; set one of them to null"
             )
         if self.balance is not None and self.webdataset is not None:
-            raise ValueError("balance needs an index, and webdataset has none; leave it out")
+            raise ValueError("balance needs an index, but webdataset has none; remove balance")
         if not self.path and self.webdataset is None and self.sources is None:
-            raise ValueError("path is missing; expected a folder of shards or a URL: path=FOLDER")
+            raise ValueError("path is missing; set it to a folder or URL of shards: path=FOLDER")
         if not self.path and self.build is not None:
             raise ValueError("build needs path, the folder to build in")
         if not self.path and self.webdataset is not None and not self.webdataset.views:
             raise ValueError(
-                "webdataset has neither image nor vector; expected the members of a sample that "
-                "are views, such as image: [jpg], or path, a data set with the same members"
+                "webdataset has neither image nor vector; name the members of a sample that are "
+                "views, such as image: [jpg], or set path to a data set with the same members"
             )
         if self.path and self.webdataset is not None and self.webdataset.declares:
             raise ValueError(
-                "webdataset has image, vector, label or classes beside path, whose manifest says "
-                "what lies in a sample; leave them out, or path"
+                "webdataset sets image, vector, label or classes, but path is set too, and its "
+                "manifest already says what is in a sample; remove those keys, or path"
             )
         return self
 
     @model_validator(mode="after")
     def _view_names(self) -> "Data":
         if len(set(names := self.view_names)) < len(names):
-            raise ValueError(f"views have the names {', '.join(names)}; expected a name for each")
+            raise ValueError(f"view names must be unique, got {', '.join(names)}")
         return self
 
     @property
@@ -273,7 +272,7 @@ class Data(Section):
     def refuse_missing(self, remedy: str) -> None:
         """Raises a ConfigError if local shards do not exist and no `build` can make them."""
         for path in self.missing:
-            raise ConfigError(f"{path} holds no shards; {remedy}")
+            raise ConfigError(f"{path} has no shards; {remedy}")
 
     @field_validator("path", "storage_options", "webdataset", "sources")
     @classmethod
@@ -283,7 +282,7 @@ class Data(Section):
         values = [source.path for source in value] if isinstance(value, list) else values
         if (secret := next(filter(None, map(_secret, values)), None)) is not None:
             raise ValueError(
-                f"{secret} would be written into the run's folder; expected credentials in the "
+                f"{secret} would be written into the run's folder; pass credentials in the "
                 "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or HF_TOKEN"
             )
         return value

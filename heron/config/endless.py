@@ -27,11 +27,11 @@ def expand(tars: list[str]) -> list[str]:
         ValueError: braces are not balanced, or there are too many addresses.
     """
     if sum(map(_count, tars)) > MAX_TARS:  # counted first: the library expands whole ranges at once
-        raise ValueError(f"more than {MAX_TARS:,} tars; expected {MAX_TARS:,} at most")
+        raise ValueError(f"more than {MAX_TARS:,} tars; the limit is {MAX_TARS:,}")
     try:
         return list(chain.from_iterable(map(braceexpand.braceexpand, tars)))
     except RecursionError:
-        raise ValueError("braces are nested too deeply; expected some levels of them") from None
+        raise ValueError("the braces are nested too deeply; use fewer levels") from None
 
 
 def _count(text: str) -> int:
@@ -83,9 +83,9 @@ class WebDataset(Section):
             a list of these.
         unlabelled: tars of samples whose labels, if any, are ignored.
         samples_per_epoch: number of samples in an epoch.
-        shuffle: size of the buffer, in samples, from which the next sample is drawn.
+        shuffle: size of the buffer, in samples, that the next sample is picked from.
         resampled: whether each loader process draws from all tars, with replacement; otherwise it
-            goes through tars of its own, in an order that changes from pass to pass.
+            goes through its own tars, in an order that changes from pass to pass.
         tar_bytes: maximal size of a tar in bytes.
         image: suffixes of the members that are pictures, a view each.
         vector: suffixes of the members that are vectors, a view each, and their widths.

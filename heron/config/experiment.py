@@ -33,7 +33,7 @@ class RunFolder(Section):
     Attributes:
         dir: folder of the run; it is created if it does not exist.
         resume: `auto`: continue from the newest complete checkpoint; `force`: also if data or
-            options differ from it; `never`: start anew and set earlier checkpoints aside.
+            options differ from it; `never`: start over and set earlier checkpoints aside.
     """
 
     dir: PathText
@@ -66,7 +66,7 @@ class Config(Section):
         names = self.data.view_names
         for name in self.model.encoders:
             if name not in names:
-                raise ValueError(f"model.encoders.{name} is of no view; {suggest(name, names)}")
+                raise ValueError(f"model.encoders.{name} matches no view; {suggest(name, names)}")
         return self
 
     @model_validator(mode="after")
@@ -75,13 +75,13 @@ class Config(Section):
         if not self.evaluate.test and (not validated or self.evaluate.baselines):
             found = "evaluate.baselines is true" if validated else "data.protocol.validation is 0"
             raise ValueError(
-                f"evaluate.test is false and {found}; expected a share for validation, and no "
-                "baselines: they are scored on the test rows"
+                f"evaluate.test is false, but {found}; set a share for validation and no "
+                "baselines, which are scored on the test rows"
             )
         if self.evaluate.threshold == "fitted" and not validated:
             raise ValueError(
-                "evaluate.threshold is fitted and data.protocol.validation is 0; expected a share "
-                "for validation, whose rows it is fitted on, or a number such as 0.4"
+                "evaluate.threshold is fitted, but data.protocol.validation is 0; set a share "
+                "for validation, on whose rows it is fitted, or a number such as 0.4"
             )
         return self
 
@@ -96,7 +96,7 @@ class Config(Section):
     @classmethod
     def _no_tracker_twice(cls, names: list[str]) -> list[str]:
         if len(set(names)) < len(names):
-            raise ValueError("a tracker is listed twice; expected each once: remove one")
+            raise ValueError("a tracker is listed twice; remove one of them")
         return names
 
 
@@ -154,7 +154,7 @@ def _apply_method(method: str, tree: dict[str, Any]) -> None:
     }
     if kept and not terms:
         raise ConfigError(
-            f"method '{method}' keeps the experiment's classifier, and it has none; expected "
+            f"method '{method}' keeps the experiment's classifier, but it has none; add "
             f"objective.{' or objective.'.join(CLASSIFIERS)}"
         )
     for name, options in method_options.get("terms", {}).items():

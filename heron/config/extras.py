@@ -42,6 +42,6 @@ def require(module: str, what: str) -> ModuleType:
         if missing.name != package:
             raise
         raise MissingPackage(
-            f"{what} needs the package {package}, which is not installed; expected an extra: "
+            f"{what} needs the package {package}, which is not installed; install it with: "
             f"{EXTRAS[package]}"
         ) from None

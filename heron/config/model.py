@@ -47,7 +47,7 @@ class Connected(Section):
 
 
 class Mlp(Connected):
-    """Fully connected layers alone.
+    """Fully connected layers.
 
     Attributes:
         kind: kind of encoder.
@@ -156,8 +156,8 @@ class Resnet(Section):
         _refuse_unequal_stages("widths", self.widths, self.depths)
         if self.layer == "bottleneck" and (uneven := [w for w in self.widths if w % 4]):
             raise ValueError(
-                f"widths hold {uneven}; a bottleneck has a quarter of its stage's channels; "
-                "expected multiples of 4"
+                "widths must be multiples of 4, because a bottleneck has a quarter of its "
+                f"stage's channels; got {uneven}"
             )
         return self
 
@@ -165,8 +165,8 @@ class Resnet(Section):
 def _refuse_unequal_stages(name: str, sizes: list[int], depths: list[int]) -> None:
     if len(sizes) != len(depths):
         raise ValueError(
-            f"{name} are of {len(sizes)} stages and depths of {len(depths)}; expected a width and "
-            "a depth for each"
+            f"{name} must have a width and depths a depth for each stage, got {len(sizes)} and "
+            f"{len(depths)} of them"
         )
 
 
@@ -191,7 +191,7 @@ class Network(Section):
     Attributes:
         weights: initial weights; null: random.
         freeze: whether the weights stay as they are.
-        lora: low-rank updates, which alone are learnt; null: all weights are learnt.
+        lora: train low-rank updates instead of the weights; null: train all weights.
         layer_decay: learning rate of a layer as a share of that of the next higher layer; the
             highest has `optim.lr` (Bao et al. 2022). 1: all layers have the same rate.
     """
@@ -205,8 +205,8 @@ class Network(Section):
     def _freeze_or_lora(self) -> Self:
         if self.freeze and self.lora is not None:
             raise ValueError(
-                "freeze and lora are both set; lora freezes the weights itself, and learns updates "
-                "of them: leave out one of the two"
+                "freeze and lora cannot both be set; lora freezes the weights itself and learns "
+                "updates to them: remove one of the two"
             )
         return self
 
@@ -230,11 +230,11 @@ class Transformer(Network):
     def _some_network(self) -> Self:
         if self.config is None and self.weights is None:
             raise ValueError(
-                "neither config nor weights is given; expected config: {model_type: bert, ...}, "
-                "or weights: a folder with config.json"
+                "neither config nor weights is set; set config: {model_type: bert, ...}, or "
+                "weights: a folder with config.json"
             )
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
-            raise ValueError("config has no model_type; expected one, such as bert or vit")
+            raise ValueError("config has no model_type; add one, such as bert or vit")
         return self
 
 
@@ -270,7 +270,7 @@ class Gin(Section):
 
 
 class OwnEncoder(Section):
-    """An encoder of your own: a section of its options that builds its layers.
+    """Your own encoder: a section of its options that builds its layers.
 
     `kind` is the dotted path of its class: `encoder: {kind: my_lab.nets.Mine, width: 64}`.
     """
@@ -296,7 +296,7 @@ class OwnEncoder(Section):
 
 
 def _load_own(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Returns an encoder of your own if `kind` is a dotted path, else lets `handler` validate."""
+    """Returns your own encoder if `kind` is a dotted path, else lets `handler` validate."""
     if isinstance(value, OwnEncoder):
         return value
     kind = value.get("kind") if isinstance(value, dict) else None
@@ -304,7 +304,7 @@ def _load_own(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return handler(value)
     encoder = load_class(kind, OwnEncoder)  # type: ignore[type-abstract]
     if inspect.isabstract(encoder):
-        raise ValueError(f"{kind} has no build; expected a method build(shape, salt)")
+        raise ValueError(f"{kind} has no method build(shape, salt); add one")
     return encoder.model_validate(value)
 
 
@@ -346,8 +346,8 @@ class ModelConfig(Section):
     def _shared_or_per_view(self) -> Self:
         if self.shared_encoder and self.encoders:
             raise ValueError(
-                f"shared_encoder is true, and encoders has {', '.join(self.encoders)}; expected "
-                "one encoder for all views, or shared_encoder: false"
+                f"shared_encoder is true, but encoders has {', '.join(self.encoders)}; configure "
+                "one encoder for all views, or set shared_encoder: false"
             )
         return self
 
@@ -362,7 +362,7 @@ class ModelConfig(Section):
         widths = self.matryoshka
         if widths and (widths != sorted(set(widths)) or widths[-1] != self.projection_width):
             raise ValueError(
-                f"matryoshka is {widths}; expected rising widths, the last of them "
-                f"projection_width, {self.projection_width}: numbers beyond would learn nothing"
+                f"matryoshka must increase up to projection_width, {self.projection_width}, "
+                f"because numbers beyond its last width would learn nothing; got {widths}"
             )
         return self

@@ -36,7 +36,7 @@ def parse_override(
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(
-            f"override {short_repr(text)} has no '='; expected key=value: optim.lr=0.1"
+            f"override {short_repr(text)} has no '='; write it as key=value: optim.lr=0.1"
         )
     kinds = [] if root is None else list(_annotations(root, names or key.split(".")))
     if kinds and all(map(_is_text, kinds)):
@@ -62,8 +62,8 @@ def _read_yaml(word: str, where: str) -> Any:
         if isinstance(value, str) and word.lstrip()[0] not in "'\"":
             return word.strip()
         raise ConfigError(
-            f"{where}: '{comment}' would be a comment; expected a value alone: leave it out, or "
-            "put a text with # in quotes of its own"
+            f"{where}: '{comment}' would be a comment; remove it, or put the text that contains # "
+            "in quotes"
         )
     return value
 
@@ -113,8 +113,8 @@ def override(tree: dict[str, Any], text: str, root: type[BaseModel] | None = Non
         section = section[_index_in(section, parent, text)]
         if not isinstance(section, dict | list):
             raise ConfigError(
-                f"override {short_repr(text)}: '{parent}' holds the value {short_repr(section)}, "
-                "not a section"
+                f"override {short_repr(text)}: '{parent}' is the value {short_repr(section)}, not "
+                "a section"
             )
     section[_index_in(section, last, text)] = value
 
@@ -140,7 +140,7 @@ def _index_in(section: dict[str, Any] | list[Any], name: str, text: str) -> Any:
         return name
     if not (name.isascii() and name.isdigit() and len(name) < 9 and int(name) < len(section)):
         raise ConfigError(
-            f"override {short_repr(text)}: {short_repr(name)} is no index of a list of "
-            f"{len(section)}; expected 0 to {len(section) - 1}"
+            f"override {short_repr(text)}: {short_repr(name)} is not an index of a list of "
+            f"{len(section)} items; use 0 to {len(section) - 1}"
         )
     return int(name)

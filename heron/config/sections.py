@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from heron.config.errors import ConfigError
 from heron.shards.artefact import INT64_MAX
-from heron.shards.errors import CONTROL, short_repr
+from heron.shards.errors import CONTROL, explain, short_repr
 
 # Limits of a YAML file; an alias counts as the values that it stands for.
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 2**18, 2**16, 40
@@ -24,7 +24,7 @@ MAX_FAULTS = 8  # listed in one message
 def _path(text: str) -> str:
     """Returns a path whose `~` is the home directory, as a shell would have it."""
     if CONTROL.search(text):
-        raise ValueError("a character that cannot be printed; expected a path without; rename it")
+        raise ValueError("the path has a character that cannot be printed; rename it")
     return expand_home(text)
 
 
@@ -37,7 +37,7 @@ def expand_home(text: str) -> str:
     except RuntimeError:
         name = text.partition("/")[0]
         raise ValueError(
-            f"'{name}' has no home directory; for a folder of that name: ./{text}"
+            f"'{name}' has no home directory; for a folder of that name, write ./{text}"
         ) from None
 
 
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if duplicates := [key for key, count in keys.items() if count > 1]:
             raise ConfigError(
-                f"key {short_repr(duplicates[0])} is given twice, from line "
+                f"key {short_repr(duplicates[0])} is given twice, the second time from line "
                 f"{node.start_mark.line + 1} on; keep one of them"
             )
         return node
@@ -84,7 +84,7 @@ class _Loader(yaml.SafeLoader):
                 if self.merged > MAX_VALUES:
                     raise ConfigError(
                         f"line {node.start_mark.line + 1} merges more than {MAX_VALUES} values; "
-                        "expected fewer: write some out"
+                        "write some of them out"
                     )
         super().flatten_mapping(node)
 
@@ -95,8 +95,8 @@ class _Loader(yaml.SafeLoader):
             raise
         except Exception as error:  # PyYAML does not wrap those of long numbers or impossible dates
             raise ConfigError(
-                f"line {node.start_mark.line + 1}: found {short_repr(node.value)}, which cannot be "
-                f"read ({error}); expected a value within the bounds of its type, or text in quotes"
+                f"line {node.start_mark.line + 1}: {short_repr(node.value)} cannot be read "
+                f"({error}); use a value within the bounds of its type, or put the text in quotes"
             ) from None
 
 
@@ -129,21 +129,19 @@ def read_tree(path: str | Path, what: str = "configuration", key: str = "data") 
             raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise ConfigError(
-                f"{path} has more than {MAX_BYTES} bytes; expected no more: shorten it"
+                f"{path} has more than {MAX_BYTES} bytes, which is the limit; shorten it"
             )
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not UTF-8 ({error}); expected text; save it as UTF-8"
-        ) from None
+        raise ConfigError(f"{path} is not UTF-8 ({error}); save it as UTF-8") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if not isinstance(error, FileNotFoundError):
-            raise ConfigError(f"{what} {path} cannot be read ({error}); expected a file") from None
+            raise ConfigError(f"cannot read {what} {path} ({error}); is it a file?") from None
         others = sorted(str(p) for p in path.parent.glob("*.yaml")) or ["none"]
-        raise ConfigError(f"{what} {path} is not there; found {', '.join(others)}") from None
+        raise ConfigError(f"{what} {path} does not exist; found {', '.join(others)}") from None
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds {type(tree).__name__}; expected keys such as '{key}:'")
+        raise ConfigError(f"{path} must have keys such as '{key}:', got {type(tree).__name__}")
     return tree
 
 
@@ -155,10 +153,10 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
     except RecursionError:
         raise ConfigError(
-            f"{where} is nested too deeply; expected {MAX_DEPTH} levels at most"
+            f"{where} is nested too deeply; {MAX_DEPTH} levels is the limit"
         ) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {error}") from None
+        raise ConfigError(f"{where} is not valid YAML: {error}") from None
     if fault := _plain_fault(value, (), itertools.count()):
         raise ConfigError(f"{where}: {fault}")
     return _without_aliases(value)
@@ -175,23 +173,21 @@ def _plain_fault(value: Any, path: tuple[str, ...], counter: Iterator[int]) -> s
     """Describes the first value beyond the limits or of no plain type, or returns ""."""
     fault, children = "", {}
     if next(counter) > MAX_VALUES or len(path) > MAX_DEPTH:
-        fault = f"leads to more than {MAX_VALUES} values or {MAX_DEPTH} levels, aliases written out"
+        fault = f"expands to more than {MAX_VALUES} values or {MAX_DEPTH} levels, counting aliases"
     elif isinstance(value, dict):
         if non_text := [name for name in value if not isinstance(name, str)]:
-            fault = f"has the key {short_repr(non_text[0])}; expected text: put it in quotes"
+            fault = f"has the key {short_repr(non_text[0])}, which is not text; put it in quotes"
         children = value
     elif isinstance(value, list):
         children = {str(index): item for index, item in enumerate(value)}
     elif isinstance(value, float) and not math.isfinite(value):
-        fault = f"found {value}; expected a finite number"
+        fault = f"must be a finite number, got {value}"
     elif isinstance(value, int) and abs(value) > INT64_MAX:
-        fault = f"found a number of {value.bit_length()} bits; expected {INT64_MAX} at most"
+        fault = f"must be {INT64_MAX} at most, got a number of {value.bit_length()} bits"
     elif not isinstance(value, str | int | float | None):
-        fault = (
-            f"found {short_repr(value)}; expected text, a number, true or false: put it in quotes"
-        )
+        fault = f"must be text, a number, true or false, got {short_repr(value)}; put it in quotes"
     if fault:
-        return f"{'.'.join(path) or 'the top level'}: {fault}"
+        return f"{'.'.join(path) or 'the top level'} {fault}"
     return next(
         filter(
             None, (_plain_fault(item, (*path, name), counter) for name, item in children.items())
@@ -239,23 +235,15 @@ def check(model: type[SectionType], tree: dict[str, Any], what: str) -> SectionT
 
 
 def _explain(fault: Any, root: type[BaseModel]) -> str:
-    """Describes a validation fault as 'key: found, expected'."""
+    """Describes a validation error: the key, what it must be, what it is."""
     path = [str(part) for part in fault["loc"]]
     key = ".".join(path)
     if fault["type"] == "extra_forbidden":
         section = _keys_at(path[:-1], root)
         close = difflib.get_close_matches(path[-1], section, 1, 0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(section)}"
+        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(section)}"
         return f"{key}: unknown key; {hint}"
-    if fault["type"] == "missing":
-        return f"{key}: missing; expected a value"
-    message = fault["msg"].removeprefix("Value error, ")
-    received = (
-        ""
-        if isinstance(fault["input"], dict | Section)
-        else f"found {short_repr(fault['input'])}; "
-    )
-    return f"{key or 'configuration'}: {received}{message[:1].lower()}{message[1:]}"
+    return explain(fault, key or "configuration")
 
 
 def _keys_at(path: Sequence[str], root: type[BaseModel]) -> list[str]:

@@ -52,8 +52,9 @@ def find_shipped(name_or_path: str | Path, folder: Path, what: str) -> Path:
     elif path.suffix or path.parent != Path():
         fault = f"{name_or_path} does not exist"
     else:
-        fault = f"there is no {what} named '{name_or_path}'"
-    raise ConfigError(f"{fault}; {suggest(path.stem, names)}")
+        fault = f"No {what} named '{name_or_path}'"
+    hint = suggest(path.stem, names)
+    raise ConfigError(f"{fault}. {hint[:1].upper()}{hint[1:]}")
 
 
 def find_config(name_or_path: str | Path) -> Path:

@@ -65,11 +65,11 @@ class Needs:
         for name in ("gathered", "labelled", "own", "labels", "vectors", "labelled_vectors"):
             if not isinstance(getattr(self, name), tuple):
                 raise TypeError(
-                    f"Needs.{name} is {getattr(self, name)!r}; expected a tuple of names"
+                    f"Needs.{name} must be a tuple of names, got {getattr(self, name)!r}"
                 )
         if "paths" in self.gathered:
             raise TypeError(
-                "Needs.gathered holds 'paths', which labelled rows have: Needs.labelled"
+                "Needs.gathered has 'paths', which only labelled rows have: use Needs.labelled"
             )
 
     @property
@@ -153,14 +153,14 @@ def named_terms() -> dict[str, type[TermSection]]:
 def _why_no_term(loss: Any) -> str:
     """Says why an experiment cannot build a class of losses, or returns ""."""
     if inspect.isabstract(loss):
-        return "has no loss; expected a method share(batch)"
+        return "has no method share(batch); add one"
     if not isinstance(loss.needs, Needs):
-        return f"needs {loss.needs!r}; expected Needs(gathered=(...), ...)"
+        return f"must have needs = Needs(gathered=(...), ...), got {loss.needs!r}"
     for name, argument in inspect.signature(loss).parameters.items():
         if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD:
-            return f"cannot be built without {name!r}; expected a default, or an option after *"
+            return f"cannot be built without {name!r}; give it a default, or put it after *"
         if name in TermSection.model_fields:
-            return f"has an option {name!r}, which every term has; expected another name"
+            return f"has an option {name!r}, which every term already has; rename it"
     return ""
 
 
@@ -174,7 +174,7 @@ def find_term(name: str) -> type[TermSection]:
         terms = named_terms()
         if name not in terms:
             hint = suggest(name, sorted(terms))
-            raise ValueError(f"unknown key; {hint}, or the dotted path of a class of your own")
+            raise ValueError(f"unknown key; {hint}, or use the dotted path of your own class")
         return terms[name]
     loss: Any = load_class(name, importlib.import_module("heron.losses").Loss)
     if fault := _why_no_term(loss):
@@ -218,7 +218,7 @@ class Terms(
     @model_validator(mode="after")
     def _some_term(self) -> Terms:
         if not self.terms():
-            raise ValueError("no term has a weight above 0; expected at least one")
+            raise ValueError("no term has a weight above 0; set one")
         return self
 
     @classmethod

@@ -39,7 +39,7 @@ class Optim(Section):
     @model_validator(mode="after")
     def _some_milestone(self) -> "Optim":
         if self.schedule == "step" and not self.milestones:
-            raise ValueError("schedule is step without milestones; expected epochs: [100, 150]")
+            raise ValueError("schedule is step without milestones; set some: epochs: [100, 150]")
         return self
 
 
@@ -50,8 +50,8 @@ class Negatives(Section):
 
     Attributes:
         mine: number of mined hard negatives that are added to every labelled batch; 0: none.
-        every_steps: steps after which the labelled rows are embedded anew; their hard negatives are
-            then searched for while training continues.
+        every_steps: steps after which the labelled rows are embedded again; hard negatives are then
+            searched for while training continues.
         nearest: number of hard negatives searched for each row.
         gpu: whether the search runs on a GPU.
     """
@@ -137,15 +137,15 @@ class Train(Section):
     @model_validator(mode="after")
     def _has_an_end(self) -> "Train":
         if self.epochs is None and self.steps is None:
-            raise ValueError("epochs and steps are both null; expected one of them: steps: 1500")
+            raise ValueError("epochs and steps are both null; set one of them, such as steps: 1500")
         return self
 
     @model_validator(mode="after")
     def _compiled_or_recomputed(self) -> "Train":
         if self.compile and self.activation_checkpointing:
             raise ValueError(
-                "compile and activation_checkpointing are both true; a compiled graph chooses by "
-                "itself what it computes again: set one of them to false"
+                "compile and activation_checkpointing cannot both be true, because a compiled "
+                "graph decides itself what to recompute; set one of them to false"
             )
         return self
 
@@ -171,7 +171,7 @@ class Evaluate(Section):
             `auto`: if training took two minutes or more.
         map_rows: largest number of test rows on the map, approximately.
         baselines: whether logistic regression, a random forest and the plain network are trained on
-            the same labels, for comparison; `plain`: the plain network alone.
+            the same labels, for comparison; `plain`: only the plain network.
         seeds: number of seeds, from `seed` on, with which networks are trained, in folders `seed-N`
             of the run's folder; the report shows their spread. scikit-learn's baselines use none.
         test: whether the test rows are scored; false: they stay unread, as in a search's trials.

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heron.shards.atomic import save_json
-from heron.shards.errors import HeronError, ShardError, short_repr
+from heron.shards.errors import HeronError, ShardError, explain, short_repr
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20  # largest manifest: some 200,000 shards
@@ -197,8 +197,7 @@ def describe_errors(fault: Exception) -> str:
     lines = [
         error["msg"].removeprefix("Value error, ")  # our own texts are complete
         if error["type"] == "value_error"
-        else f"{'.'.join(map(str, error['loc']))}: {error['msg']}, "
-        f"found {short_repr(error['input'])}"
+        else explain(error, ".".join(map(str, error["loc"])))
         for error in fault.errors()[:5]
     ]
     return "; ".join(lines)

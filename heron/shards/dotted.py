@@ -58,7 +58,7 @@ def suggest(wrong: str, known: list[str]) -> str:
     """Returns a question with the closest known name, or the list of all."""
     alike = [one for one in known if one.lower() == wrong.lower()]
     matches = alike or get_close_matches(wrong, known, n=1)
-    return f"did you mean {matches[0]!r}?" if matches else f"expected one of {', '.join(known)}"
+    return f"did you mean {matches[0]!r}?" if matches else f"choose one of {', '.join(known)}"
 
 
 def _is_subclass(value: object, base: type[Base]) -> TypeGuard[type[Base]]:

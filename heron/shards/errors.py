@@ -3,7 +3,10 @@
 import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
 REBUILD = "build or index it again with --overwrite"
@@ -16,7 +19,7 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
 
 class HeronError(Exception):
-    """An error that a user can mend: it names the thing, what was found, expected, the remedy."""
+    """An error that a user can mend: it says what happened, why, and what to do about it."""
 
     def __str__(self) -> str:
         """Returns the message on one line, with control characters of quoted data escaped."""
@@ -49,6 +52,22 @@ def short_repr(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer with more digits than Python prints
         text = f"{type(value).__name__} too large to show"
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+def explain(error: Any, name: str) -> str:
+    """Returns one of pydantic's errors as a sentence: `optim.lr must be at least 0, got -1`."""
+    name, message = name or "it", error["msg"].removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return f"{name} is missing"
+    value = error["input"]
+    got = "" if isinstance(value, dict | BaseModel) else short_repr(value)
+    got = f"'{value}'" if isinstance(value, Path) else got
+    _, should, wanted = message.partition(" should ")
+    if should:
+        wanted = re.split(" after validation|, unable to ", wanted)[0]
+        return f"{name} must {wanted}" + (f", got {got}" if got else "")
+    message = f"{name}: {message[:1].lower()}{message[1:]}"
+    return message if got in message else f"{message} (got {got})"
 
 
 def list_faults(faults: Mapping[str, str], most: int = 10) -> str:

@@ -86,7 +86,7 @@ def test_a_file_that_is_called_as_a_section_is(
         (("scene", "data.views.7"), 1, "the experiment has no data.views.7: found no '7'; there i"),
         (("scene", "train", "optim"), 2, "found train optim; expected one experiment and one key"),
         (("optim.lr=2",), 2, "overrides and --method change an experiment; expected its name"),
-        (("scnee",), 1, "did you mean 'scene'?"),
+        (("scnee",), 1, "Did you mean 'scene'?"),
     ],
 )
 def test_what_is_not_there(

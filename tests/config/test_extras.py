@@ -37,7 +37,7 @@ def run(without: str, *words: str) -> tuple[int, str]:
             "faiss",
             ("index", "none", "--out", "x"),
             "error: a search for neighbours needs the package faiss, which is not installed; "
-            "expected an extra: pip install 'heron-pretrain[cpu]', or 'heron-pretrain[gpu]' for "
+            "install it with: pip install 'heron-pretrain[cpu]', or 'heron-pretrain[gpu]' for "
             "CUDA\n",
         ),
         ("faiss", ("query", "none", "--key", "x"), "the package faiss"),
@@ -46,8 +46,8 @@ def run(without: str, *words: str) -> tuple[int, str]:
         (
             "fastapi",
             ("serve", "none"),
-            "error: the web page needs the package fastapi, which is not installed; expected an "
-            "extra: pip install 'heron-pretrain[serve]'\n",
+            "error: the web page needs the package fastapi, which is not installed; install it "
+            "with: pip install 'heron-pretrain[serve]'\n",
         ),
     ],
 )
@@ -74,7 +74,10 @@ def test_a_missing_package_names_an_extra_that_brings_it(
     with pytest.raises(MissingPackage) as caught:
         require(module, "what is asked for")
     said = str(caught.value)
-    assert f"what is asked for needs the package {module}, which is not installed; exp" in said
+    assert (
+        f"what is asked for needs the package {module}, which is not installed; install it with: "
+        in said
+    )
     extras = re.findall(r"heron-pretrain\[(\w+)\]", said)
     assert extras and all(
         any(package.startswith(module) for package in brings()[extra]) for extra in extras

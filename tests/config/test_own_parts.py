@@ -84,7 +84,7 @@ def test_the_augmentation_acts(my_lab: Path) -> None:
     ("encoder", "message"),
     [
         ("my_lab.nets.Tank", "has no 'Tank'; expected a subclass of .*; did you mean 'Tanh'"),
-        ("my_lab.wrong.Empty", "my_lab.wrong.Empty has no build; expected a method build"),
+        ("my_lab.wrong.Empty", "my_lab.wrong.Empty has no method build"),
         ("my_leb.nets.Tanh", "my_leb.nets.Tanh: module 'my_leb.nets' cannot be imported"),
     ],
 )
@@ -107,7 +107,7 @@ def test_options_are_checked(my_lab: Path) -> None:
     with pytest.raises(ConfigError, match="widht: unknown key"):
         parse_config(tree(my_lab, "run", model=asked))
     given = [{"stored": "view1", "augment": [{"my_lab.augmentations.Mask": {"part": "x"}}]}] * 2
-    with pytest.raises(ConfigError, match="part: found 'x'"):
+    with pytest.raises(ConfigError, match="part.*'x'"):
         parse_config(tree(my_lab, "run", data={"views": given}))
 
 
@@ -115,7 +115,7 @@ def test_an_augmentation_that_is_wrong_is_named(my_lab: Path) -> None:
     def views(name: str) -> dict[str, Any]:
         return {"views": [{"stored": "view1", "augment": [name]}, {"stored": "view2"}]}
 
-    with pytest.raises(ConfigError, match="Idle does nothing; expected a method __call__"):
+    with pytest.raises(ConfigError, match="Idle cannot be called; give it a method __call__"):
         parse_config(tree(my_lab, "run", data=views("my_lab.wrong.Idle")))
     with pytest.raises(ConfigError, match=r"Half gave torch.float32 \(31, 137\); expected .* 273"):
         pretrain(parse_config(tree(my_lab, "run", data=views("my_lab.wrong.Half"))))

@@ -32,13 +32,13 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("scnee", "there is no experiment named 'scnee'; did you mean 'scene'?"),
-        (".", ". is a folder, not a YAML file; expected one of"),
-        ("configs/scene.yaml", "configs/scene.yaml does not exist; did you mean 'scene'?"),
-        ("./scene", "did you mean 'scene'?"),
-        (Path("scene"), "did you mean 'scene'?"),
-        ("zzz", "expected one of captions, celeba"),
-        ("methods", "there is no experiment named 'methods'; expected one of captions"),
+        ("scnee", "No experiment named 'scnee'. Did you mean 'scene'?"),
+        (".", ". is a folder, not a YAML file. Choose one of"),
+        ("configs/scene.yaml", "configs/scene.yaml does not exist. Did you mean 'scene'?"),
+        ("./scene", "Did you mean 'scene'?"),
+        (Path("scene"), "Did you mean 'scene'?"),
+        ("zzz", "Choose one of captions, celeba"),
+        ("methods", "No experiment named 'methods'. Choose one of captions"),
     ],
 )  # fmt: skip
 def test_what_is_not_there(

@@ -197,10 +197,12 @@ def test_data_that_cannot_be_mixed(tmp_path: Path, changes: Any, data: Any, mess
 
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     made(tmp_path)
-    with pytest.raises(ConfigError, match="sources and path are both given; expected one of them"):
+    with pytest.raises(
+        ConfigError, match="sources and path cannot both be set; set one of them to null"
+    ):
         config(tmp_path, path="data")
     assert config(tmp_path, path=None).data.path == ""  # `data.path=null` of an override
-    with pytest.raises(ConfigError, match="holds no shards; build them"):
+    with pytest.raises(ConfigError, match="has no shards; build them"):
         sources = [{"path": str(tmp_path / "none")}]
         config(tmp_path, sources=sources).data.refuse_missing("build them")
     text = config(tmp_path, balance="labels").model_dump(mode="json")

@@ -115,11 +115,14 @@ def test_a_run_reads_the_tests_at_its_end_alone(folder: Path) -> None:
 
 def test_options_without_validation_rows_are_refused(folder: Path) -> None:
     for evaluate, told in [
-        ({"test": False}, "evaluate.test is false and data.protocol.validation is 0; expected a"),
-        ({"threshold": "fitted"}, "threshold is fitted and data.protocol.validation is 0; expect"),
+        ({"test": False}, "evaluate.test is false, but data.protocol.validation is 0;"),
+        (
+            {"threshold": "fitted"},
+            "evaluate.threshold is fitted, but data.protocol.validation is 0;",
+        ),
     ]:
         with pytest.raises(ConfigError, match=told):
             frames(folder, evaluate=evaluate)
     both = {"test": False, "baselines": True}
-    with pytest.raises(ConfigError, match=r"test is false and evaluate\.baselines is true"):
+    with pytest.raises(ConfigError, match=r"test is false, but evaluate\.baselines is true"):
         frames(folder, data={"protocol": KEPT}, evaluate=both)

@@ -162,7 +162,7 @@ def test_help_says_all(
         ("embd", "unknown verb 'embd'; did you mean 'embed'? (see `heron --help`)"),
         (
             "shards build nothing",
-            "unknown source 'nothing'; expected one of mulan, arrays, mat, parquet, table",
+            "unknown source 'nothing'; choose one of mulan, arrays, mat, parquet, table",
         ),
         ("embed runs/faces", "the following arguments are required: --out (see `heron embed --h"),
         ("embed run --out x --colour=red", "unrecognized arguments: --colour=red (see"),
@@ -174,34 +174,34 @@ def test_help_says_all(
         ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
         (
             "embed run --out x --role tests",
-            "argument --role: found 'tests'; input should be 'labelled', 'unlabelled', 'test' or",
+            "argument --role: must be 'labelled', 'unlabelled', 'test' or",
         ),
         (
             "embed run --out x --layers hidden head",
-            "argument --layers: found 'head'; input should be 'hidden', 'projection' or 'weight'",
+            "argument --layers: must be 'hidden', 'projection' or 'weight'",
         ),
         (
             "shards build frames --out x --train many",
-            "argument --train: found 'many'; input should be a valid integer",
+            "argument --train: must be a valid integer, got 'many'",
         ),
         (
             "shards build frames --out x --classes 41",
-            "argument --classes: found '41'; input should be less than or equal to 40",
+            "argument --classes: must be less than or equal to 40, got '41'",
         ),
         (
             "shards build arrays --out x --npz no.npz",
-            "argument --npz: found 'no.npz'; path does not point to a file",
+            "argument --npz: path does not point to a file (got 'no.npz')",
         ),
         (
             "shards index . --prefix-keys perhaps",
-            "argument --prefix-keys: found 'perhaps'; input should be a valid boolean",
+            "argument --prefix-keys: must be a valid boolean, got 'perhaps'",
         ),
         ("index folder --out x b.c=2", "unrecognized arguments: b.c=2 (see `heron index --help`)"),
-        ("index folder --out x --k ten", "argument --k: found 'ten'; input should be a valid int"),
+        ("index folder --out x --k ten", "argument --k: must be a valid integer, got 'ten'"),
         ("index folder --out x --recall", "argument --recall: expected one argument (see"),
         (
             "compare --config scene --folds 0",
-            "argument --folds: found '0'; input should be greater than",
+            "argument --folds: must be greater than",
         ),
         ("query --file a.jpg", "the following arguments are required: INDEX (see `heron query"),
         (

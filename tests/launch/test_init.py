@@ -257,7 +257,7 @@ def test_another_number_of_labels_keeps_the_steps(
 
 
 def test_a_run_has_an_end(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="epochs and steps are both null; expected one of them"):
+    with pytest.raises(ConfigError, match="epochs and steps are both null; set one of them,"):
         load_config(find_config("faces"), ["train.epochs=null"])
     config = load_config(find_config("faces"), ["train.epochs=null", "train.steps=7"])
     assert config.train.length(2) == (7, 3.5)

@@ -119,11 +119,15 @@ DAMAGED = [
     (
         "metrics.jsonl",
         b'{"step": "x"}\n',
-        "metrics.jsonl has a damaged line near its end: step: Input should be a valid integer",
+        "metrics.jsonl has a damaged line near its end: step must be a valid integer",
     ),
     ("metrics.jsonl", b"\xff\xfe\0\n", "has a damaged line near its end: not JSON"),
     ("run.json", b'{"steps": 3, "started": "soon"}', "Invalid isoformat string: 'soon'"),
-    ("run.json", b'{"steps": 3, "started": 5}', "run.json cannot be read: started: "),
+    (
+        "run.json",
+        b'{"steps": 3, "started": 5}',
+        "run.json cannot be read: started must be a valid string, got 5",
+    ),
     ("run.json", b'{"steps": 3, "host": [1]}', "host"),
     ("run.json", b'{"steps": 3, "started": "9999-12-31T23:00-09:00"}', "date value out of range"),
     ("run.json", b"[]", "run.json cannot be read"),

@@ -17,7 +17,7 @@ from tests.losses.test_modules import CLASS, HOT, LABELS, LOGITS, PATHS, X, Z
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: h.NtXent(tau=0.0),
-        "NtXent: tau: found 0.0; input should be greater than or equal to 0.003",
+        "NtXent: tau must be greater than or equal to 0.003, got 0.0",
     ),
     (
         lambda: h.NtXent()(Z[0]),
@@ -194,9 +194,12 @@ REFUSED += [
         lambda: h.Comco(DIM, CLASSES)(Z[0], Z[1], LOGITS, CLASS, epoch=NAN),
         "Comco: epoch is nan; expected a finite number, 0.0 at the start",
     ),
-    (lambda: h.Mulco(DIM, CLASSES, queue=-1), "Mulco: queue: found -1; input should"),
+    (
+        lambda: h.Mulco(DIM, CLASSES, queue=-1),
+        "Mulco: queue must be greater than or equal to 1, got -1",
+    ),
     (lambda: h.Pico(DIM, 2 * HOT), "complementary labels of row 0 are [2.0, 0.0, 0.0]; expected"),
-    (lambda: h.Mib(0), "dim: projection_width: found 0; input should be greater"),
+    (lambda: h.Mib(0), "dim: projection_width must be greater than or equal to 1, got 0"),
     (lambda: h.Mib(DIM)(Z, epoch=0.0, rng_keys=CLASS[:3]), "Mib: rng_keys are int64 3; expected"),
     (
         lambda: h.Deepmtmv(DIM, CLASSES).double()(Z[0], 2 * HOT),

@@ -92,5 +92,7 @@ def test_a_run_is_the_same_on_any_number_of_processes(tmp_path: Path) -> None:
 
 def test_both_ways_to_compute_again_are_refused(tmp_path: Path) -> None:
     both = {"activation_checkpointing": True, "compile": True}
-    with pytest.raises(ConfigError, match="train: .*both true; a compiled graph chooses by itself"):
+    with pytest.raises(
+        ConfigError, match="train: .*both be true, because a compiled graph decides"
+    ):
         frames(tmp_path, train=both)

@@ -208,7 +208,7 @@ def test_a_lost_table_is_an_error(straight: Path, tmp_path: Path) -> None:
     refused("step-00000004.npy: No such file or directory")
     table.write_bytes(data)
     table.with_suffix(".json").write_text(sums.replace('"bytes": ', '"bytes": -'))
-    refused("step-00000004.json: bytes: Input should be greater than or equal to 0")
+    refused("step-00000004.json: bytes must be greater than or equal to 0")
     table.with_suffix(".json").unlink()
     refused("step-00000004.npy cannot be read")
 

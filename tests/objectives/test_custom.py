@@ -146,7 +146,7 @@ def test_a_loop_calls_it_on_two_processes_as_on_one(my_lab: Path) -> None:
             "found <function decoupled .*; expected a subclass of heron",
         ),
         (TERM, {"tua": 1.0}, "tua: unknown key"),
-        (TERM, {"tau": -1.0}, "tau: found -1.0; input should be greater"),
+        (TERM, {"tau": -1.0}, "tau must be greater than or equal to 0.003, got -1.0"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -182,9 +182,12 @@ def test_a_need_that_there_is_not(my_lab: Path) -> None:
         ("Unasked", "reads 'projections', which is not among its needs.gathered"),
         ("Remembers", "Remembers: its memory is dict; expected a Memory"),
         ("Taken", "Taken brings a part 'encoders', which every model has"),
-        ("Sized", "Sized cannot be built without 'dim'; expected a default, or an option after"),
-        ("Weighs", "Weighs has an option 'weight', which every term has; expected another name"),
-        ("Old", r"Old needs \('project',\); expected Needs"),
+        (
+            "Sized",
+            "Sized cannot be built without 'dim'; give it a default, or put it after",
+        ),
+        ("Weighs", "Weighs has an option 'weight', which every term already has; rename it"),
+        ("Old", r"Old must have needs = Needs\(gathered=\(...\), ...\), got \('project',\)"),
     ],
 )
 def test_what_a_term_gives_that_is_wrong_is_named(my_lab: Path, name: str, message: str) -> None:
@@ -206,7 +209,5 @@ def test_an_override_reaches_a_dotted_term(my_lab: Path) -> None:
 
 def test_a_term_without_a_loss(my_lab: Path) -> None:
     tree = frames(my_lab).model_dump() | {"objective": {"my_lab.wrong.Empty": {}}}
-    with pytest.raises(
-        ConfigError, match=r"my_lab.wrong.Empty has no loss; expected a method share"
-    ):
+    with pytest.raises(ConfigError, match=r"my_lab.wrong.Empty has no method share"):
         parse_config(tree)

@@ -313,5 +313,7 @@ def test_what_has_no_prefix_is_refused(terms: dict[str, Any], kind: str, message
 def test_widths_rise_to_the_whole(widths: list[int]) -> None:
     tree = merge(FRAMES, {"run": {"dir": "r"}, "data": {"path": "p"}})
     changes = {"model": {"projection_width": 8, "matryoshka": widths}}
-    with pytest.raises(ConfigError, match=r"matryoshka is .*; expected rising widths, the last of"):
+    with pytest.raises(
+        ConfigError, match="matryoshka must increase up to projection_width, .*; got"
+    ):
         parse_config(merge(tree, changes))

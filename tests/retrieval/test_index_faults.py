@@ -107,7 +107,7 @@ def edit(**changes: Any) -> Callable[[Path], None]:
             lambda f: (f / "manifest.json").write_text('{"format": 2, "fingerprint": "x"}'),
             "its fingerprint is 'x', its content has sha256:.*; expected the manifest of an index",
         ),
-        (edit(surprise=1), "surprise: Extra inputs are not permitted"),
+        (edit(surprise=1), "surprise: extra inputs are not permitted"),
     ],
 )
 def test_damage_is_found_before_faiss_reads(

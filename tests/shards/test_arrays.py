@@ -297,10 +297,10 @@ def test_options(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, object], str]] = [
         ({}, "arrays: options: expected either npz or npy; give one of them"),
         ({"npz": tmp_path / "mine.npz", "npy": [audio]}, "expected either npz or npy; give one of"),
-        ({"npy": []}, "arrays: npy: List should have at least 1 item"),
-        ({"npy": ["audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (found 'audio.npy')"),
-        ({"npy": ["=audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (found '=audio.npy')"),
-        ({"npy": ["a=none.npy"]}, "arrays: npy.0: no file none.npy (found 'a=none.npy')"),
+        ({"npy": []}, "arrays: npy must have at least 1 item, got []"),
+        ({"npy": ["audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (got 'audio.npy')"),
+        ({"npy": ["=audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (got '=audio.npy')"),
+        ({"npy": ["a=none.npy"]}, "arrays: npy.0: no file none.npy (got 'a=none.npy')"),
         ({"npy": [audio, audio]}, "two files are called 'audio'; give each a name of its own"),
     ]
     for options, message in cases:

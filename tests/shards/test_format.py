@@ -143,8 +143,8 @@ def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
     good = json.loads(path.read_text())
     cases: list[tuple[dict[str, Any], str]] = [
         ({"schema_version": 7}, "schema_version is 7; this version of heron reads 3"),
-        ({"colour": "red"}, "colour: Extra inputs are not permitted"),
-        ({"block_rows": -1}, "block_rows: Input should be greater than 0"),
+        ({"colour": "red"}, "colour: extra inputs are not permitted"),
+        ({"block_rows": -1}, "block_rows must be greater than 0"),
         ({"splits": {"a": [good["splits"]["test"][0] | {"file": "../x.tar"}]}}, "splits.a.0.file"),
         ({"splits": {"../a": []}}, "'../a' cannot name a view or a split"),
         ({"labels": good["labels"] | {"levels": [["0"]]}}, "only if, their kind is hierarchical"),

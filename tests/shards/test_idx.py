@@ -215,10 +215,10 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
             {"view_kind": "noise", "noise_law": "uniform", "noise_std": 2},
             "noise_std is 2.0, but uniform noise has none; leave it out, or ask for gaussian",
         ),
-        ({"view_kind": "noise", "noise": 1.5}, "noise: Input should be less than or equal to 1"),
-        ({"view_kind": "noise", "noise_std": -1}, "noise_std: Input should be greater than or eq"),
-        ({"view_kind": "noise", "noise_mean": "nan"}, "noise_mean: Input should be a finite numbe"),
-        ({"merge": "perhaps"}, "merge: Input should be a valid boolean"),
+        ({"view_kind": "noise", "noise": 1.5}, "noise must be less than or equal to 1"),
+        ({"view_kind": "noise", "noise_std": -1}, "noise_std must be greater than or eq"),
+        ({"view_kind": "noise", "noise_mean": "nan"}, "noise_mean must be a finite numbe"),
+        ({"merge": "perhaps"}, "merge must be a valid boolean"),
     ],
 )
 def test_options(tmp_path: Path, options: dict[str, object], message: str) -> None:

@@ -62,7 +62,7 @@ def test_its_options_are_checked_as_ours_are(lab: Path, capsys: pytest.CaptureFi
     assert "number of points (default: 1000)" in capsys.readouterr().out
     with pytest.raises(SourceError, match="Blobs has no option 'row'; did you mean 'rows'"):
         make_source("my_lab.sources.Blobs", {"row": 3})
-    with pytest.raises(SourceError, match="Blobs: rows: Input should be greater than 0 .found 0"):
+    with pytest.raises(SourceError, match="Blobs: rows must be greater than 0, got 0"):
         make_source("my_lab.sources.Blobs", {"rows": 0})
 
 

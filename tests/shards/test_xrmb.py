@@ -301,11 +301,11 @@ def test_a_page_and_a_download_that_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": 0}, "classes: Input should be greater than 0 (found 0)"),
-        ({"per_class": 0}, "per_class: Input should be greater than 0 (found 0)"),
-        ({"parts": ["dev"]}, "parts.0: Input should be 'train', 'tune' or 'test' (found 'dev')"),
-        ({"parts": []}, "parts: List should have at least 1 item after validation, not 0"),
-        ({"single1": "no.mat"}, "single1: Path does not point to a file (found 'no.mat')"),
+        ({"classes": 0}, "classes must be greater than 0, got 0"),
+        ({"per_class": 0}, "per_class must be greater than 0, got 0"),
+        ({"parts": ["dev"]}, "parts.0 must be 'train', 'tune' or 'test', got 'dev'"),
+        ({"parts": []}, "parts must have at least 1 item, got []"),
+        ({"single1": "no.mat"}, "single1: path does not point to a file (got 'no.mat')"),
         ({"single3": 1}, "xrmb has no option 'single3'; did you mean 'single"),
     ],
 )

@@ -219,7 +219,7 @@ def test_data_that_cannot_be_made(tmp_path: Path, address: str) -> None:
     path = write(tmp_path, cases=[cases[0] | {"data.build": None}], data="see the base")
     assert not (tmp_path / "out" / "study.yaml").exists()  # nothing ran: another may take the place
     status, said = runs.finish(start(path, "--address", address), 60)
-    assert status == 1 and f"error: {tmp_path}/x holds no shards" in said, said
+    assert status == 1 and f"error: {tmp_path}/x has no shards" in said, said
 
 
 def test_a_trial_that_ends_without_a_result_has_failed(

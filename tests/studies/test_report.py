@@ -248,7 +248,7 @@ def test_a_study_that_is_not_finished_says_so(tmp_path: Path) -> None:
         (
             [],
             {"measure": {"x": "optim.lr", "y": ["step_s"], "fits": ["cubic"]}},
-            "measure.fits.0: found 'cubic'; input should be 'power', 'linear' or 'quadratic'; run",
+            "measure.fits.0 must be 'power', 'linear' or 'quadratic', got 'cubic'; run",
         ),
     ],
 )

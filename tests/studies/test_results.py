@@ -99,25 +99,25 @@ GOOD = made.trial("000", {"optim.lr": 0.1})
         ("\x00\x00", "line 2 is damaged: not JSON (line 1: Expecting value)"),
         (
             "[1]",
-            "Input should be a valid dictionary or instance of Row, found [1]; take the",
+            "it must be a valid dictionary or instance of Row, got [1]; take the",
         ),
         (
             json.dumps(made.sealed(GOOD | {"trial": 1})),
-            "trial: Input should be a valid string, found 1; take",
+            "trial must be a valid string, got 1; take",
         ),
         (
             json.dumps(GOOD | {"values": None}),
-            "values: Input should be a valid dictionary, found None",
+            "values must be a valid dictionary, got None",
         ),
         (
             json.dumps(GOOD | {"measured": 3}),
-            "measured: Input should be a valid dictionary, found 3; ",
+            "measured must be a valid dictionary, got 3; ",
         ),
         (
             json.dumps(GOOD | {"status": "well"}),
-            "status: Input should be 'done', 'failed' or",
+            "status must be 'done', 'failed' or",
         ),
-        ('{"trial": "001"}', "line 2 is damaged: status: Field required, found {"),
+        ('{"trial": "001"}', "line 2 is damaged: status is missing"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -142,7 +142,7 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
         read_results(folder)
     (folder / "study.yaml").write_text("title: no measure\nbase: a.yaml\nvary: {seed: [0]}")
     remedy = "run the study again, in a folder of its own"
-    with pytest.raises(StudyError, match=f"measure: missing; expected a value; {remedy}"):
+    with pytest.raises(StudyError, match=f"measure is missing; {remedy}"):
         read_results(folder)
     (folder / "study.yaml").write_bytes(b"title: \xff")
     with pytest.raises(StudyError, match=f"study.yaml cannot be read: .*; {remedy}"):
@@ -332,10 +332,13 @@ def test_a_row_of_another_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"run": "../other"}, "run: String should match pattern"),
-        ({"run": "/dev"}, "found '/dev'; take the line out"),
-        ({"result": {"f1": 2**70}}, "f1: found a number of 71 bits; expected 9223372036854775807"),
-        ({"notes": 1}, "notes: Extra inputs are not permitted, found 1"),
+        ({"run": "../other"}, "run must match pattern"),
+        ({"run": "/dev"}, "got '/dev'; take the line out"),
+        (
+            {"result": {"f1": 2**70}},
+            "f1 must be 9223372036854775807 at most, got a number of 71 bits",
+        ),
+        ({"notes": 1}, "notes: extra inputs are not permitted (got 1)"),
         ({"values": {"workers": "two"}}, "trial 000 has 'two' workers; take the line out"),
         ({"values": {"workers": 0}}, "trial 000 has 0 workers; take the line out"),
     ],

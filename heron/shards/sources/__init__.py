@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from heron.shards.dotted import load_class, suggest
-from heron.shards.errors import SourceError
+from heron.shards.errors import SourceError, explain
 from heron.shards.manifest import FOREIGN_SOURCE
 from heron.shards.sources.arrays import Arrays
 from heron.shards.sources.base import Rows, Source
@@ -56,10 +56,8 @@ def make_source(name: str, options: Mapping[str, Any]) -> Source:
     except ValidationError as faults:
         fault = faults.errors()[0]
         where = ".".join(map(str, fault["loc"])) or "options"
-        found = "" if fault["type"] == "missing" else f" (found {fault['input']!r})"
         raise SourceError(
-            f"{name}: {where}: {fault['msg'].removeprefix('Value error, ')}{found}; "
-            f"see `heron shards build {name} --help`"
+            f"{name}: {explain(fault, where)}; see `heron shards build {name} --help`"
         ) from None
 
 
