@@ -35,9 +35,7 @@ def parse_override(
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(
-            f"override {short_repr(text)} has no '='; write it as key=value: optim.lr=0.1"
-        )
+        raise ConfigError(f"override {short_repr(text)} has no '='; write key=value: optim.lr=0.1")
     kinds = [] if root is None else list(_annotations(root, names or key.split(".")))
     if kinds and all(map(_is_text, kinds)):
         return key, _read_text(value.strip())
@@ -62,8 +60,7 @@ def _read_yaml(word: str, where: str) -> Any:
         if isinstance(value, str) and word.lstrip()[0] not in "'\"":
             return word.strip()
         raise ConfigError(
-            f"{where}: '{comment}' would be a comment; remove it, or put the text that contains # "
-            "in quotes"
+            f"{where}: '{comment}' would be a comment; remove it, or put text with # in quotes"
         )
     return value
 

@@ -128,9 +128,7 @@ def read_tree(path: str | Path, what: str = "configuration", key: str = "data") 
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
-            raise ConfigError(
-                f"{path} has more than {MAX_BYTES} bytes, which is the limit; shorten it"
-            )
+            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes, the limit; shorten it")
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 ({error}); save it as UTF-8") from None
@@ -153,7 +151,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
     except RecursionError:
         raise ConfigError(
-            f"{where} is nested too deeply; {MAX_DEPTH} levels is the limit"
+            f"{where} is nested too deeply; the limit is {MAX_DEPTH} levels"
         ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from None

@@ -27,11 +27,11 @@ def build_data(data: Data, progress: bool = True) -> None:
         options = dict(data.build)
         source = options.pop("source", None)
         if not isinstance(source, str):
-            raise ConfigError("data.build: key 'source' is missing; expected e.g. source: faces")
+            raise ConfigError("data.build has no 'source'; add one, e.g. source: faces")
         if "://" in data.path:
             raise ConfigError(
-                f"data.build: shards are built in a folder, but data.path is {data.path}; build "
-                "there first, copy the folder, and leave data.build out"
+                f"data.build builds into a folder, but data.path is {data.path}; build there "
+                "first, copy the folder, and remove data.build"
             )
         build(make_source(source, options), Path(data.path), progress=progress)
 
@@ -45,7 +45,7 @@ def open_reader(data: Data, known: Sequence[View] = ()) -> Reader:
     if not all(data.paths):
         raise ConfigError(
             "the run trained on tars without an index (data.webdataset) and names no data set; "
-            "expected one with the same members: data.path=FOLDER"
+            "pass one with the same members: data.path=FOLDER"
         )
     cache = ShardCache(data.cache.dir, data.cache.bytes)
     store: Store = open_store(data.paths[0], cache, data.storage_options)
@@ -55,8 +55,8 @@ def open_reader(data: Data, known: Sequence[View] = ()) -> Reader:
     reader = Reader(store, data.on_error, known=known)
     if data.fingerprint not in (None, fingerprint := reader.manifest.fingerprint):
         raise ShardError(
-            f"{store} has the fingerprint {fingerprint}; expected {data.fingerprint}, which "
-            "data.fingerprint pins; bring that data set back, or pin this one"
+            f"{store} has the fingerprint {fingerprint}, but data.fingerprint pins "
+            f"{data.fingerprint}; restore that data set, or pin this one"
         )
     if any(is_remote(path) for path in data.paths):
         reader.max_open_shards = _max_open_shards(reader, data, cache.limit)
@@ -88,8 +88,7 @@ def prepare_decoders(reader: Reader, data: Data) -> None:
         decoder.varying for decoder in reader.decoders.values()
     ):
         raise ConfigError(
-            f"data.decode_size is {data.decode_size}, but no view holds pictures of several sizes; "
-            "leave it out"
+            f"data.decode_size is {data.decode_size}, but no view has pictures of several sizes"
         )
 
 
@@ -105,9 +104,9 @@ def _max_open_shards(reader: Reader, data: Data, limit: int) -> int:
     needed = min(total, 2 * streams * largest)
     if limit < needed:
         raise ConfigError(
-            f"data.cache.bytes is {limit:,}, but up to {2 * streams} shards of {largest:,} bytes "
-            f"are read at a time by {streams} canonical streams; expected at least {needed:,}, or "
-            "fewer data.canonical_streams"
+            f"data.cache.bytes must be {needed:,} or more, because up to {2 * streams} shards of "
+            f"{largest:,} bytes are read at a time by {streams} canonical streams; got {limit:,}: "
+            "raise it, or lower data.canonical_streams"
         )
     if total <= limit:
         return MAX_OPEN_SHARDS

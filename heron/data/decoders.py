@@ -73,7 +73,7 @@ class TextDecoder:
         else:
             ids = self._loaded_tokenizer.encode(text).ids
         if not ids:
-            raise ValueError(f"is {short_repr(text)}, which makes no token; expected some text")
+            raise ValueError(f"is {short_repr(text)}, which has no tokens; some text is needed")
         out[: len(ids)] = ids
         out[len(ids) :] = NONE
 
@@ -85,8 +85,8 @@ def text_decoder(view: ModelView, field: str | None) -> TextDecoder:
         decoder.vocabulary  # noqa: B018 - loads the tokenizer
     except Exception as error:  # tokenizers raises plain Exception
         raise ConfigError(
-            f"data.views: tokenizer {view.tokenizer} of '{view.stored}' cannot be read ({error}); "
-            f"expected a tokenizer.json, or {BYTES}"
+            f"data.views: cannot read tokenizer {view.tokenizer} of '{view.stored}' ({error}); "
+            f"use a tokenizer.json, or {BYTES}"
         ) from None
     return decoder
 
@@ -116,11 +116,11 @@ class VectorDecoder:
 
         Raises ValueError or ShardError if it has another format, shape or dtype, or is not finite.
         """
-        array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "is no vector")
+        array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "is not a vector")
         if (array.shape, array.dtype) != (out.shape, out.dtype):
-            raise ValueError(f"is {array.dtype} {array.shape}; expected {out.dtype} {out.shape}")
+            raise ValueError(f"must be {out.dtype} {out.shape}, got {array.dtype} {array.shape}")
         if not np.isfinite(array).all():
-            raise ValueError("has a NaN or infinite value; expected finite ones")
+            raise ValueError("has NaN or infinite values")
         out[:] = array
 
 
@@ -146,8 +146,8 @@ def decoder_for_views(manifest: Manifest, stored: View, data: Data) -> Decoder:
     if stored.kind == "text":
         if len({(view.tokens, view.tokenizer) for view in views}) > 1:
             raise ConfigError(
-                f"data.views: two views of the text '{stored.name}' differ in tokens or "
-                "tokenizer; expected the same in both"
+                f"data.views: two views of the text '{stored.name}' must have the same tokens and "
+                "tokenizer"
             )
         return text_decoder(views[0], stored.field)
     if stored.kind == "image":

@@ -101,15 +101,15 @@ class EndlessStreams(Streams):
         assert self.annotation is not None
         suffix, names = self.annotation.suffix, self.reader.manifest.labels.names
         if suffix not in sample:
-            raise ValueError(f"lacks the label '{suffix}'; found {_members(sample)}")
+            raise ValueError(f"has no label '{suffix}'; it has {_members(sample)}")
         label = self.annotation.read(sample[suffix])
         single_class = label.kind.startswith("class")
         if single_class != (self.kind == "multi_class"):
-            raise ValueError(f"has as its label a {label.kind}; expected a {self.kind} one")
+            raise ValueError(f"must have a {self.kind} label, got a {label.kind}")
         row = np.zeros(len(names), np.float32)
         if label.kind == "vector of 0 and 1":
             if len(label.values) != len(names):
-                raise ValueError(f"has {len(label.values)} labels; expected {len(names)}")
+                raise ValueError(f"must have {len(names)} labels, got {len(label.values)}")
             row[:] = label.values
         else:
             row[[self._class_index(value, label) for value in label.values]] = 1
@@ -123,7 +123,7 @@ class EndlessStreams(Streams):
         elif value in names:
             return names.index(str(value))
         raise ValueError(
-            f"is of class {short_repr(value)}; expected one of {len(names)} that are known"
+            f"is of class {short_repr(value)}, which is not one of the {len(names)} known classes"
         )
 
     def fill(self, name: str, sample: Sample, out: NDArray[Any]) -> None:
@@ -132,7 +132,7 @@ class EndlessStreams(Streams):
         if len(suffixes) != 1:
             expected = " or ".join(map(repr, self.suffixes[name]))
             fault = "has both" if suffixes else "lacks"
-            raise ValueError(f"{fault} {expected}; found {_members(sample)}")
+            raise ValueError(f"{fault} {expected}; it has {_members(sample)}")
         try:
             self.reader.decoders[name].decode(sample[suffixes[0]], out)
         except (ValueError, ShardError) as fault:
@@ -163,10 +163,9 @@ class EndlessBatches:
         for stream in self.active_streams:
             if not streams.config.resampled and len(stream.tars) < needed:
                 raise ConfigError(
-                    f"data.webdataset.{stream.name} has {len(stream.tars)} tars for {needed} "
-                    f"reading processes ({world} with {workers} workers each); "
-                    "expected one for each at least; set data.webdataset.resampled, or fewer "
-                    "workers"
+                    f"data.webdataset.{stream.name} has {len(stream.tars)} tars, but {needed} "
+                    f"processes read ({world} with {workers} workers each) and each needs one; "
+                    "set data.webdataset.resampled, or lower the number of workers"
                 )
         self._samples: dict[str, Iterator[Sample]] = {}
         self._faults: dict[int, str] = {}  # of the current batch
@@ -208,9 +207,8 @@ class EndlessBatches:
             self._samples[name] = iter(self._pipeline(name))
         if (sample := next(self._samples[name], None)) is None:
             raise ShardError(
-                f"data.webdataset.{name}: a pass over the tars of a reading process had no sample; "
-                "expected some"
-                + "".join(f"; the last fault: {fault}" for fault in [*self._faults.values()][-1:])
+                f"data.webdataset.{name}: a reading process found no sample in its tars"
+                + "".join(f"; the last error: {fault}" for fault in [*self._faults.values()][-1:])
             )
         try:
             for stored in self.streams.stored:
@@ -271,7 +269,7 @@ class EndlessBatches:
                     any_sample = True
                     yield sample
                 if not any_sample:
-                    raise ShardError(f"{url}: no sample in it; expected some")
+                    raise ShardError(f"{url} has no samples")
             except ShardError as fault:
                 self._record_fault(str(fault), tar=True)
             except ValueError as fault:  # from `group_by_keys`
@@ -292,7 +290,7 @@ class EndlessBatches:
         if count > allowed or self._consecutive_faults >= MAX_CONSECUTIVE:
             what = f"of {tars:,} tars" if tar else "samples"
             raise ShardError(
-                f"{count:,} {what} cannot be read, more than data.max_bad_fraction = "
-                f"{self.max_bad_fraction:g} allows, or {MAX_CONSECUTIVE:,} one after the other; "
-                f"the last fault: {text}"
+                f"cannot read {count:,} {what}, which is more than data.max_bad_fraction = "
+                f"{self.max_bad_fraction:g} allows, or {MAX_CONSECUTIVE:,} in a row; the last "
+                f"error: {text}"
             )

@@ -40,7 +40,7 @@ class InputView:
             texts: Any = rows
             self.rows = list(texts)
             if not_text := [row for row in self.rows if not isinstance(row, str)]:
-                raise self._refused(f"holds {type(not_text[0]).__name__}")
+                raise self._refused(f"one row is {type(not_text[0]).__name__}")
             return
         if not listed or decoder is None:
             self.rows = self._array(rows)
@@ -71,8 +71,8 @@ class InputView:
             row, column = bad[0].tolist()
             raise InputError(
                 f"view '{self.view.name}': {len(np.unique(bad[:, 0])):,} rows are not finite in "
-                f"float32, the first row {start + row} in column {column}; expected finite "
-                "numbers; mend these rows or leave them out"
+                f"float32, starting with row {start + row} in column {column}; fix or drop these "
+                "rows"
             )
         return vectors
 
@@ -86,11 +86,11 @@ class InputView:
                 return np.stack([_numpy(row) for row in rows])
             return np.asarray(rows)
         except ValueError as error:  # rows of several lengths
-            raise self._refused(f"is no array ({error})") from None
+            raise self._refused(f"it is not an array ({error})") from None
 
     def _refuse_array(self, rows: Any) -> None:
         dtype = str(rows.dtype).removeprefix("torch.")
-        description = f"is {dtype} {list(rows.shape)}"
+        description = f"it is {dtype} {list(rows.shape)}"
         if isinstance(self.decoder, PictureDecoder):
             shapes = [self.view.shape, self.decoder.shape]
             fits = rows.shape[1:] in shapes or (self.decoder.varying and rows.ndim == 4)
@@ -106,16 +106,16 @@ class InputView:
 
     def _refused(self, description: str) -> InputError:
         expected = {
-            TextDecoder: "a list of texts, a row each; it makes tokens of them itself",
-            GraphDecoder: "a list of graphs, each a pair: whole numbers [nodes], labels as those "
-            "of the training data, and [edges, 2], pairs of nodes from 0",
+            TextDecoder: "a list of texts, one per row; the model tokenizes them itself",
+            GraphDecoder: "a list of graphs, each a pair: integers [nodes], labels as in the "
+            "training data, and [edges, 2], pairs of nodes from 0",
             PictureDecoder: f"uint8 [rows, {self.view.extent}] with channels last and values 0 to "
-            "255, as in the shards that the model was trained on, or a list of pictures; it scales "
-            "and resizes them itself",
+            "255, as in the shards that the model was trained on, or a list of pictures; the model "
+            "scales and resizes them itself",
             type(None): f"numbers [rows, {self.view.shape[0]}], raw as in the shards that the "
-            "model was trained on; it standardises them itself",
+            "model was trained on; the model standardises them itself",
         }[type(self.decoder)]
-        return InputError(f"view '{self.view.name}' {description}; expected {expected}")
+        return InputError(f"view '{self.view.name}' must be {expected}; {description}")
 
 
 def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
@@ -126,7 +126,7 @@ def _decode(decoder: Decoder, row: Any, out: NDArray[Any]) -> None:
     elif isinstance(decoder, PictureDecoder):
         if isinstance(row, bytes):
             if decoder.stored[2] != 3:
-                raise ValueError(f"is bytes, which decode to 3 channels; found {row[:8]!r}")
+                raise ValueError(f"is bytes, which decode to 3 channels: {row[:8]!r}")
             decoder.decode(row, out)
             return
         picture = _numpy(row)
@@ -166,4 +166,4 @@ def _sparse_fault(rows: Tensor) -> str:
     """Returns what is wrong with a tensor that is not strided, such as a sparse one, or ""."""
     if rows.layout == torch.strided:
         return ""
-    return f"is a tensor of layout {rows.layout}; expected a strided one: give x.to_dense()"
+    return f"it is a tensor of layout {rows.layout}; pass x.to_dense()"

@@ -76,7 +76,7 @@ class Indexes(Sequence[ShardIndex]):
                 data = local.path.read_bytes()
             except FileNotFoundError:
                 raise ShardError(
-                    f"{where}: no such index; a shard has one beside it; {RESTORE}"
+                    f"{where} does not exist, and every shard has an index beside it; {RESTORE}"
                 ) from None
         if hashlib.sha256(data).hexdigest() != shard.index_sha256:
             raise ShardError(f"{where} is not the index that the manifest lists; {RESTORE}")
@@ -133,10 +133,10 @@ class Indexes(Sequence[ShardIndex]):
     def _refuse_too_many(self, rows: int, bytes_each: int, what: str) -> None:
         if rows * bytes_each > MAX_REQUEST_BYTES:
             raise ConfigError(
-                f"{self.store}: the protocol asks for the {what} of {rows:,} rows, of {bytes_each} "
-                f"bytes each: {rows * bytes_each / 2**30:.1f} GiB in every process; expected "
-                f"{MAX_REQUEST_BYTES:,} bytes at most; write the roles of the rows once, with "
-                "`heron shards protocol`, and name them by data.roles"
+                f"{self.store}: the protocol needs the {what} of {rows:,} rows, of {bytes_each} "
+                f"bytes each: {rows * bytes_each / 2**30:.1f} GiB in every process, and the limit "
+                f"is {MAX_REQUEST_BYTES:,} bytes; write the roles of the rows once with `heron "
+                "shards protocol`, and set data.roles to them"
             )
 
 
@@ -173,8 +173,8 @@ class OpenShard:
         data = os.pread(self._file, length, int(self.index.offsets[sample, column]))
         if len(data) != length:
             raise ShardError(
-                f"{self.where} sample {self.index.keys[sample]} has {len(data)} bytes; "
-                f"the index says {length}; {RESTORE}"
+                f"{self.where} sample {self.index.keys[sample]} has {len(data)} bytes, but the "
+                f"index says {length}; {RESTORE}"
             )
         return data
 
@@ -207,7 +207,7 @@ class OpenShard:
             block = block[None]  # foreign tars may hold one row per sample
         if (block.dtype, block.shape) != (np.dtype(view.dtype), shape):
             raise ShardError(
-                f"{where} is {block.dtype} {block.shape}; expected {view.dtype} {shape}; {RESTORE}"
+                f"{where} must be {view.dtype} {shape}, got {block.dtype} {block.shape}; {RESTORE}"
             )
         return np.ascontiguousarray(block)  # that of a foreign tar may be in Fortran order
 

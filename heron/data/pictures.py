@@ -30,7 +30,7 @@ AUGMENTATIONS = {
     "vector": ("noise",),
     "image": ("crop", "color", "flip", "blur"),
     "graph": ("drop_nodes", "perturb_edges", "mask_nodes", "subgraph"),
-    "text": ("none of these, but the dotted path of your own",),
+    "text": ("none of these, but the dotted path of your own class",),
 }
 DRAFTS = (8, 4, 2)  # divisors of the size at which scaled decoding is faster than full decoding
 DRAWS = 6  # uniform numbers that an augmentation of a picture may use
@@ -73,7 +73,9 @@ class PictureDecoder:
         whole = None if data.startswith((JPEG, PNG)) else pixels(data)
         size = read_header(data)[1:] if whole is None else whole.shape[:2]
         if not self.varying and size != self.stored[:2]:
-            raise ValueError(f"is {_size_text(size)}; the manifest says {_size_text(self.stored)}")
+            raise ValueError(
+                f"is {_size_text(size)}, but the manifest says {_size_text(self.stored)}"
+            )
         out[:] = self.fit(pixels(data, self._least(size)) if whole is None else whole)
 
     def _least(self, size: Sequence[int]) -> Sequence[int]:
@@ -93,7 +95,7 @@ class PictureDecoder:
         if picture.shape not in (stored, self.shape) or picture.ndim != 3 or 0 in picture.shape:
             expected = "any × any" if self.varying else _size_text(self.stored)
             raise ValueError(
-                f"is {format_shape(picture.shape)}; expected {expected} × {self.stored[2]}"
+                f"must be {expected} × {self.stored[2]}, got {format_shape(picture.shape)}"
             )
         if self.varying:
             height, width = picture.shape[:2]
@@ -120,19 +122,19 @@ def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int
             continue
         if name not in (supported := AUGMENTATIONS[stored.kind]):
             raise ConfigError(
-                f"data.views: augmentation '{name}' does not fit {stored.kind} view "
+                f"data.views: augmentation '{name}' does not work on {stored.kind} view "
                 f"'{view.stored}'; {stored.kind}s take {', '.join(supported)}"
             )
         if name == "color" and stored.shape[2] != 3:
             raise ConfigError(
                 f"data.views: augmentation 'color' needs three channels, but '{view.stored}' has "
-                f"{stored.shape[2]}; leave it out"
+                f"{stored.shape[2]}; remove it"
             )
     if not image:
         if view.size is not None:
             raise ConfigError(
-                f"data.views: size is {view.size}, but '{view.stored}' holds {stored.kind}s; leave "
-                "it out"
+                f"data.views: size is {view.size}, but '{view.stored}' has {stored.kind}s; remove "
+                "it"
             )
         if stored.kind == "graph":
             nodes, edges, labels = stored.shape
@@ -140,8 +142,8 @@ def input_shape(stored: View, view: ModelView, vocabulary: int = 0) -> tuple[int
         return (view.tokens, vocabulary) if stored.kind == "text" else stored.shape
     if view.size is None and -1 in stored.shape:
         raise ConfigError(
-            f"data.views: the pictures of '{view.stored}' are of several sizes; expected a size "
-            "for the model's input, such as size: 224"
+            f"data.views: the pictures of '{view.stored}' have several sizes; set the size of the "
+            "model's input, such as size: 224"
         )
     height, width = view.size or stored.shape[:2]
     return height, width, stored.shape[2]
@@ -161,8 +163,7 @@ def picture_decoder(
         side = decode_size or math.ceil(needed * 8 / 7)  # 256 for 224, as is usual
         if side < needed:
             raise ConfigError(
-                f"data.decode_size is {side}, less than the views' size of {needed}; "
-                f"expected at least {needed}"
+                f"data.decode_size must be at least the views' size {needed}, got {side}"
             )
         return PictureDecoder(stored.shape, (side, side, stored.shape[2]), True, draft)
     scale = max((_scale(view, stored.shape) for view in views), default=1.0)

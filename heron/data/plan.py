@@ -73,15 +73,15 @@ class Stream:
         """Refuses a plan that cannot fill one batch."""
         if self.batch > self.rows:
             raise ConfigError(
-                f"data.batch.{self.name} is {self.batch}, but there are {self.rows} {self.name} "
-                f"rows; expected at most {self.rows}, or 'all'"
+                f"data.batch.{self.name} is {self.batch}, but there are only {self.rows} "
+                f"{self.name} rows; lower it, or use 'all'"
             )
         if self.batch % self.n_streams:
             divisors = [c for c in range(1, self.batch + 1) if self.batch % c == 0]
             nearest = min(divisors, key=lambda c: abs(c - self.n_streams))
             raise ConfigError(
                 f"data.canonical_streams is {self.n_streams}, which does not divide "
-                f"data.batch.{self.name} = {self.batch}; the nearest that does is {nearest}"
+                f"data.batch.{self.name} = {self.batch}; the nearest number that does is {nearest}"
             )
 
     @cached_property
@@ -338,8 +338,8 @@ def apportion(batch: int, weights: Sequence[float], name: str) -> list[int]:
     if rows.min() < 1:
         source = int(rows.argmin())
         raise ConfigError(
-            f"data.sources.{source} has no row in a batch: its weight {weights[source]:g} is "
-            f"{quotas[source]:.2f} rows of data.batch.{name} = {batch}; expected at least 1; raise "
-            "the weight or the batch, or leave the source out"
+            f"data.sources.{source} gets no row of a batch: its weight {weights[source]:g} is "
+            f"{quotas[source]:.2f} rows of data.batch.{name} = {batch}; raise the weight or the "
+            "batch, or remove the source"
         )
     return [int(count) for count in rows]

@@ -45,8 +45,8 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
         if protocol.labelled > len(candidates):
             available = "rows" if has_label.all() else f"rows with a label, of {len(rows)},"
             raise ConfigError(
-                f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has "
-                f"{len(candidates)} {available}; expected at most {len(candidates)}, or 'all'"
+                f"data.protocol.labelled is {protocol.labelled}, but split '{split}' has only "
+                f"{len(candidates)} {available}; lower it, or use 'all'"
             )
         rng = np.random.default_rng([protocol.seed, protocol.fold])
         if protocol.stratified:
@@ -57,8 +57,8 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     if protocol.test in ("unlabelled", "fold"):
         if not len(unlabelled):
             raise ConfigError(
-                "data.protocol.test is 'unlabelled', but every row is labelled; "
-                f"expected a split: {', '.join(reader.splits)}"
+                "data.protocol.test is 'unlabelled', but every row is labelled; use a split: "
+                f"{', '.join(reader.splits)}"
             )
         test = unlabelled
     else:
@@ -85,8 +85,8 @@ def _draw_validation(reader: Reader, labelled: Rows, protocol: Protocol) -> Rows
     if not 0 < count < len(labelled):
         raise ConfigError(
             f"data.protocol.validation is {protocol.validation:g} of {len(labelled)} labelled "
-            f"rows, which is {count} of them; expected at least 1, and at least 1 left to train "
-            "on: give another share, or more labelled rows"
+            f"rows, which is {count}; it must leave at least 1 for validation and 1 to train on: "
+            "change the share, or label more rows"
         )
     rng = np.random.default_rng([protocol.seed, protocol.fold, VALIDATION_DRAW])
     return labelled[stratified(reader.targets(labelled), count, rng)]
@@ -116,7 +116,7 @@ def hide_views(reader: Reader, shares: Mapping[str, float], protocol: Protocol) 
     names, stored = list(shares), [view.name for view in reader.manifest.views]
     if unknown := [name for name in names if name not in stored]:
         raise ConfigError(
-            f"data.protocol.hide_views: stored view '{unknown[0]}' is not in {reader.store}; found "
+            f"data.protocol.hide_views: {reader.store} has no stored view '{unknown[0]}'; it has "
             f"{', '.join(stored)}"
         )
     rows = np.arange(int(reader.starts[-1]))
@@ -145,8 +145,8 @@ def hide_labels(reader: Reader, rows: Rows, protocol: Protocol) -> None:
     labels = reader.manifest.labels
     if labels.kind != "multi_label":
         raise ConfigError(
-            f"data.protocol.hide_labels hides single labels, but those of {reader.store} are "
-            f"{labels.kind}; expected multi_label, or 0; of classes, label fewer rows"
+            "data.protocol.hide_labels hides single labels and needs multi_label ones, but those "
+            f"of {reader.store} are {labels.kind}; set it to 0, or label fewer rows"
         )
     in_rows = _row_draws(protocol, rows, "rows", 1) < protocol.hide_label_rows
     draws = _row_draws(protocol, rows, "labels", len(labels.names))
@@ -177,9 +177,8 @@ def drop_partial(reader: Reader, roles: Roles, names: Sequence[str], protocol: P
         if len(empty := used[count_views(used) == 0]):
             raise ConfigError(
                 f"data.views: {len(np.unique(empty)):,} rows of {reader.store} have none of "
-                f"{', '.join(names)}, the first {reader.sample_key(int(empty[0]))}; expected one "
-                "at least: see another view too, or leave them out with "
-                "data.protocol.partial_rows=drop"
+                f"{', '.join(names)}, starting with {reader.sample_key(int(empty[0]))}; add "
+                "another view, or drop them with data.protocol.partial_rows=drop"
             )
         return roles
     labelled = roles.labelled[count_views(roles.labelled) == len(names)]
@@ -200,15 +199,13 @@ def _fold_rows(labels: NDArray[Any], folds: int, fold: int) -> Rows:
     than the number of folds are spread in the order they come.
     """
     if not len(labels):
-        raise ConfigError(
-            f"data.protocol.folds is {folds}, but no row has a label; leave folds out"
-        )
+        raise ConfigError(f"data.protocol.folds is {folds}, but no row has a label; remove folds")
     flat = labels.reshape(len(labels), -1)
     classes = np.unique(flat, axis=0, return_inverse=True)[1].reshape(-1)
     if np.bincount(classes).max() < folds:
         raise ConfigError(
-            f"data.protocol.folds is {folds}, but no label vector occurs as often; "
-            f"expected at most {np.bincount(classes).max()}"
+            f"data.protocol.folds is {folds}, but no label vector occurs that often; use "
+            f"{np.bincount(classes).max()} or fewer"
         )
 
     from sklearn.model_selection import StratifiedKFold  # here: it loads scipy
@@ -288,11 +285,11 @@ def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> Writt
     """
     if data.protocol.hide_views or data.protocol.hide_labels:
         raise ConfigError(
-            "data.protocol hides views or labels, which is for studies of small data sets; "
-            "expected none hidden where roles are written"
+            "data.protocol hides views or labels, which is for studies of small data sets; roles "
+            "cannot be written with anything hidden"
         )
     if folder.exists():
-        raise ConfigError(f"{folder} exists; expected a new folder; choose another")
+        raise ConfigError(f"{folder} already exists; choose a new folder")
     folder.mkdir(parents=True)
     marks = np.lib.format.open_memmap(
         folder / MARKS, "w+", np.uint8, (int(reader.starts[-1]),), version=(1, 0)
@@ -317,11 +314,11 @@ def read_roles(reader: Reader, data: Data, folder: Path) -> Roles:
     ):
         if found != expected:
             raise ConfigError(
-                f"data.roles: {folder} was written for {what} {found}; expected {expected}; "
+                f"data.roles: {folder} was written for {what} {found}, not {expected}; "
                 f"{manifest.remedy}"
             )
     if sorted(manifest.files) != [MARKS, SIZES]:
-        raise ConfigError(f"{folder} lists {sorted(manifest.files)}; expected {MARKS}, {SIZES}")
+        raise ConfigError(f"{folder} must list {MARKS}, {SIZES}, got {sorted(manifest.files)}")
     manifest.check_files(folder, manifest.files)
     sizes = np.load(folder / SIZES, allow_pickle=False)
     marks = [

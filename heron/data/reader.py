@@ -82,7 +82,7 @@ class Reader:
     def _shard_fault(self, shard: Shard, present: set[str] | None) -> str | None:
         """Returns a shard's fault that shows without reading it, or None."""
         where = self.store.where(shard.file)
-        missing = f"{where} is missing; the manifest lists it; {RESTORE}"
+        missing = f"{where} is missing, but the manifest lists it; {RESTORE}"
         if present is not None and shard.file not in present:
             return missing
         store, name = self.store.locate(shard.file)
@@ -94,7 +94,7 @@ class Reader:
             return missing
         if size == shard.bytes:
             return None
-        return f"{where} has {size} bytes; the manifest says {shard.bytes}; {RESTORE}"
+        return f"{where} has {size} bytes, but the manifest says {shard.bytes}; {RESTORE}"
 
     def verify_payloads(self) -> None:
         """Compares the checksums of local shards with the manifest; ShardError if one was altered.
@@ -121,8 +121,8 @@ class Reader:
         for sample, member in np.argwhere(np.ones(index.crc32.shape)).tolist():
             if zlib.crc32(shard.payload(sample, member)) != index.crc32[sample, member]:
                 fault = (
-                    f"{shard.where} sample {index.keys[sample]}: member "
-                    f"'{index.members[member]}' is altered: another crc32; {RESTORE}"
+                    f"{shard.where} sample {index.keys[sample]}: member '{index.members[member]}' "
+                    f"was altered: its crc32 differs; {RESTORE}"
                 )
                 rows = range(first_row + int(starts[sample]), first_row + int(starts[sample + 1]))
                 lost |= dict.fromkeys(rows, fault)
@@ -136,9 +136,7 @@ class Reader:
     def shards_of(self, split: str) -> range:
         """Returns the numbers of a split's shards."""
         if split not in self.manifest.splits:
-            raise ConfigError(
-                f"split '{split}' is not in {self.store}; found {', '.join(self.splits)}"
-            )
+            raise ConfigError(f"{self.store} has no split '{split}', only {', '.join(self.splits)}")
         first = sum(len(self.manifest.splits[s]) for s in self.splits[: self.splits.index(split)])
         return range(first, first + len(self.manifest.splits[split]))
 
@@ -222,9 +220,9 @@ class Reader:
             bad = int(np.flatnonzero(remaining != 1)[0])
             key = self.sample_key(int(rows[bad]))
             raise ConfigError(
-                f"{self.store}: the complementary labels of sample {key} "
-                f"leave {int(remaining[bad])} classes; expected 1 in rows that are tested or "
-                "probed; store there every class but the right one"
+                f"{self.store}: the complementary labels of sample {key} leave "
+                f"{int(remaining[bad])} classes, but rows that are tested or probed must have 1 "
+                "left; store every class but the right one there"
             )
         return np.where(known[:, None], 1 - targets, 0).astype(np.float32)
 
@@ -255,7 +253,7 @@ class Reader:
         """Returns the manifest's entry of a stored view."""
         if name not in self._views:
             raise ConfigError(
-                f"data.views: stored view '{name}' is not in {self.store}; found "
+                f"data.views: {self.store} has no stored view '{name}'; it has "
                 f"{', '.join(self._views)}; {suggest(name, list(self._views))}"
             )
         return self._views[name]

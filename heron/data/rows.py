@@ -276,8 +276,8 @@ class SkippedRows:
         """Raises ShardError if more rows are lost than allowed."""
         if len(self) > self.max_fraction * self.count:
             raise ShardError(
-                f"{len(self):,} of the run's {self.count:,} rows cannot be read, more than "
-                f"data.max_bad_fraction = {self.max_fraction:g} of them; the last fault: "
+                f"cannot read {len(self):,} of the run's {self.count:,} rows, which is more than "
+                f"data.max_bad_fraction = {self.max_fraction:g}; the last error: "
                 f"{list(self.faults.values())[-1]}"
             )
 

@@ -54,13 +54,13 @@ def open_streams(config: Config) -> Streams:
     if count is not None:
         if kind not in ("multi_class", "hierarchical"):
             raise ConfigError(
-                f"data.protocol.complementary draws from one class a row, but the labels of "
+                "data.protocol.complementary needs one class per row, but the labels of "
                 f"{reader.store} are {kind}; set it to null"
             )
         if count >= (classes := len(reader.manifest.labels.names)):
             raise ConfigError(
-                f"data.protocol.complementary is {count}, but there are {classes} classes; "
-                f"expected 1 to {classes - 1}, so that a class is left"
+                f"data.protocol.complementary must be 1 to {classes - 1}, so that a class is "
+                f"left, got {count}"
             )
         kind = "complementary"
     stored = list(dict.fromkeys(view.stored for view in data.views))
@@ -73,8 +73,8 @@ def open_streams(config: Config) -> Streams:
             return None
         if batch == 1:
             raise ConfigError(
-                f"data.batch.{name} is 1; expected at least 2, since batch norm has no variance of "
-                "one row, or 0 for none"
+                f"data.batch.{name} is 1; use 2 or more, since batch norm needs a variance, or 0 "
+                "for none"
             )
         split = reader.shards_of(data.split)
         by_shard = roles.by_shard[name].shard_range(split.start, split.stop)
@@ -87,16 +87,16 @@ def open_streams(config: Config) -> Streams:
     _refuse_repeated_rows(config, random)
     if config.negatives.mine and (reader.may_lack_views or reader.may_lack_labels):
         raise ConfigError(
-            f"negatives.mine is {config.negatives.mine}, and rows lack views or labels; hard "
-            "negatives are mined among whole rows: expected 0, or data.protocol.partial_rows=drop "
-            "and a data set of whole rows"
+            f"negatives.mine is {config.negatives.mine}, but some rows lack views or labels, and "
+            "hard negatives are mined among whole rows: set it to 0, or set "
+            "data.protocol.partial_rows=drop and use a data set of whole rows"
         )
     labelled = _with_mined(random, config, kind) if config.negatives.mine else random
     drawn = [stream for stream in (labelled, unlabelled) if stream is not None]
     if not drawn:
         raise ConfigError(
-            f"data.batch asks for no rows; expected labelled (of {roles.count('labelled')}) or "
-            f"unlabelled (of {roles.count('unlabelled')}) above 0"
+            f"data.batch has no rows; set labelled (there are {roles.count('labelled')}) or "
+            f"unlabelled (there are {roles.count('unlabelled')}) above 0"
         )
     epoch_stream = next((stream for stream in drawn if stream.name == data.epoch), drawn[0])
     viewed = [view.stored for view in data.views]
@@ -117,7 +117,7 @@ def _plan_mixed(
     if getattr(data.batch, name) == "all":
         key = "sources" if data.sources else "balance"
         raise ConfigError(
-            f"data.batch.{name} is 'all', and data.{key} draws rows by shares; expected a number"
+            f"data.batch.{name} is 'all', but data.{key} samples rows by shares; set a number"
         )
 
     def plan_source(rows: ShardRows, count: int, salt: str) -> Stream | Balanced:
@@ -147,8 +147,7 @@ def _plan_mixed(
         if source_rows.total < count:
             raise ConfigError(
                 f"data.sources.{number}: {source.path} has {source_rows.total} {name} rows in "
-                f"split '{data.split}', and {count} of every batch; expected as many at least; "
-                "lower its weight, or leave it out"
+                f"split '{data.split}', but every batch takes {count}; lower its weight"
             )
         source_streams.append(plan_source(source_rows, count, f"source {number}"))
     return Blend(name, source_streams)
@@ -162,8 +161,8 @@ def _refuse_repeated_rows(config: Config, labelled: AnyStream | None) -> None:
     unsupported += ["data.batch.labelled = 0"] if labelled is None else []
     if config.data.balance is not None and unsupported:
         raise ConfigError(
-            f"data.balance is {config.data.balance}, and may draw a labelled row twice in a batch; "
-            f"expected no {unsupported[0]} with it; leave one of them out"
+            f"data.balance is {config.data.balance}, which may repeat a labelled row in a batch, "
+            f"so it does not work with {unsupported[0]}; remove one of them"
         )
 
 
@@ -180,14 +179,14 @@ def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: 
     if random is None or isinstance(random, Balanced) or kind not in supported:
         reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
         raise ConfigError(
-            f"negatives.mine is {config.negatives.mine}, with {reason}; hard negatives are told by "
-            f"labels: expected {', '.join(supported)}; set data.batch.labelled, or "
+            f"negatives.mine is {config.negatives.mine}, with {reason}, but hard negatives are "
+            f"found by labels and need {', '.join(supported)}; set data.batch.labelled, or set "
             "negatives.mine to 0"
         )
     if (batch := random.batch + config.negatives.mine) > random.rows:
         raise ConfigError(
-            f"data.batch.labelled + negatives.mine is {batch}, but there are {random.rows} "
-            f"labelled rows; expected at most {random.rows}"
+            f"data.batch.labelled + negatives.mine is {batch}, but there are only {random.rows} "
+            "labelled rows; lower one of them"
         )
     return MinedStream(random, config.negatives, Path(config.run.dir) / MINED, config.seed)
 
@@ -204,8 +203,8 @@ def _check_labels(streams: Streams) -> None:
         if len(bad := np.flatnonzero((counts < 1) | (counts > classes - 1))):
             raise ConfigError(
                 f"{reader.store}: sample {reader.sample_key(int(rows[bad[0]]))} has "
-                f"{int(counts[bad[0]])} complementary labels of {classes} classes; expected 1 to "
-                f"{classes - 1}: none says nothing, all leave no class; drop or mend the sample"
+                f"{int(counts[bad[0]])} complementary labels of {classes} classes; it must have 1 "
+                f"to {classes - 1}: none says nothing, all leave no class; drop or fix the sample"
             )
     levels = reader.manifest.labels.levels or []
     paths = reader.label_paths(rows)
@@ -216,9 +215,9 @@ def _check_labels(streams: Streams) -> None:
             pairs = parents[parents[:, 1] == child[count > 1][0]]
             names = [levels[level - 1][parent] for parent in pairs[:2, 0]]
             raise ConfigError(
-                f"{reader.store}: the hierarchy is no tree: '{levels[level][pairs[0, 1]]}' of "
-                f"level {level + 1} lies below '{names[0]}' and below '{names[1]}'; expected one "
-                "parent; give classes under different parents different numbers"
+                f"{reader.store}: the hierarchy is not a tree: '{levels[level][pairs[0, 1]]}' of "
+                f"level {level + 1} is below '{names[0]}' and below '{names[1]}'; give classes "
+                "under different parents different numbers"
             )
 
 
@@ -232,14 +231,14 @@ def open_endless(config: Config) -> EndlessStreams:
     assert data.webdataset is not None
     for key, why in _unsupported(config):
         raise ConfigError(
-            f"{key}, but data.webdataset streams samples without an index: {why}; leave it out, or "
-            "index the tars (heron shards index) and give data.path"
+            f"{key}, but data.webdataset streams samples without an index: {why}; remove it, or "
+            "index the tars (heron shards index) and set data.path"
         )
     reader, layout = open_reader(data) if data.path else _declared(config), None
     if (manifest := reader.manifest).block_rows is not None:
         raise ConfigError(
-            f"{reader.store} packs {manifest.block_rows} rows in a sample, and data.webdataset "
-            "reads a row a sample; train on such tars by data.path alone"
+            f"{reader.store} packs {manifest.block_rows} rows in a sample, but data.webdataset "
+            "reads one row per sample; set only data.path for such tars"
         )
     if manifest.foreign:
         layout = Layout.of(manifest.built_from.options)
@@ -249,9 +248,9 @@ def open_endless(config: Config) -> EndlessStreams:
     annotation = layout.annotation if layout else Annotation(LABELS)
     if data.batch.labelled and manifest.labels.kind not in ("multi_class", "multi_label"):
         raise ConfigError(
-            f"data.batch.labelled is {data.batch.labelled}, and the labels of {reader.store} are "
-            f"{manifest.labels.kind}; expected multi_class or multi_label: data.webdataset.label "
-            "and classes, or 0 labelled rows"
+            f"data.batch.labelled is {data.batch.labelled}, but the labels of {reader.store} are "
+            f"{manifest.labels.kind}, not multi_class or multi_label: set data.webdataset.label "
+            "and classes, or use 0 labelled rows"
         )
     no_rows = np.empty(0, np.int64)
     roles = Roles(reader.starts, no_rows, no_rows, no_rows, no_rows)
@@ -262,8 +261,8 @@ def open_endless(config: Config) -> EndlessStreams:
     active = [stream for stream in (labelled, unlabelled) if stream is not None]
     if not active:
         raise ConfigError(
-            "data.batch asks for no rows; expected labelled or unlabelled above 0, with tars of "
-            "that name in data.webdataset"
+            "data.batch has no rows; set labelled or unlabelled above 0, with tars of that name "
+            "in data.webdataset"
         )
     return EndlessStreams(
         reader=reader,
@@ -287,21 +286,24 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data
     for name, term in config.objective.terms().items():
         if term.loss.remembers_rows:
-            yield f"objective.{name} remembers rows", "none comes again under a number"
+            yield f"objective.{name} remembers rows", "no row comes back under the same number"
     if config.negatives.mine:
         yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"
     if config.evaluate.baselines:
-        yield "evaluate.baselines is true", "they would train on other rows than the run"
+        yield "evaluate.baselines is true", "they would train on different rows than the run"
     if data.roles is not None:
-        yield f"data.roles is {data.roles}", "samples have no numbers, by which roles are written"
+        yield f"data.roles is {data.roles}", "samples have no numbers, which roles need"
     if data.protocol.complementary is not None:
-        yield "data.protocol.complementary is set", "it is drawn by the number of the row"
+        yield "data.protocol.complementary is set", "it is chosen by row number"
     if data.protocol.hide_labels:
         hidden = data.protocol.hide_labels
-        yield f"data.protocol.hide_labels is {hidden:g}", "they are drawn by the number of the row"
+        yield f"data.protocol.hide_labels is {hidden:g}", "they are chosen by row number"
     if data.protocol.partial_rows != "keep":
         rows = data.protocol.partial_rows
-        yield f"data.protocol.partial_rows is {rows}", "a sample that lacks a view is unreadable"
+        yield (
+            f"data.protocol.partial_rows is {rows}",
+            "a sample without one of its views counts as unreadable",
+        )
     if data.canonical_streams is not None:
         yield f"data.canonical_streams is {data.canonical_streams}", "nothing plans the order"
     if data.standardise and not data.path:
@@ -324,8 +326,8 @@ def _declared(config: Config) -> Reader:
     layout = Layout.of(layout_options)
     if (options.label is None) != (not options.names):
         raise ConfigError(
-            f"data.webdataset has label {options.label} and {len(options.names)} classes; expected "
-            "both, or neither: labels are counted before the first sample is read"
+            f"data.webdataset has label {options.label} and {len(options.names)} classes; set "
+            "both or neither, since labels are counted before the first sample is read"
         )
     drafted = draft_manifest(Path("data.webdataset"), layout, {})
     widths = iter(options.vector.values())
@@ -347,14 +349,14 @@ def _stream(name: str, config: Config) -> EndlessStream | None:
     batch, tars = getattr(data.batch, name), getattr(options, name)
     if bool(batch) != bool(tars):
         raise ConfigError(
-            f"data.batch.{name} is {batch}, and data.webdataset.{name} has "
-            f"{len(tars) or 'no'} tars; expected both, or neither"
+            f"data.batch.{name} is {batch}, and data.webdataset.{name} has {len(tars) or 'no'} "
+            "tars; set both or neither"
         )
     if not batch:
         return None
     if not 2 <= batch <= options.samples_per_epoch:
         raise ConfigError(
-            f"data.batch.{name} is {batch}; expected 2 to {options.samples_per_epoch}, which is "
-            "data.webdataset.samples_per_epoch"
+            f"data.batch.{name} must be 2 to {options.samples_per_epoch}, which is "
+            f"data.webdataset.samples_per_epoch, got {batch}"
         )
     return EndlessStream(name, expand(tars), batch, options.samples_per_epoch)

@@ -113,7 +113,7 @@ class MinedStream:
             path = self.folder / table_name(mined_at)
             while not path.exists():  # it is being mined; the watchdog ends a wait that is too long
                 if self.ended.wait(POLL_S):
-                    raise ShardError(f"{path} will not come: the run has ended")
+                    raise ShardError(f"{path} will not be read: the run has ended")
             self._tables.clear()
             self._tables[mined_at] = np.load(path, allow_pickle=False)
         return self._tables[mined_at]
@@ -308,5 +308,5 @@ class ShardBatches:
             if candidate not in lost:
                 return candidate
         raise ShardError(
-            f"no row of the {stream.name} stream can be read; the last fault: {lost[row]}"
+            f"cannot read any row of the {stream.name} stream; the last error: {lost[row]}"
         )

@@ -149,13 +149,13 @@ def _apply_own(
     y: object = options(x, draw)
     if x._version != version:
         raise ConfigError(
-            f"data.views: augmentation {name} writes into its input, which other views see too; "
-            "expected a new tensor"
+            f"data.views: augmentation {name} modifies its input, which other views use too; "
+            "return a new tensor"
         )
     got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
         raise ConfigError(
-            f"data.views: augmentation {name} gave {got}; expected {x.dtype} {tuple(x.shape)}, "
-            "as it was given"
+            f"data.views: augmentation {name} must return {x.dtype} {tuple(x.shape)}, as it was "
+            f"given, got {got}"
         )
     return y

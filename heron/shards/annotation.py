@@ -46,10 +46,10 @@ class Annotation:
         self.suffix = suffix.lower()
         self._format = self.suffix.rpartition(".")[2]
         if self._format not in (*NUMBERS, *TEXTS, *JSONS, "npy"):
-            raise SourceError(f"label: no label can be read from {text!r}; expected {EXPECTED}")
+            raise SourceError(f"label: no label can be read from {text!r}; use {EXPECTED}")
         if (self._format in JSONS) != bool(self.field) or (colon and not self.field):
             raise SourceError(
-                f"label: {text!r}; expected a field with json, and with nothing else: {EXPECTED}"
+                f"label: {text!r} must have a field with json, and only with json: {EXPECTED}"
             )
 
     def read(self, payload: bytes) -> Label:
@@ -65,26 +65,26 @@ class Annotation:
         try:
             text = payload.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"is {short_repr(payload)}; expected UTF-8") from None
+            raise ValueError(f"must be UTF-8, got {short_repr(payload)}") from None
         if self._format in TEXTS and not text:
-            raise ValueError("is empty; expected a class name")
+            raise ValueError("is empty, but must be a class name")
         if self._format in TEXTS:
             return Label("class name", [text])
         if not (text.isascii() and text.removeprefix("-").isdecimal()):
-            raise ValueError(f"is {short_repr(payload)}; expected a class number")
+            raise ValueError(f"must be a class number, got {short_repr(payload)}")
         return _number(int(text), self._signed)
 
     def _of_json(self, payload: bytes) -> Label:
         try:
             fields = json.loads(payload)
         except (ValueError, RecursionError):
-            raise ValueError(f"is {short_repr(payload)}; expected JSON") from None
+            raise ValueError(f"must be JSON, got {short_repr(payload)}") from None
         if not isinstance(fields, dict):
-            raise ValueError(f"is {short_repr(fields)}; expected fields")
+            raise ValueError(f"must be fields, got {short_repr(fields)}")
         match fields.get(self.field):
             case None:
                 names = ", ".join(fields) or "none"
-                raise Unlabelled(f"has no field {self.field!r}; found {names}")
+                raise Unlabelled(f"has no field {self.field!r}, only {names}")
             case int(value) if not isinstance(value, bool):
                 return _number(value, self._signed)
             case str(value) if value.strip():
@@ -98,8 +98,8 @@ class Annotation:
                 return Label("list of names", values)
             case value:
                 raise ValueError(
-                    f"has {self.field!r} = {short_repr(value)}; expected a class number, a class "
-                    "name, a list of 0 and 1, or a list of names"
+                    f"has {self.field!r} = {short_repr(value)}, which must be a class number, a "
+                    "class name, a list of 0 and 1, or a list of names"
                 )
 
 
@@ -107,12 +107,12 @@ def _number(value: int, signed: bool = False) -> Label:
     """Returns a class number, or with `signed` a class name; else -1 raises Unlabelled."""
     if signed:
         if value not in (-1, 1):
-            raise ValueError(f"is {value}; expected -1 or 1, as --minus-one no says")
+            raise ValueError(f"must be -1 or 1, because of --minus-one no, got {value}")
         return Label("class name", [str(value)])
     if value == -1:
-        raise Unlabelled("is -1; expected a class number, or --minus-one no beside labels of 1")
+        raise Unlabelled("is -1, not a class number; or use --minus-one no beside labels of 1")
     if value < 0:
-        raise ValueError(f"is {value}; expected a class number")
+        raise ValueError(f"must be a class number, got {value}")
     return Label("class number", [value])
 
 
@@ -121,7 +121,7 @@ def _of_array(payload: bytes, signed: bool) -> Label:
     try:
         array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "npy")
     except ShardError as fault:
-        raise ValueError(f"is no array of numbers ({fault})") from None
+        raise ValueError(f"is not an array of numbers ({fault})") from None
     if array.ndim == 2 and len(array) == 1:  # a block of one row, as ours are
         array = array[0]
     if array.size == 1 and array.ndim < 2 and array.dtype.kind in "iu":
@@ -132,8 +132,8 @@ def _of_array(payload: bytes, signed: bool) -> Label:
         if np.isin(array, (-1, 1) if signed else (0, 1)).all():
             return Label("vector of 0 and 1", np.maximum(array, 0).astype(int).tolist())
     raise ValueError(
-        f"is {array.dtype} {array.shape}: {short_repr(array.ravel()[:8].tolist())}; expected a "
-        "class number, or a vector of 0 and 1, or of -1 and 1 with --minus-one no"
+        "must be a class number, or a vector of 0 and 1, or of -1 and 1 with --minus-one no, got "
+        f"{array.dtype} {array.shape}: {short_repr(array.ravel()[:8].tolist())}"
     )
 
 
@@ -153,8 +153,8 @@ def encode_labels(
     for key, label in stated.items():
         if label.kind != kind:
             raise SourceError(
-                f"label: sample {first} has a {kind}, sample {key} a {label.kind}; expected "
-                "one kind for all"
+                f"label: sample {first} has a {kind}, but sample {key} a {label.kind}; all labels "
+                "must be of one kind"
             )
     has_names = kind in ("class name", "list of names")
     names = (_names_of_texts if has_names else _names_of_numbers)(stated, given_names)
@@ -166,12 +166,12 @@ def encode_labels(
         raise SourceError(
             f"label: {len(names):,} names in {len(stated):,} labels, such as "
             f"{short_repr(names[len(names) // 2])}; this looks like text: index it with --text, "
-            "which takes what --label was given; or name the classes with --label-names"
+            "with the same value as --label; or name the classes with --label-names"
         )
     if len(names) > MAX_CLASSES:
         raise SourceError(
-            f"label: {len(names):,} names in {len(stated):,} labels; expected at most "
-            f"{MAX_CLASSES:,}; these are no classes: give another --label"
+            f"label: {len(names):,} names in {len(stated):,} labels, and the limit is "
+            f"{MAX_CLASSES:,}; these are not classes: use another --label"
         )
     # A class number stands for itself: it is an int, so it is not among the names, which are texts.
     numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
@@ -192,16 +192,16 @@ def _names_of_texts(stated: dict[str, Label], given_names: list[str] | None) -> 
     samples = {str(name): key for key, label in stated.items() for name in label.values}
     if invalid := [name for name in samples if CONTROL.search(name)]:
         raise SourceError(
-            f"label: sample {samples[invalid[0]]} has the name {short_repr(invalid[0])}; expected "
-            "names without control characters or byte order marks; write it again"
+            f"label: sample {samples[invalid[0]]} has the name {short_repr(invalid[0])}, which "
+            "has control characters or byte order marks; rename it"
         )
     if given_names is None and not samples:
-        raise SourceError("label: every list is empty; expected names; leave --label out")
+        raise SourceError("label: every list is empty; remove --label")
     names = sorted(samples) if given_names is None else given_names
     if unknown := sorted(samples.keys() - set(names)):
         raise SourceError(
-            f"label_names: no line for {unknown[0]!r} of sample {samples[unknown[0]]}; expected "
-            "all names that labels state; add it"
+            f"label_names: no line for {unknown[0]!r} of sample {samples[unknown[0]]}; add every "
+            "name that labels use"
         )
     return names
 
@@ -213,14 +213,14 @@ def _names_of_numbers(stated: dict[str, Label], given_names: list[str] | None) -
     count = counts[most]
     if vectors and counts[least] < count:
         raise SourceError(
-            f"label: sample {least} has {counts[least]} values of 0 and 1, sample {most} {count}; "
-            "expected as many for all"
+            f"label: sample {least} has {counts[least]} values of 0 and 1, but sample {most} has "
+            f"{count}; all must have the same number"
         )
     limit = MAX_CLASSES if given_names is None else len(given_names)
     if count > limit or (vectors and given_names is not None and count < limit):
         names = "no names" if given_names is None else f"{limit} names"
         raise SourceError(
             f"label_names: {names}, but the label of sample {most} is one of {count:,} classes; "
-            "expected a name for each"
+            "each needs a name"
         )
     return [str(number) for number in range(count)] if given_names is None else given_names

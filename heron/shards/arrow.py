@@ -32,9 +32,8 @@ class ArrowRows:
         for path, file in zip(self.paths, self._files, strict=True):
             if not _schema(file).equals(self.schema):
                 raise SourceError(
-                    f"{path.name}: its columns are {_column_list(_schema(file))}; expected those "
-                    f"of {self.paths[0].name}, {_column_list(self.schema)}; give the files of one "
-                    "data set"
+                    f"{path.name}: its columns {_column_list(_schema(file))} differ from those of "
+                    f"{self.paths[0].name}, {_column_list(self.schema)}; pass files of one data set"
                 )
         counts = [
             [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -77,8 +76,8 @@ class ArrowRows:
                     size = file.metadata.row_group(local_group).total_byte_size
                     if size > MAX_GROUP_BYTES:
                         raise SourceError(
-                            f"{path.name}: a group of rows has {size:,} bytes; expected "
-                            f"{MAX_GROUP_BYTES:,} at most; write it again in smaller groups"
+                            f"{path.name}: a group of rows has {size:,} bytes, and the limit is "
+                            f"{MAX_GROUP_BYTES:,}; write it again in smaller groups"
                         )
                     table = file.read_row_group(local_group, columns=[column], use_threads=False)
                     values = table.column(0)
@@ -116,7 +115,7 @@ def _open(path: Path) -> Any:
             return pa.ipc.open_file(source).read_all()
     except READ_ERRORS as fault:
         raise SourceError(
-            f"{path.name}: cannot be read ({fault}); expected a Parquet or an Arrow file; "
+            f"cannot read {path.name} ({fault}), which must be a Parquet or an Arrow file; "
             f"{DOWNLOAD_AGAIN}"
         ) from None
 

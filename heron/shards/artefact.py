@@ -60,7 +60,7 @@ class FileSum(Record):
         except OSError as error:
             return f"{path}: {error.strerror}"
         if status.st_size != self.bytes:
-            return f"{path} has {status.st_size:,} bytes; expected {self.bytes:,}"
+            return f"{path} has {status.st_size:,} bytes instead of {self.bytes:,}"
         state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, self.sha256
         line = hashlib.sha256(repr(state).encode()).hexdigest()
         if not read or line in _verified_here or line in _verified_lines():
@@ -70,7 +70,9 @@ class FileSum(Record):
         except OSError as error:
             return f"{path}: {error.strerror}"
         if digest != self.sha256:
-            return f"{path} is altered: its sha256 is {digest[:12]}…; expected {self.sha256[:12]}…"
+            return (
+                f"{path} was altered: its sha256 is {digest[:12]}… instead of {self.sha256[:12]}…"
+            )
         _mark_verified(line)
         return ""
 
@@ -94,7 +96,7 @@ class Artefact(Record):
         """Parses the manifest at `where`, a path or a URL; raises `error` where it is invalid."""
 
         def invalid(fault: object) -> HeronError:
-            return cls.error(f"{where}: {fault}; expected {cls.description}; {cls.remedy}")
+            return cls.error(f"cannot read {cls.description} {where}: {fault}; {cls.remedy}")
 
         try:
             tree = parse_json(data)
@@ -104,8 +106,8 @@ class Artefact(Record):
         if type(version) is not int or version not in cls.versions:
             supported = " or ".join(map(str, cls.versions))
             raise cls.error(
-                f"{where}: {cls.version_key} is {short_repr(version)}; this version of heron reads "
-                f"{supported}; {cls.remedy}"
+                f"{where}: {cls.version_key} is {short_repr(version)}, but this version of heron "
+                f"reads {supported}; {cls.remedy}"
             )
         stated, computed = tree.get("fingerprint"), fingerprint(tree)
         if stated != computed:
@@ -123,14 +125,13 @@ class Artefact(Record):
             with path.open("rb") as stream:
                 data = stream.read(MAX_MANIFEST_BYTES + 1)
         except FileNotFoundError:
-            fault = f"it has no {path.name}" if path.parent.is_dir() else "it does not exist"
+            fault = f"has no {path.name}" if path.parent.is_dir() else "does not exist"
             raise cls.error(
-                f"{path.parent}: {fault}; expected {cls.description}; {remedy or cls.remedy}"
+                f"cannot read {cls.description}: {path.parent} {fault}; {remedy or cls.remedy}"
             ) from None
         except OSError as error:
             raise cls.error(
-                f"{path} cannot be read: {error.strerror}; expected {cls.description}; "
-                f"{remedy or cls.remedy}"
+                f"cannot read {cls.description} {path}: {error.strerror}; {remedy or cls.remedy}"
             ) from None
         return cls.parse(data, str(path))
 
@@ -147,7 +148,7 @@ class Artefact(Record):
     def check_files(self, folder: Path, files: Mapping[str, FileSum], read: bool = True) -> None:
         """Raises `error` if a file is missing or differs from its sum: see `FileSum.fault`."""
         if faults := [f for name, file in files.items() if (f := file.fault(folder / name, read))]:
-            raise self.error(f"{'; '.join(faults[:5])}; bring it back, or {self.remedy}")
+            raise self.error(f"{'; '.join(faults[:5])}; restore it, or {self.remedy}")
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:
@@ -171,7 +172,7 @@ def parse_json(data: bytes) -> Any:
     except json.JSONDecodeError as fault:
         raise ValueError(f"not JSON (line {fault.lineno}: {fault.msg})") from None
     except UnicodeDecodeError as fault:
-        raise ValueError(f"not JSON (no UTF-8 at byte {fault.start})") from None
+        raise ValueError(f"not JSON (not UTF-8 at byte {fault.start})") from None
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -180,13 +181,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         (duplicate, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"key {short_repr(duplicate)} is there twice")
+        raise ValueError(f"key {short_repr(duplicate)} occurs twice")
     return mapping
 
 
 def _finite_float(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text:.20} is no finite number")
+        raise ValueError(f"{text:.20} is not a finite number")
     return number
 
 

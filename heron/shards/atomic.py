@@ -41,8 +41,8 @@ def atomic_write(path: Path, several: bool = False) -> Iterator[BinaryIO]:
             partial.unlink(missing_ok=True)
         if isinstance(fault, OSError) and fault.errno in DISK_FULL:
             raise ShardError(
-                f"{path}: the disk is full; expected room for the whole file; free some space, "
-                "and run the same again: what is finished is kept"
+                f"{path}: the disk is full; free some space, and run the same command again: what "
+                "is finished is kept"
             ) from None
         raise
 
@@ -99,7 +99,7 @@ def refuse_taken(
     """
     if not overwrite and is_taken(out):
         raise error(
-            f"{out} is there already; choose another {option}, or add --overwrite, which moves it "
+            f"{out} already exists; choose another {option}, or add --overwrite, which moves it "
             f"to {aside_name(out)}"
         )
 

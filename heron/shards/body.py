@@ -34,8 +34,8 @@ def enforce_speed(chunks: Iterator[bytes], min_rate: float, window_s: float) -> 
         if waited_s > window_s:
             if received < min_rate * waited_s:
                 raise Slow(
-                    f"{received:,} bytes in {waited_s:.3g} s; expected {min_rate:,.0f} a second at "
-                    "least"
+                    f"only {received:,} bytes in {waited_s:.3g} s, less than {min_rate:,.0f} a "
+                    "second"
                 )
             received, waited_s = 0, 0.0
         yield chunk
@@ -53,8 +53,7 @@ class Body:
         """Writes the next bytes; Damaged where they are more than expected."""
         if self.size is not None and self.written + len(chunk) > self.size:
             raise Damaged(
-                f"more than {self.size:,} bytes; expected {self.size:,} bytes with sha256 "
-                f"{self.sha256}"
+                f"more than the {self.size:,} bytes with sha256 {self.sha256} that it should have"
             )
         try:
             remaining = memoryview(chunk)
@@ -79,6 +78,6 @@ class Body:
         if wrong_size or self.sha256 not in (None, actual):
             expected = f"{size:,} bytes" if size is not None else "an index"
             raise Damaged(
-                f"{self.written:,} bytes with sha256 {actual}; expected {expected} "
-                f"with sha256 {self.sha256}"
+                f"{self.written:,} bytes with sha256 {actual} instead of {expected} with sha256 "
+                f"{self.sha256}"
             )

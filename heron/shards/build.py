@@ -85,9 +85,7 @@ def _build_here(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ShardError(
-            f"{out}: a file lies there; expected a folder, new or old; choose another --out"
-        ) from None
+        raise ShardError(f"{out} is a file, not a folder; choose another --out") from None
     with _exclusive_build(out):
         if overwrite:
             found = describe_earlier(out)
@@ -114,7 +112,7 @@ def _plan_shards(source: Source, shard_rows: int) -> Iterator[ShardPlan]:
     block = source.block_rows or 1
     if shard_rows < 1 or shard_rows % block:
         raise ShardError(
-            f"shard_rows is {shard_rows}; expected a positive multiple of block_rows = {block}; "
+            f"shard_rows must be a positive multiple of block_rows = {block}, got {shard_rows}; "
             f"try {max(1, round(shard_rows / block)) * block}"
         )
     for split, rows in source.splits.items():

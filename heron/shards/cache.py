@@ -49,7 +49,9 @@ class LocalFile:
 
     def __reduce__(self) -> NoReturn:
         """Raises TypeError, as a lock belongs to its process."""
-        raise TypeError("a held file cannot be pickled; ask the store again in the other process")
+        raise TypeError(
+            "a file that is in use cannot be pickled; ask the store again in the other process"
+        )
 
 
 class ShardCache:
@@ -125,7 +127,7 @@ class ShardCache:
         if FileSum(bytes=size, sha256=path.name).fault(path, of_content):
             with self._locked():
                 if _is_still_at(descriptor, path):
-                    log.warning("%s is not as it was fetched; it is fetched again", path)
+                    log.warning("%s is not as it was fetched, so it is fetched again", path)
                     path.unlink()
             cached.close()
             return None
@@ -232,8 +234,8 @@ class ShardCache:
     def _disk_error(self, fault: OSError, size: int) -> ShardError:
         if fault.errno not in DISK_FULL:
             return ShardError(
-                f"cache {self.folder}: {fault}; expected a folder that can be written; "
-                "set data.cache.dir or HERON_CACHE to one"
+                f"cache {self.folder}: {fault}; it must be writable: set data.cache.dir or "
+                "HERON_CACHE to another folder"
             )
         return ShardError(
             f"cache {self.folder}: the disk is full ({self._free_bytes():,} bytes are free) "

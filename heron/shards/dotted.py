@@ -18,14 +18,13 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
     `decisive` class affects a run's numbers, so that `loaded_files` includes its file.
     """
     module_name, _, name = path.rpartition(".")
-    expected = f"expected a subclass of {base.__module__}.{base.__qualname__}"
+    expected = f"it must be a subclass of {base.__module__}.{base.__qualname__}"
     try:
         module = importlib.import_module(module_name)
     except Exception as fault:  # user code may raise anything
         raise ValueError(
-            f"{path}: module {module_name!r} cannot be imported ({type(fault).__name__}: {fault}); "
-            "expected a module on the Python path; install its package, or put the folder it lies "
-            "in on PYTHONPATH"
+            f"{path}: cannot import module {module_name!r} ({type(fault).__name__}: {fault}); "
+            "install its package, or put its folder on PYTHONPATH"
         ) from fault
     if not hasattr(module, name):
         candidates = [key for key, value in vars(module).items() if _is_subclass(value, base)]
@@ -36,7 +35,7 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
     loaded: object = getattr(module, name)
     if not _is_subclass(loaded, base):
         description = f"the class {loaded.__name__}" if inspect.isclass(loaded) else repr(loaded)
-        raise ValueError(f"{path}: found {description:.80}; {expected}; derive it from that class")
+        raise ValueError(f"{path} is {description:.80}; {expected}: derive it from that class")
     if module.__file__ and decisive:
         _decisive_files.add(Path(module.__file__))
     return loaded

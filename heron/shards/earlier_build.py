@@ -23,8 +23,8 @@ def describe_earlier(out: Path) -> str:
     with suppress(OSError, ShardError):
         if load_manifest(out).foreign:
             raise SourceError(
-                f"{out} holds tars of others, indexed where they lie; expected a new folder, or a "
-                "build of ours; choose another --out"
+                f"{out} has tars that were indexed in place; choose another --out, a new folder "
+                "or one of Heron's own builds"
             )
     return "the earlier build"
 
@@ -75,8 +75,8 @@ def load_finished(out: Store, built_from: BuiltFrom, source: Source) -> Manifest
         found = _built_from(out, manifest, source, built_from)
     elif tars:
         raise ShardError(
-            f"{out} holds {tars[0]} but neither {MANIFEST} nor {JOURNAL}; expected an empty "
-            "folder or a build of ours; choose another --out, or empty it"
+            f"{out} has {tars[0]} but neither {MANIFEST} nor {JOURNAL}, so it is not a build of "
+            "Heron; choose another --out, or empty it"
         )
     else:
         return None
@@ -84,7 +84,7 @@ def load_finished(out: Store, built_from: BuiltFrom, source: Source) -> Manifest
         return None
     if found != requested:
         what = _difference(found, requested)
-        raise ShardError(f"{out} holds another build: {what}; {_remedy(out)}")
+        raise ShardError(f"{out} has another build: {what}; {_remedy(out)}")
     return manifest
 
 
@@ -98,10 +98,10 @@ def _difference(found: dict[str, Any], requested: dict[str, Any]) -> str:
     items = ((k, found.get(k, "unset"), requested.get(k, "unset")) for k in requested | found)
     name, old, new = next((k, old, new) for k, old, new in items if old != new)
     if name == "files":
-        return "the bytes of its input files were others"
+        return "its input files had other bytes"
     if name == "version":
         source = requested["source"]
         return f"version {old} of the source {source!r} made its rows, not version {new}"
     if name == "options" and isinstance(old, dict):
         return _difference(old, new)
-    return f"its {name} is {old!r}, this one's {new!r}"
+    return f"its {name} is {old!r}, not {new!r}"

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
 REBUILD = "build or index it again with --overwrite"
 DOWNLOAD_AGAIN = "download it again"
@@ -60,13 +58,16 @@ def explain(error: Any, name: str) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     value = error["input"]
-    got = "" if isinstance(value, dict | BaseModel) else short_repr(value)
+    section = isinstance(value, dict) or hasattr(type(value), "model_fields")
+    got = "" if section else short_repr(value)  # the section's keys follow, one by one
     got = f"'{value}'" if isinstance(value, Path) else got
     _, should, wanted = message.partition(" should ")
     if should:
         wanted = re.split(" after validation|, unable to ", wanted)[0]
         return f"{name} must {wanted}" + (f", got {got}" if got else "")
-    message = f"{name}: {message[:1].lower()}{message[1:]}"
+    if error["type"] != "value_error":  # a name that ours begins with keeps its case
+        message = message[:1].lower() + message[1:]
+    message = f"{name}: {message}"
     return message if got in message else f"{message} (got {got})"
 
 

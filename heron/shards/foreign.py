@@ -69,8 +69,8 @@ class Outcome:
             lines.append(f"not indexed: members {', '.join(self.unrequested)}")
         if self.strays:
             lines.append(
-                f"not indexed: {len(self.strays):,} files that are in no sample, since they have "
-                f"no suffix or begin with a dot, such as {self.strays[0]}"
+                f"not indexed: {len(self.strays):,} files that are in no sample, because they "
+                f"have no suffix or begin with a dot, such as {self.strays[0]}"
             )
         if self.manifest.skipped:
             lines.append(str(self.manifest.skipped))
@@ -102,8 +102,8 @@ def index(
         return Outcome(folder, finished)
     if not os.access(folder, os.W_OK):
         raise ShardError(
-            f"{folder} cannot be written; expected to put an index beside each tar; make a folder "
-            "of symbolic links to the tars, and index that"
+            f"cannot write to {folder}, where an index goes beside each tar; make a folder of "
+            "symbolic links to the tars, and index that"
         )
     surveys = _survey_tars(tars, layout, executor, progress)
     labels, targets = encode_labels(
@@ -112,7 +112,7 @@ def index(
         layout.names,
     )
     if layout.label is not None and labels.kind == "none":
-        raise SourceError(f"label: no sample has {layout.label!r}; give another, or none")
+        raise SourceError(f"label: no sample has {layout.label!r}; use another, or none")
     views = [_measure_view(view, n, surveys, splits) for n, view in enumerate(unmeasured.views)]
     _set_index_aside(folder)
     ends = np.cumsum([len(survey.labels) for survey in surveys.values()])
@@ -192,7 +192,9 @@ def _load_finished(
 ) -> Manifest | None:
     """Returns the manifest of the same index, if there is one; ShardError for any other content."""
     if (folder / JOURNAL).exists():
-        raise ShardError(f"{folder} holds an unfinished build of ours; expected tars of others")
+        raise ShardError(
+            f"{folder} has an unfinished build of Heron, not tars to index; pass another folder"
+        )
     if not (folder / MANIFEST).exists():
         return None
     try:
@@ -203,8 +205,8 @@ def _load_finished(
         raise
     if not manifest.foreign:
         raise ShardError(
-            f"{folder} holds a build of ours, from {manifest.built_from.source}; expected tars of "
-            "others; ours are indexed"
+            f"{folder} has a build of Heron, from {manifest.built_from.source}, which is already "
+            "indexed; pass a folder of other tars"
         )
     if overwrite:
         return None
@@ -256,8 +258,8 @@ def _collect_keys(surveys: dict[Path, Survey]) -> list[str]:
         keys = survey.index.keys.tolist()
         if shared := [key for key in keys if key in tar_of]:
             raise ShardError(
-                f"{tar.name} sample {shared[0]}: duplicate key: {tar_of[shared[0]]} has it too; "
-                "expected each once in the whole set; `--prefix-keys true` tells tars apart"
+                f"{tar.name} sample {shared[0]}: duplicate key: {tar_of[shared[0]]} has it too, "
+                "but keys must be unique; `--prefix-keys true` tells tars apart"
             )
         tar_of |= dict.fromkeys(keys, tar.name)
     return list(tar_of)
@@ -279,8 +281,8 @@ def _measure_view(
     if len(sample_of) > 1:
         ((width,), sample), ((other_width,), other), *_ = sample_of.items()
         raise ShardError(
-            f"view {view.name!r} has {width} values in {sample} and {other_width} in {other}; "
-            "expected one width"
+            f"view {view.name!r} must have one width, got {width} values in {sample} and "
+            f"{other_width} in {other}"
         )
     moments = Moments()
     for tar in splits.get("train", surveys):

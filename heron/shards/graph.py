@@ -34,10 +34,10 @@ def unpack_graph(data: bytes, shape: tuple[int, ...]) -> tuple[Nodes, Edges]:
     """
     array = array_at(np.frombuffer(data, np.uint8), 0, len(data), "a graph")
     if array.dtype != np.int32 or array.ndim != 1 or not len(array):
-        raise ValueError(f"is {array.dtype} {array.shape}; expected a graph: int32, one axis")
+        raise ValueError(f"must be a graph, int32 with one axis, got {array.dtype} {array.shape}")
     num_nodes = int(array[0])
     if not 1 <= num_nodes < len(array) or (len(array) - 1 - num_nodes) % 2:
-        raise ValueError(f"says {num_nodes} nodes in {len(array) - 1} numbers; expected a graph")
+        raise ValueError(f"says {num_nodes} nodes in {len(array) - 1} numbers, not a graph")
     labels, edges = array[1 : 1 + num_nodes], array[1 + num_nodes :].reshape(-1, 2)
     if fault := graph_fault(labels, edges, shape):
         raise ValueError(fault)
@@ -49,18 +49,19 @@ def graph_fault(labels: Nodes, edges: Edges, shape: tuple[int, ...]) -> str:
     max_nodes, max_edges, num_labels = shape
     if not 1 <= len(labels) <= max_nodes or len(edges) > max_edges:
         return (
-            f"has {len(labels)} nodes and {len(edges)} edges; expected 1 to {max_nodes} nodes and "
-            f"{max_edges} edges at most"
+            f"must have 1 to {max_nodes} nodes and at most {max_edges} edges, got {len(labels)} "
+            f"nodes and {len(edges)} edges"
         )
     if len(invalid := np.flatnonzero((labels < 0) | (labels >= num_labels))):
-        return f"has a node of label {labels[invalid[0]]}; expected 0 to {num_labels - 1}"
+        return f"has a node of label {labels[invalid[0]]}; labels go from 0 to {num_labels - 1}"
     if not len(edges):
         return ""
     if edges.min() < 0 or edges.max() >= len(labels):
         return (
-            f"has an edge to node {short_repr(int(edges.max()))}; expected 0 to {len(labels) - 1}"
+            f"has an edge to node {short_repr(int(edges.max()))}; nodes go from 0 to "
+            f"{len(labels) - 1}"
         )
     order = edges[:, 0].astype(np.int64) * len(labels) + edges[:, 1]
     if (edges[:, 0] >= edges[:, 1]).any() or (np.diff(order) <= 0).any():
-        return "has edges out of order; expected each once, its lesser node first, sorted"
+        return "has edges out of order; write each once, its lesser node first, sorted"
     return ""

@@ -72,7 +72,7 @@ class ShardIndex:
             return cls.parse(path.read_bytes(), str(path))
         except FileNotFoundError:
             raise ShardError(
-                f"{path}: no such index; a shard has one beside it; {RESTORE}"
+                f"{path} does not exist, and every shard has an index beside it; {RESTORE}"
             ) from None
 
     @classmethod
@@ -85,10 +85,11 @@ class ShardIndex:
             index = cls(**arrays, present=stored.get("present"))
             samples, members = len(index.keys), len(index.members)
             if any(x.dtype.kind not in "iu" for x in (index.offsets, index.lengths, index.rows)):
-                raise TypeError("offsets, lengths or rows are no integers")
+                raise TypeError("offsets, lengths or rows are not integers")
         except (*NPY_ERRORS, ShardError, TypeError) as fault:
             raise ShardError(
-                f"{where}: not an index ({fault}); expected an npz of {', '.join(names)}; {REBUILD}"
+                f"{where} is not an index ({fault}), which is an npz of {', '.join(names)}; "
+                f"{REBUILD}"
             ) from None
         expected: dict[str, tuple[int, ...]] = dict.fromkeys(
             ("offsets", "lengths", "crc32"), (samples, members)
@@ -108,7 +109,7 @@ def labels_in(data: bytes, where: str) -> NDArray[Any]:
     try:
         return read_npz(BytesIO(data), len(data), ["labels.npy"])["labels"]
     except (*NPY_ERRORS, ShardError) as fault:
-        raise ShardError(f"{where}: not an index ({fault}); {REBUILD}") from None
+        raise ShardError(f"{where} is not an index ({fault}); {REBUILD}") from None
 
 
 def read_npz(
@@ -117,7 +118,7 @@ def read_npz(
     """Returns `files` (None: all) of an npz up to `max_bytes`; raises ShardError or NPY_ERRORS."""
     with zipfile.ZipFile(stream) as archive:
         if (size := sum(info.file_size for info in archive.infolist())) > max_bytes:
-            raise ShardError(f"{size:,} bytes unpacked; expected {max_bytes:,} at most")
+            raise ShardError(f"{size:,} bytes unpacked, and the limit is {max_bytes:,}")
         arrays = {}
         for info in archive.infolist() if files is None else map(archive.getinfo, files):
             data = np.frombuffer(archive.read(info), np.uint8)
@@ -146,13 +147,14 @@ def array_at(data: NDArray[np.uint8], offset: int, length: int, where: str) -> N
     try:
         start, shape, fortran, dtype = _header(head[: 10 + int.from_bytes(head[8:10], "little")])
     except NPY_ERRORS as fault:
-        raise ShardError(f"{where}: not an npy array at byte {offset} ({fault})") from None
+        raise ShardError(f"{where} is not an npy array at byte {offset} ({fault})") from None
     if dtype.hasobject:
         raise ShardError(f"{where}: an array of Python objects is a pickle, never decoded")
     size = math.prod(shape) * dtype.itemsize
     if start + size != length or offset + length > len(data) or min(shape, default=0) < 0:
         raise ShardError(
-            f"{where}: an array of {dtype} {shape} at byte {offset} is cut or too long; {RESTORE}"
+            f"{where}: an array of {dtype} {shape} at byte {offset} is too short or too long; "
+            f"{RESTORE}"
         )
     return np.ndarray(shape, dtype, data, offset + start, order="F" if fortran else "C")
 

@@ -66,20 +66,20 @@ class Layout(BaseModel):
     )
     minus_one: Literal["unlabelled", "no"] = Field(
         default="unlabelled",
-        description="what a label of -1 states: no label, or, beside 1, the other class, and in a "
-        "vector a label that does not hold",
+        description="what a label of -1 means: no label, or, beside 1, the other class, and in a "
+        "vector a label that does not apply",
     )
     missing_label: Literal["error", "unlabelled"] = Field(
-        default="error", description="what a sample is that has no label"
+        default="error", description="what a sample without a label is"
     )
     split: list[str] | None = Field(
         default=None,
-        description="splits, as NAME=PATTERN: train='a-*.tar' (default: by the word train, val or "
-        f"test in the name of each tar; where no name has one, all are one split, {SINGLE_SPLIT})",
+        description="splits, as NAME=PATTERN: train='a-*.tar' (default: by the word train, val "
+        f"or test in the name of each tar; if no name has one, all are one split, {SINGLE_SPLIT})",
     )
     prefix_keys: bool = Field(
         default=False,
-        description="true begins every key with the name of its tar, for tars that share keys",
+        description="true puts the name of its tar before every key, for tars that share keys",
     )
     on_error: Literal["raise", "skip"] = Field(
         default="raise",
@@ -115,7 +115,7 @@ class Layout(BaseModel):
         if len(set(names)) < len(names):
             names = full_names
         if len(set(names)) < len(names):
-            raise SourceError(f"views are called {', '.join(names)}; expected each once")
+            raise SourceError(f"view names must be unique, got {', '.join(names)}")
         return [column._replace(name=name) for name, column in zip(names, columns, strict=True)]
 
     @cached_property
@@ -137,8 +137,8 @@ class Layout(BaseModel):
         for number, name in enumerate(names, 1):
             if not name or name in seen or CONTROL.search(name):
                 raise SourceError(
-                    f"label_names: line {number} of {self.label_names} is {name!r}; expected "
-                    "a name on every line, and each once, without control characters"
+                    f"label_names: line {number} of {self.label_names} is {name!r}; every line "
+                    "must have a unique name without control characters"
                 )
             seen.add(name)
         return names
@@ -160,13 +160,13 @@ class Layout(BaseModel):
             if len(matching) == 1:
                 splits[matching.pop()].append(tar)
             else:
-                strays.append(f"{tar.name} is of {' and '.join(sorted(matching)) or 'no split'}")
+                strays.append(f"{tar.name} is in {' and '.join(sorted(matching)) or 'no split'}")
         if len(strays) == len(tars) and not self.split and all("no split" in x for x in strays):
             return {SINGLE_SPLIT: tars}
         if strays:
             raise SourceError(
-                f"split: {strays[0]}; expected one; say which with --split NAME=PATTERN, or move "
-                "it away"
+                f"split: {strays[0]}, but must be in one; name the split with --split "
+                "NAME=PATTERN, or move the tar away"
             )
         return {split: matching for split, matching in splits.items() if matching}
 
@@ -175,11 +175,11 @@ def _parse_split(text: str, tars: list[Path]) -> tuple[str, str]:
     """Parses a value of --split into a split and the regular expression of its tars."""
     split, _, pattern = text.partition("=")
     if not split or not pattern:
-        raise SourceError(f"split: {text!r}; expected NAME=PATTERN: train='a-*.tar'")
+        raise SourceError(f"split must be NAME=PATTERN, such as train='a-*.tar', got {text!r}")
     names = [tar.name for tar in tars]
     if not any(fnmatchcase(name, pattern) for name in names):
         raise SourceError(
-            f"split: no tar in {tars[0].parent} is called {pattern!r}; found {first_few(names)}"
+            f"split: no tar in {tars[0].parent} matches {pattern!r}; it has {first_few(names)}"
         )
     return split, translate(pattern)
 
@@ -197,8 +197,8 @@ def _suffixes(text: str, endings: tuple[str, ...]) -> tuple[str, ...]:
         match = re.fullmatch(SUFFIX, suffix)
         if match is None or match[2] not in endings:
             raise SourceError(
-                f"no such view can be read from {suffix!r}; expected {', '.join(endings)}, or a "
-                f"name before it, as in left.{endings[0]}"
+                f"no such view can be read from {suffix!r}; use {', '.join(endings)}, or a name "
+                f"before it, as in left.{endings[0]}"
             )
     return suffixes
 
@@ -208,19 +208,18 @@ def _find_tars(folder: Path) -> list[Path]:
     names = sorted(path.name for path in folder.iterdir())
     if compressed := [name for name in names if name.lower().endswith(COMPRESSED)]:
         raise ShardError(
-            f"{folder} holds {compressed[0]}, which is compressed; expected plain tars, since "
-            "nobody can seek in compressed ones; decompress it, or move it away"
+            f"{folder} has {compressed[0]}, which is compressed, and compressed tars cannot be "
+            "read at random; decompress it, or move it away"
         )
     tars = [name for name in names if name.endswith(".tar") and not name.startswith(".")]
     if not tars:
         raise ShardError(
-            f"{folder} holds no tar; found {first_few(names) or 'nothing'}; give the folder in "
-            "which the tars lie"
+            f"{folder} has no tar, but {first_few(names) or 'no file'}; pass the folder of tars"
         )
     if invalid := [name for name in tars if not re.fullmatch(TAR_NAME, name)]:
         raise ShardError(
-            f"{folder / invalid[0]}: a manifest cannot name it; expected letters, digits, '-', "
-            "'_', parentheses, and single dots and spaces between them; rename it"
+            f"{folder / invalid[0]}: a manifest cannot name it; rename it to letters, digits, "
+            "'-', '_', parentheses, and single dots and spaces between them"
         )
     return [folder / name for name in tars]
 
@@ -245,9 +244,9 @@ def complete(
     members = sorted({suffix for sample in samples.values() for suffix in sample})
     if dotted := [x for x in members if not re.fullmatch(SUFFIX, x)] or members[MAX_MEMBERS:]:
         raise SourceError(
-            f"{folder}: a sample has the member {short_repr(dotted[0])}; expected an ending alone, "
-            "such as jpg: a key ends at the first dot of a file's name: rename the files, and pack "
-            "them again"
+            f"{folder}: a sample has the member {short_repr(dotted[0])}, which must be only an "
+            "ending, such as jpg: a key ends at the first dot of a file's name: rename the "
+            "files, and pack them again"
         )
     for suffix in members:
         prefix, _, ending = suffix.rpartition(".")
@@ -268,8 +267,8 @@ def complete(
             f"sample {key} has {first_few(list(x))}; " for key, x in [*samples.items()][:1]
         )
         raise SourceError(
-            f"{folder}: no view is asked for; {has}expected a picture ({ANY_SUFFIX}), a text (txt) "
-            "or a vector (npy) in each sample"
+            f"{folder}: no view was chosen, and none was found; {has}each sample needs a picture "
+            f"({ANY_SUFFIX}), a text (txt) or a vector (npy)"
         )
     both = [x for x in images if any(len({*x.split(",")} & {*s}) > 1 for s in samples.values())]
     if both:
@@ -279,8 +278,8 @@ def complete(
     if both or len(labels) > 1:
         several = "several pictures of a sample" if both else f"{' and '.join(labels[:8])}"
         raise SourceError(
-            f"{folder}: no view is asked for, and {several} may be the "
-            f"{'view' if both else 'label'}; expected to know which; try `heron shards index "
+            f"{folder}: no view was chosen, and {several} may be the "
+            f"{'view' if both else 'label'}; choose one: try `heron shards index "
             f"{shlex.quote(str(folder))} {' '.join(words)}`"
         )
     logging.getLogger("heron").warning("%s: read as %s", folder, " ".join(words))

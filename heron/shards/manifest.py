@@ -30,8 +30,8 @@ def _check_name(value: str) -> str:
     """Checks a name: a dot would end a WebDataset key, and a slash would leave the folder."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", value):
         raise ValueError(
-            f"{value!r} cannot name a view or a split; expected 1 to 40 letters, digits, "
-            "'-' and '_'; rename it"
+            f"{value!r} cannot name a view or a split; rename it to 1 to 40 letters, digits, '-' "
+            "and '_'"
         )
     return value
 
@@ -83,21 +83,24 @@ class View(Record):
         dtype, axes = KINDS[self.kind]
         if (self.dtype, len(self.shape)) != (dtype, axes):
             raise ValueError(
-                f"view {self.name!r} is {self.dtype} of shape {self.shape}; "
-                f"a view of kind {self.kind} is {dtype} with {axes} axes"
+                f"view {self.name!r} is {self.dtype} of shape {self.shape}, but a view of kind "
+                f"{self.kind} is {dtype} with {axes} axes"
             )
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and (self.kind != "vector" or len(values) != self.shape[0]):
-                raise ValueError(f"view {self.name!r}: {len(values)} values of {name}, not its own")
+                raise ValueError(
+                    f"view {self.name!r}: {len(values)} values of {name} do not fit it"
+                )
             if any(not abs(value) <= MAX_STATISTIC for value in values or ()):
                 raise ValueError(f"view {self.name!r}: {name} is not within ±{MAX_STATISTIC:g}")
         if self.kind == "text" and self.shape != (-1,):
-            raise ValueError(f"view {self.name!r}: texts of shape {self.shape}; expected (-1,)")
+            raise ValueError(f"view {self.name!r}: texts must have shape (-1,), got {self.shape}")
         if self.field is not None and self.kind != "text":
-            raise ValueError(f"view {self.name!r}: a field of JSON; expected texts")
+            raise ValueError(f"view {self.name!r}: only texts can be a field of JSON")
         if self.kind == "graph" and not all(map(range.__contains__, GRAPH_LIMITS, self.shape)):
             raise ValueError(
-                f"view {self.name!r}: graphs of {self.extent} nodes, edges and labels; expected "
+                f"view {self.name!r}: graphs of {self.extent} nodes, edges and labels are beyond "
+                "the limits "
                 f"{', '.join(f'{limits[0]:,} to {limits[-1]:,}' for limits in GRAPH_LIMITS)}"
             )
         if any(value < 0 for value in self.std or ()):  # 0: a constant column
@@ -133,19 +136,21 @@ class Labels(Record):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if (self.kind == "hierarchical") != (self.levels is not None):
-            raise ValueError("labels have levels if, and only if, their kind is hierarchical")
+            raise ValueError(
+                "labels have levels only if their kind is hierarchical, and must have them then"
+            )
         if (self.kind == "none") != (not self.names):
-            raise ValueError("labels have names unless, and only unless, their kind is none")
+            raise ValueError("labels have names unless their kind is none, and none then")
         if self.levels is not None and (not self.levels or self.levels[-1] != self.names):
             raise ValueError("names of hierarchical labels are those of their last level")
         if self.unknown and self.kind != "multi_label":
             raise ValueError(
-                f"single labels of a row are unknown, and the labels are {self.kind}; expected "
-                "multi_label: of other kinds a row has a label or has none"
+                f"single labels of a row are unknown, but the labels are {self.kind}, not "
+                "multi_label: with other kinds a row has a label or has none"
             )
         if len(set(self.names)) != len(self.names):
             (name, _), *_ = Counter(self.names).most_common(1)
-            raise ValueError(f"two labels have the name {name!r}; expected a name for each")
+            raise ValueError(f"two labels have the name {name!r}; names must be unique")
         return self
 
     @property
@@ -176,8 +181,7 @@ class Labels(Record):
         shape = (rows, *self.row_shape)
         if array.dtype != self.dtype or array.shape != shape:
             return (
-                f"labels are {array.dtype} {array.shape}; expected {self.dtype} {shape} "
-                f"for {self.kind} labels"
+                f"{self.kind} labels must be {self.dtype} {shape}, got {array.dtype} {array.shape}"
             )
         num_values: int | NDArray[Any]  # labels must be below; one per column for levels
         if self.levels is not None:
@@ -191,7 +195,7 @@ class Labels(Record):
         if len(outside):
             position = tuple(int(i) for i in outside[0])
             limit = num_values if isinstance(num_values, int) else int(num_values[position[1]])
-            return f"label of row {position[0]} is {array[position]}; expected 0 to {limit - 1}"
+            return f"labels must be 0 to {limit - 1}, got {array[position]} in row {position[0]}"
         return None
 
 
@@ -267,7 +271,7 @@ class BuiltFrom(Record):
 class Manifest(Artefact):
     """Everything that is known about a data set before its first shard is opened."""
 
-    description: ClassVar[str] = f"a manifest of schema {SCHEMA_VERSION}"
+    description: ClassVar[str] = "the manifest"
     remedy: ClassVar[str] = REBUILD
     version_key: ClassVar[str] = "schema_version"
     versions: ClassVar[tuple[int, ...]] = (SCHEMA_VERSION,)
@@ -290,11 +294,11 @@ class Manifest(Artefact):
             -1 in view.shape or view.kind == "graph" for view in self.views
         ):
             raise ValueError(
-                "texts, graphs and pictures of several sizes are a tar sample each, not rows of a "
-                "block"
+                "texts, graphs and pictures of several sizes must be one tar sample each, not "
+                "rows of a block"
             )
         if self.partial and self.foreign:
-            raise ValueError("rows of tars of others lack views; expected whole rows")
+            raise ValueError("rows of tars indexed in place lack views; they must be whole")
         files = [shard.file for shards in self.splits.values() for shard in shards]
         if len(set(files)) != len(files):
             raise ValueError("a shard is listed twice")
@@ -320,13 +324,15 @@ class Manifest(Artefact):
         """Returns how an index does not fit the manifest, or None."""
         rows, block_rows = index.rows, self.block_rows or 1
         if index.members.tolist() != self.members:
-            return f"members {index.members.tolist()}; expected {self.members}"
+            return f"members must be {self.members}, got {index.members.tolist()}"
         if int(rows.sum()) != shard.samples:
-            return f"{int(rows.sum())} rows; expected {shard.samples}"
+            return f"{int(rows.sum())} rows instead of {shard.samples}"
         if (rows[:-1] != block_rows).any() or not 1 <= rows[-1] <= block_rows:
-            return f"samples of {int(rows.min())} to {int(rows.max())} rows; expected {block_rows}"
+            return (
+                f"samples must have {block_rows} rows, got {int(rows.min())} to {int(rows.max())}"
+            )
         if min(index.offsets.min(), index.lengths.min()) < 0:  # `array_at` checks the end
-            return "a member lies before the beginning of the tar"
+            return "a member begins before the tar does"
         if (fault := self._present_fault(index)) is not None:
             return fault
         return self.labels.fault(index.labels, shard.samples)
@@ -334,16 +340,20 @@ class Manifest(Artefact):
     def _present_fault(self, index: ShardIndex) -> str | None:
         present = index.present
         if not self.partial:
-            return None if present is None else "it says which views rows have; expected all"
+            return (
+                None
+                if present is None
+                else "it says which views rows have, but all rows must have all"
+            )
         shape = int(index.rows.sum()), len(self.views)
         if present is None or (present.dtype, present.shape) != (np.dtype(np.uint8), shape):
             actual = None if present is None else f"{present.dtype} {present.shape}"
-            return f"which views each row has is {actual}; expected uint8 {shape}"
+            return f"which views each row has must be uint8 {shape}, got {actual}"
         if (present > 1).any() or not present.any(1).all():
             return "a row has none of its views, or a view neither 0 nor 1 times"
         required = [column for column, view in enumerate(self.views) if not view.missing]
         if not present[:, required].all():
-            return "a row lacks a view that none may lack"
+            return "a row lacks a view that every row must have"
         lengths = index.lengths[:, : len(self.views)]
         if self.block_rows is None and ((lengths > 0) != (present > 0)).any():
             return "a row has a view and no member for it, or the other way round"
@@ -392,6 +402,6 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
         remedy = (
             "run the same `heron shards build` again to finish it"
             if unfinished
-            else "give a folder that `heron shards build` or `heron shards index` made"
+            else "pass a folder that `heron shards build` or `heron shards index` made"
         )
-        raise ShardError(f"{where}: {problem}; expected a manifest; {remedy}") from None
+        raise ShardError(f"cannot read the manifest {where}: {problem}; {remedy}") from None

@@ -75,14 +75,13 @@ class MatlabFile:
         if (variable := self.variables.get(name)) is None:
             names = ", ".join(self.variables) or "none"
             raise SourceError(
-                f"{self.path.name}: no variable {name}; it has {names}; expected the file as its "
-                f"publisher made it; {DOWNLOAD_AGAIN}"
+                f"{self.path.name} has no variable {name}, only {names}; {DOWNLOAD_AGAIN}"
             )
         rows, columns = variable.shape if len(variable.shape) == 2 else (0, 0)
         if variable.dtype == NOT_NUMERIC or not rows * columns:
             raise SourceError(
-                f"{self.path.name}: {name} is {variable.kind} {format_shape(variable.shape)}; "
-                "expected a matrix of real numbers, full and not empty"
+                f"{self.path.name}: {name} must be a matrix of real numbers, full and not empty, "
+                f"got {variable.kind} {format_shape(variable.shape)}"
             )
         return rows, columns
 
@@ -103,8 +102,8 @@ class MatlabFile:
                     if len(data) > MAX_UNPACKED_BYTES:
                         raise SourceError(
                             f"{self.path.name}: {name} has more than {MAX_UNPACKED_BYTES:,} bytes "
-                            "unpacked; expected so many at most; save its matrices as full "
-                            "variables of their own"
+                            "unpacked, which is the limit; save its matrices separately, as full "
+                            "ones"
                         )
             except zlib.error as fault:
                 raise SourceError(
@@ -132,9 +131,9 @@ class MatlabFile:
         size = math.prod(variable.shape) * variable.dtype.itemsize
         if size > (max_bytes := max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * status.st_size)):
             raise SourceError(
-                f"{self.path.name}: {variable.name} has {size:,} bytes unpacked; expected "
-                f"{max_bytes:,} at most, of a file of {status.st_size:,}; save it uncompressed "
-                "with `save -v6`"
+                f"{self.path.name}: {variable.name} has {size:,} bytes unpacked, too many for a "
+                f"file of {status.st_size:,}, where the limit is {max_bytes:,}; save it "
+                "uncompressed with `save -v6`"
             )
 
         def unpack(stream: BinaryIO) -> None:
@@ -167,8 +166,8 @@ def _read_variables(path: Path, start: bytes) -> Iterator[Variable]:
             end = offset + 8 + (length if len(tag) == 8 else 0)
             if len(tag) < 8 or (kind in (MATRIX, COMPRESSED) and end > size):
                 raise SourceError(
-                    f"{path.name}: {size:,} bytes; expected {end:,} at least, to the end of its "
-                    f"variable at byte {offset:,}: it is cut short; {DOWNLOAD_AGAIN}"
+                    f"{path.name} is cut short: it has {size:,} bytes, but its variable at byte "
+                    f"{offset:,} ends at {end:,}; {DOWNLOAD_AGAIN}"
                 )
             try:
                 if kind == COMPRESSED:
@@ -182,8 +181,8 @@ def _read_variables(path: Path, start: bytes) -> Iterator[Variable]:
                     raise ValueError(f"an element of type {kind}")
             except (ValueError, struct.error, zlib.error) as fault:
                 raise SourceError(
-                    f"{path.name}: damaged at byte {offset:,} ({fault}); expected a variable; "
-                    f"{DOWNLOAD_AGAIN}"
+                    f"{path.name} is damaged at byte {offset:,} ({fault}), where a variable "
+                    f"should be; {DOWNLOAD_AGAIN}"
                 ) from None
             offset = end
 
@@ -300,8 +299,8 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
         chunk_bytes = math.prod(data.chunks or (1, rows)) * data.dtype.itemsize
         if chunk_bytes > MAX_CHUNK_BYTES:
             raise SourceError(
-                f"{path.name}: {name} has chunks of {chunk_bytes:,} bytes; expected "
-                f"{MAX_CHUNK_BYTES:,} at most; run `h5repack -l {name}:CHUNK=1x65536` on it"
+                f"{path.name}: {name} has chunks of {chunk_bytes:,} bytes, and the limit is "
+                f"{MAX_CHUNK_BYTES:,}; run `h5repack -l {name}:CHUNK=1x65536` on it"
             )
         # Data without chunks are contiguous in the file, and read a column at a time.
         positions = (
@@ -328,4 +327,4 @@ def _unknown_file_message(path: Path, start: bytes) -> str:
     else:
         description = "MATLAB v4" if 0 in start[:4] else f"version {start[124:HEADER_BYTES].hex()}"
     remedy = "save it again with `save -v7`" if description == "MATLAB v4" else DOWNLOAD_AGAIN
-    return f"{path.name}: {description}; expected a file of MATLAB v5 or v7.3; {remedy}"
+    return f"{path.name} is not a file of MATLAB v5 or v7.3: {description}; {remedy}"

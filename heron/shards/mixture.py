@@ -48,7 +48,7 @@ class MixedStore(Store):
     def read_bytes(self, name: str) -> bytes:
         """Returns the manifest of the mixture as JSON."""
         if name != MANIFEST:
-            raise Missing(f"{self.where()}: no file {name!r} of a mixture")
+            raise Missing(f"{self.where()}: the mixture has no file {name!r}")
         return json.dumps(self.manifest.model_dump(mode="json")).encode()
 
     def names(self) -> set[str] | None:
@@ -67,7 +67,7 @@ class MixedStore(Store):
 
     def local_copies(self, sizes: Mapping[str, int]) -> AbstractContextManager[Path]:
         """Raises ShardError, as the data sets must be verified one by one."""
-        raise ShardError(f"{self.where()}: a mixture; expected one data set; give each alone")
+        raise ShardError(f"{self.where()} is a mixture, not one data set; pass each alone")
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -79,8 +79,8 @@ class MixedStore(Store):
             for part, actual in _comparable_parts(manifest).items():
                 if actual != expected[part]:
                     raise ShardError(
-                        f"{store}: its {part} are {actual}; expected {expected[part]}, as in "
-                        f"{self.stores[0]}; mix data sets of the same views and labels"
+                        f"{store}: its {part} are {actual}, but those of {self.stores[0]} are "
+                        f"{expected[part]}; mix data sets of the same views and labels"
                     )
         splits = {split: list[Shard]() for manifest in manifests for split in manifest.splits}
         for number, manifest in enumerate(manifests):

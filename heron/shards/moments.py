@@ -61,7 +61,7 @@ class Moments:
             if (magnitudes := np.abs(values)).max(initial=0) > MAX_STATISTIC:
                 column = int(magnitudes.argmax())
                 raise ShardError(
-                    f"view {view.name!r}: the {name} of column {column} is {values[column]:.3g}; "
-                    f"expected within ±{MAX_STATISTIC:g}; scale the column, or leave it out"
+                    f"view {view.name!r}: the {name} of column {column} is {values[column]:.3g}, "
+                    f"beyond ±{MAX_STATISTIC:g}; scale the column, or remove it"
                 )
         return view.model_copy(update={"mean": self.mean.tolist(), "std": self.std.tolist()})

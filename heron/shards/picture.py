@@ -72,7 +72,7 @@ def kind_of(data: bytes) -> Kind:
     for kind, magic in MAGIC.items():
         if magic.match(data):
             return kind
-    raise ValueError(f"begins with {data[:8]!r}; expected a {ANY_KIND}")
+    raise ValueError(f"is not a {ANY_KIND}: it begins with {data[:8]!r}")
 
 
 def read_header(data: bytes) -> Header:
@@ -93,7 +93,7 @@ def read_header(data: bytes) -> Header:
         except PILLOW_ERRORS as fault:
             raise _damaged(kind, fault) from None
     if not 0 < height * width <= MAX_PIXELS:
-        raise ValueError(f"is {height} × {width}; expected 1 to {MAX_PIXELS:,} pixels")
+        raise ValueError(f"must have 1 to {MAX_PIXELS:,} pixels, got {height} × {width}")
     if orientation(data) >= TRANSPOSED:
         height, width = width, height
     return Header(kind, height, width)
@@ -179,7 +179,7 @@ def check_pictures(payloads: Iterable[tuple[str, Any]]) -> Checked:
     for name, data in payloads:
         if not isinstance(data, bytes):
             found = short_repr(data)
-            faults[name] = f"holds {found}; expected the bytes of a picture, not its path"
+            faults[name] = f"has {found} instead of the bytes of a picture"
             continue
         try:
             headers.add(read_complete_header(data))
@@ -201,7 +201,7 @@ def read_complete_header(data: bytes) -> Header:
     if header.kind not in ("JPEG", "PNG"):
         pixels(data)
     elif not (_is_whole_jpeg if header.kind == "JPEG" else _is_whole_png)(data):
-        raise ValueError(f"is cut short; expected a whole {header.kind}")
+        raise ValueError(f"is cut short; it must be a whole {header.kind}")
     return header
 
 
@@ -210,7 +210,7 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     header = (read_complete_header if data.startswith((JPEG, PNG)) else read_header)(data)
     picture = pixels(data)
     if picture.shape != (header.height, header.width, 3):
-        raise ValueError(f"decodes to {picture.shape}; expected the size that its header has")
+        raise ValueError(f"decodes to {picture.shape}, not the size in its header")
     return picture
 
 
@@ -268,14 +268,16 @@ def _by_pillow(data: bytes, kind: Kind) -> NDArray[np.uint8]:
             if image.size != (width, height):
                 raise ValueError("it has two headers, of two sizes")
         if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"of {image.height} × {image.width}; expected {MAX_PIXELS:,} pixels")
+            raise ValueError(
+                f"of {image.height} × {image.width}, and the limit is {MAX_PIXELS:,} pixels"
+            )
         if image.mode.startswith("I;16"):  # grey: the high byte, as Pillow takes of 16-bit colours
             values = np.asarray(image)
             grey = (values >> 8).astype(np.uint8)
             grey[values == image.info.get("transparency", -1)] = 255
             return np.repeat(grey[..., None], 3, 2)
         if image.mode in ("I", "F"):
-            raise ValueError(f"a {kind} of 32 bits a value; expected 8 or 16")
+            raise ValueError(f"a {kind} of 32 bits a value; 8 or 16 can be read")
         if not image.has_transparency_data:
             return np.asarray(image.convert("RGB"))
         white = Image.new("RGBA", image.size, "white")

@@ -125,8 +125,8 @@ class Remote:
             for chunk in enforce_speed(self._chunks(name, body), retry.slowest, retry.timeout_s):
                 if size is None and body.written + len(chunk) > max_bytes:
                     raise TooLong(
-                        f"{self.where(name)}: more than {max_bytes:,} bytes came; expected "
-                        f"{max_bytes:,} at most; {RESTORE}"
+                        f"{self.where(name)}: more than {max_bytes:,} bytes arrived, which is the "
+                        f"limit; {RESTORE}"
                     )
                 body.write(chunk)
             body.check()
@@ -208,9 +208,8 @@ class Remote:
                 log.warning(message, where, reason, number + 1, attempts, pause)
                 time.sleep(pause)
         raise ShardError(
-            f"{where}: failed {attempts} times, the last time with: {reason}; expected the whole "
-            "file; see that the server can be reached, and start again: what was fetched before "
-            "is kept"
+            f"{where}: failed {attempts} times, the last time with: {reason}; check that the "
+            "server can be reached, and start again: what was fetched before is kept"
         )
 
     def _chunks(self, name: str, body: Body) -> Iterator[bytes]:
@@ -250,13 +249,13 @@ class Remote:
         with closing(stream):
             if 300 <= stream.r.status < 400:
                 raise ShardError(
-                    f"{self.where(name)}: {MAX_REDIRECTS} redirects, and another; expected the "
-                    "file; give the address where it lies"
+                    f"{self.where(name)}: more than {MAX_REDIRECTS} redirects; use the final "
+                    "address of the file"
                 )
             if (encoding := stream.r.headers.get("Content-Encoding", "identity")) != "identity":
                 raise ShardError(
-                    f"{self.where(name)}: the server sent Content-Encoding {short_repr(encoding)}; "
-                    "expected the bytes of the file as they are; turn compression off at the server"
+                    f"{self.where(name)}: the server sent Content-Encoding {short_repr(encoding)}, "
+                    "but files must come as they are; turn compression off at the server"
                 )
             content_range = stream.r.headers.get("Content-Range", "")
             if body.written and stream.r.status != 206:
@@ -277,9 +276,9 @@ class Remote:
         if old == new or upgraded:
             return target
         raise ShardError(
-            f"{self.where(name)}: the server redirects to {new[0]}://{new[1]}:{new[2]}; "
-            "expected the file at its own host; give the address where it lies, or allow it with "
-            "data.storage_options: {allow_redirects: true}"
+            f"{self.where(name)}: the server redirects to {new[0]}://{new[1]}:{new[2]}, another "
+            "host; use the final address of the file, or allow it with data.storage_options: "
+            "{allow_redirects: true}"
         )
 
     def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -302,8 +301,8 @@ class Remote:
                 ) from None
             except (ValueError, TypeError) as fault:
                 raise ShardError(
-                    f"{self.where()}: {self._describe(fault)}; expected a local folder, or a URL "
-                    "and options that fsspec knows, such as s3://bucket/folder"
+                    f"{self.where()}: {self._describe(fault)}; use a local folder, or a URL and "
+                    "options that fsspec knows, such as s3://bucket/folder"
                 ) from None
             if hasattr(fs, "retries"):
                 fs.retries = 1  # only ours count, so that each is reported
@@ -343,7 +342,7 @@ class Remote:
         if isinstance(fault, Damaged | Slow):
             return str(fault)
         if isinstance(fault, TimeoutError) and not str(fault):
-            return f"nothing came for {self.retry.timeout_s:g} s"
+            return f"nothing arrived for {self.retry.timeout_s:g} s"
         status = _status(fault)
         text = f"HTTP {status} {fault.message}" if hasattr(fault, "message") and status else ""
         line = " ".join((text or f"{type(fault).__name__}: {fault}").split())
@@ -371,21 +370,21 @@ class Remote:
         if isinstance(fault, FileNotFoundError) or status == 404:
             detail = reason.partition(": ")[2]
             problem = f"no such file ({detail})" if " " in detail else "no such file"
-            missing = Missing(f"{where}: {problem}; the manifest lists it; {RESTORE}")
+            missing = Missing(f"{where}: {problem}, but the manifest lists it; {RESTORE}")
             missing.reason = problem
             return missing
         if isinstance(fault, TimeoutError | Damaged) or status == 416:
             return None
         if isinstance(fault, PermissionError) or status in (401, 403) or "NoCred" in str(kinds):
             return ShardError(
-                f"{where}: not allowed ({reason}); expected credentials that allow it; set the "
-                "environment variables of the protocol (AWS_ACCESS_KEY_ID, …) or storage options "
-                "(anon: true for public buckets)"
+                f"{where}: not allowed ({reason}); the credentials must allow it: set "
+                "the environment variables of the protocol (AWS_ACCESS_KEY_ID, …) or storage "
+                "options (anon: true for public buckets)"
             )
         refused = status is not None and 400 <= status < 500 and status not in TRANSIENT
         if refused or kinds & FATAL_ERRORS or isinstance(fault, BUGS):
             return ShardError(
-                f"{where}: {reason}; expected a file; check the address and the storage options"
+                f"cannot read {where}: {reason}; check the address and the storage options"
             )
         return None
 

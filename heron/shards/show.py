@@ -121,8 +121,8 @@ def contact_sheet(
     path = Path(path)
     if path.suffix.lower() not in PICTURES:
         raise ShardError(
-            f"{path}: a contact sheet cannot be {path.suffix or 'a file with no suffix'}; "
-            f"expected {', '.join(PICTURES)}; give --sheet another name"
+            f"{path}: a contact sheet must be one of {', '.join(PICTURES)}, not "
+            f"{path.suffix or 'a file with no suffix'}; choose another name for --sheet"
         )
     manifest = load_manifest(store)
     view = next(
@@ -138,8 +138,8 @@ def contact_sheet(
     pictures = list(_pictures(store, manifest, split, count, manifest.views.index(view)))
     if not pictures:
         raise ShardError(
-            f"{store}: a contact sheet of {count} pictures of split {split!r} would be empty; "
-            "give --count 1 or more"
+            f"{store}: a contact sheet of {count} pictures of split {split!r} would be empty; use "
+            "--count 1 or more"
         )
     cell = max(MIN_CELL_PIXELS, max(image.width for _, image in pictures))
     caption_height = 14 if captions else 0

@@ -86,7 +86,7 @@ class LocalStore(Store):
             with (self.folder / _check_plain_name(name)).open("rb") as stream:
                 return stream.read(MAX_MANIFEST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
-            raise Missing(f"{self.where(name)}: no such file") from None
+            raise Missing(f"{self.where(name)} does not exist") from None
 
     def names(self) -> set[str]:
         """Returns the names of all files."""
@@ -142,8 +142,8 @@ class RemoteStore(Store):
                     path.unlink()
                 except OSError as fault:
                     raise ShardError(
-                        f"{path}: {fault}; expected room for a copy of {self.where(name)}; set "
-                        "TMPDIR to a folder on a larger disk"
+                        f"{path}: {fault}; there must be room for a copy of {self.where(name)}; "
+                        "set TMPDIR to a folder on a larger disk"
                     ) from None
             yield folder
 
@@ -167,7 +167,7 @@ def open_store(
         return folder
     text = str(folder)
     if "\0" in text:
-        raise ShardError(f"{text!r} is no path: it has a zero byte; expected a folder or a URL")
+        raise ShardError(f"{text!r} is not a folder or a URL: it has a zero byte")
     if isinstance(folder, Path) or not is_remote(text):
         return LocalStore(Path(text.removeprefix("file://")))
     return RemoteStore(Remote(text, options, retry), cache)
@@ -176,7 +176,5 @@ def open_store(
 def _check_plain_name(name: str) -> str:
     """Returns the name unchanged; ShardError where it is a path, which could leave the folder."""
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
-        raise ShardError(
-            f"{name!r}: not a file of the data set; expected a name with no path in it"
-        )
+        raise ShardError(f"{name!r} is not a file of the data set; use a name without a path")
     return name

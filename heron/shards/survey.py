@@ -16,7 +16,7 @@ from heron.shards.picture import read_complete_header
 from heron.shards.tarball import ByteRange, read_contents
 from heron.shards.texts import read_text
 
-REMEDY = "mend it, or leave such samples out with `--on-error skip`"
+REMEDY = "fix it, or leave such samples out with `--on-error skip`"
 Sample = dict[str, ByteRange]  # where each member is, by its suffix
 
 
@@ -73,8 +73,8 @@ def survey_tar(layout: Layout, tar: Path) -> Survey | dict[str, str]:
         elif contents.strays:
             found = f"none of its {len(contents.strays):,} files has a key and a suffix"
         raise ShardError(
-            f"{tar.name} holds no sample that can be indexed: {found}; expected one at least, "
-            "since a manifest lists no tar without rows; mend it, or move it out of the folder"
+            f"{tar.name} has no sample that can be indexed: {found}; a manifest lists no tar "
+            "without rows: fix it, or move it out of the folder"
         )
     requested = {suffix for column in layout.columns for suffix in column.suffixes}
     requested |= {layout.annotation.suffix} if layout.annotation else set()
@@ -105,7 +105,7 @@ def _find_member(column: StoredColumn, sample: Sample) -> ByteRange:
     if len(matching) != 1:
         expected = " or ".join(map(repr, column.suffixes))
         fault = "has both" if matching else "lacks"
-        raise ValueError(f"{fault} {expected}; found {list(sample)[:8]}; expected one of each view")
+        raise ValueError(f"{fault} {expected}; it has {list(sample)[:8]}, not one of each view")
     return sample[matching[0]]
 
 
@@ -118,14 +118,14 @@ def _measure_shape(column: StoredColumn, payload: bytes) -> tuple[int, ...]:
         if column.kind == "text":
             read_text(payload, column.field)
             return (-1,)
-        array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is no vector")
+        array = array_at(np.frombuffer(payload, np.uint8), 0, len(payload), "is not a vector")
         if array.ndim != 1 or not array.size or array.dtype != np.dtype("<f4"):
             raise ValueError(
-                f"is {array.dtype} {array.shape}; expected a vector of float32, since it is mapped "
-                "where it lies; write it again as array.astype('float32').ravel()"
+                f"must be a vector of float32, since it is mapped in place, got {array.dtype} "
+                f"{array.shape}; write it again as array.astype('float32').ravel()"
             )
         if not np.isfinite(array).all():
-            raise ValueError("has a NaN or infinite value; expected finite ones")
+            raise ValueError("has NaN or infinite values")
         return array.shape
     except (ValueError, ShardError) as fault:
         raise ValueError(f"member {column.suffixes[0]!r} {fault}") from None
@@ -138,14 +138,14 @@ def _read_label(layout: Layout, sample: Sample, data: mmap.mmap) -> Label | None
         return None
     try:
         if annotation.suffix not in sample:
-            raise Unlabelled(f"is missing; found {list(sample)[:8]}")
+            raise Unlabelled(f"is missing; it has {list(sample)[:8]}")
         start, length = sample[annotation.suffix]
         return annotation.read(data[start : start + length])
     except Unlabelled as fault:
         if layout.missing_label == "unlabelled":
             return None
         raise ValueError(
-            f"has no label: {annotation.suffix!r} {fault}; take it as unlabelled with "
+            f"has no label: {annotation.suffix!r} {fault}; treat it as unlabelled with "
             "`--missing-label unlabelled`"
         ) from None
     except ValueError as fault:

@@ -36,7 +36,7 @@ LINKS = {
     tarfile.GNUTYPE_SPARSE: "a sparse file; pack it again without tar --sparse",
 }
 PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
-REFETCH = "get it again from where it came"
+REFETCH = "get it again from its source"
 SORT_NAMES = "pack it again in the order of names (tar --sort=name)"
 PIPE = "pipe:"  # before a command whose output is a tar
 CHUNK = 1 << 20  # bytes per read of the rest of a stream
@@ -80,14 +80,14 @@ def read_contents(tar: Path) -> Contents:
         key, suffix = folder + slash + stem, suffix.lower()
         if key != last and key in grouped.samples:
             raise ShardError(
-                f"{tar.name} sample {key} comes again after {last}: a duplicate key, or its files "
-                f"lie apart, and readers would see two halves; {SORT_NAMES}"
+                f"{tar.name} sample {key} occurs again after {last}: a duplicate key, or its "
+                f"files are apart, and readers would see two halves; {SORT_NAMES}"
             )
         members = grouped.samples.setdefault(key, {})
         if suffix in members:
             raise ShardError(
-                f"{tar.name} sample {key}: member {suffix!r} comes twice; expected one; a key "
-                "ends at the first dot of a file's name: rename the files, and pack them again"
+                f"{tar.name} sample {key}: member {suffix!r} occurs twice; a key ends at the "
+                "first dot of a file's name: rename the files, and pack them again"
             )
         members[suffix] = span
         last = key
@@ -101,7 +101,7 @@ def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
     ShardErrors, as is anything other than files and folders.
     """
     if not tar.stat().st_size:
-        raise ShardError(f"{tar.name} is empty (0 bytes); expected a tar; {REFETCH}")
+        raise ShardError(f"{tar.name} is empty (0 bytes); {REFETCH}")
     with tar.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         offset = 0
         overrides: dict[bytes, bytes] = {}  # of the next file, by extension headers
@@ -114,7 +114,7 @@ def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
             if info.type == tarfile.DIRTYPE:
                 length = 0  # some writers state the size of the folder's content
             if not 0 <= length <= len(data) - start:
-                extent = f"{length:,} bytes, of which {len(data) - start:,} are there"
+                extent = f"{length:,} bytes, of which it has {len(data) - start:,}"
                 raise _damaged(tar, offset, f"is cut inside {info.name!r} ({extent})")
             offset = -(-(start + length) // BLOCK) * BLOCK
             if info.type in PAX:
@@ -130,7 +130,7 @@ def walk(tar: Path) -> Iterator[tuple[str, ByteRange]]:
                 if info.isreg() and info.type not in LINKS:
                     yield _checked_name(tar, start - BLOCK, name), ByteRange(start, length)
                 elif info.type != tarfile.DIRTYPE:
-                    problem = f"no file (type {info.type!r}); pack it again without"
+                    problem = f"not a file (type {info.type!r}); pack it again without"
                     shown_name = name.decode(errors="replace")
                     raise ShardError(
                         f"{tar.name}: {shown_name!r} is {LINKS.get(info.type, problem)}"
@@ -147,8 +147,8 @@ def _check_end(tar: Path, data: mmap.mmap, offset: int) -> None:
     chunk = 1 << 20
     if any(data[start : start + chunk].strip(b"\0") for start in range(offset, len(data), chunk)):
         raise ShardError(
-            f"{tar.name} goes on after its end mark (byte {offset}): two tars one after the other? "
-            "readers would see the first alone; unpack it with tar --ignore-zeros, and pack it "
+            f"{tar.name} continues after its end mark (byte {offset}): two tars concatenated? "
+            "readers would see only the first; unpack it with tar --ignore-zeros, and pack it "
             "again"
         )
 
@@ -157,13 +157,13 @@ def _header_error(tar: Path, block: bytes, offset: int, size: int, fault: Except
     for magic, program in COMPRESSED.items():
         if not offset and block.startswith(magic):
             return ShardError(
-                f"{tar.name} is compressed by {program}; expected a plain tar, since nobody can "
-                "seek in a compressed one; decompress it (pictures do not grow by it)"
+                f"{tar.name} is compressed by {program}, and a compressed tar cannot be read at "
+                "random; decompress it (pictures do not grow)"
             )
     if not offset:
-        return ShardError(f"{tar.name} is no tar (it begins with {block[:16]!r}); {REFETCH}")
+        return ShardError(f"{tar.name} is not a tar (it begins with {block[:16]!r}); {REFETCH}")
     if offset >= size:
-        return _damaged(tar, offset, "has no end mark: it is cut, or unfinished")
+        return _damaged(tar, offset, "has no end mark: it is cut short, or unfinished")
     is_cut = size - offset < BLOCK
     return _damaged(
         tar, offset, "is cut inside a header" if is_cut else f"has a bad header ({fault})"
@@ -182,7 +182,7 @@ def _parse_pax(tar: Path, offset: int, text: bytes) -> dict[bytes, bytes]:
         if key == b"size" and not re.fullmatch(rb"[0-9]{1,18}", value):
             raise _damaged(tar, offset, f"has a pax header of size {short_repr(value)}")
         if key.startswith(b"GNU.sparse."):
-            raise ShardError(f"{tar.name} holds {LINKS[tarfile.GNUTYPE_SPARSE]}")
+            raise ShardError(f"{tar.name} has {LINKS[tarfile.GNUTYPE_SPARSE]}")
         if key in (b"path", b"size"):
             fields[key] = value
         text = text[length:]
@@ -195,19 +195,19 @@ def _checked_name(tar: Path, offset: int, name: bytes) -> str:
         text = name.decode()
     except UnicodeDecodeError:
         raise ShardError(
-            f"{tar.name} holds {name!r} (byte {offset}), a name that is not UTF-8; rename it, and "
+            f"{tar.name} has {name!r} (byte {offset}), a name that is not UTF-8; rename it, and "
             "pack it again"
         ) from None
     parts = text.removeprefix("./").split("/")
     if CONTROL.search(text):
         raise ShardError(
-            f"{tar.name} holds {short_repr(text)} (byte {offset}), a name with control characters; "
+            f"{tar.name} has {short_repr(text)} (byte {offset}), a name with control characters; "
             "rename it, and pack it again"
         )
     if "\\" in text or {"", ".", ".."} & set(parts):
         raise ShardError(
-            f"{tar.name} holds {text!r} (byte {offset}), a path out of a folder or with '\\'; "
-            "expected FOLDER/KEY.SUFFIX; pack it again from inside its folder"
+            f"{tar.name} has {text!r} (byte {offset}), a path out of its folder or with '\\'; "
+            "paths must be FOLDER/KEY.SUFFIX; pack it again from inside its folder"
         )
     return "/".join(parts)
 
@@ -227,16 +227,15 @@ class _CountingReader:
         for magic, program in COMPRESSED.items():
             if not self.count and data.startswith(magic):
                 raise ValueError(
-                    f"is compressed by {program}; expected a plain tar; decompress it, or read it "
-                    "through a command (pipe:)"
+                    f"is compressed by {program}; decompress it, or read it with a pipe:"
                 )
         if length := len(data.rstrip(b"\0")):
             self.filled = self.count + length
         self.count += len(data)
         if self.count > self.max_bytes:
             raise ValueError(
-                f"has more than {self.max_bytes:,} bytes; expected {self.max_bytes:,} at most; "
-                "raise data.webdataset.tar_bytes, or write smaller tars"
+                f"has more than {self.max_bytes:,} bytes, which is the limit; raise "
+                "data.webdataset.tar_bytes, or write smaller tars"
             )
         return data
 
@@ -269,7 +268,7 @@ class TarReader:
         except OSError as fault:
             if fault.errno in DISK_FULL:
                 raise  # not a fault of the tar
-            raise ShardError(f"{where}: {fault.strerror or fault}; expected a tar") from None
+            raise ShardError(f"{where}: {fault.strerror or fault}") from None
 
     @contextmanager
     def _open(self, tar: str) -> Iterator[BinaryIO]:
@@ -290,10 +289,10 @@ class TarReader:
         try:
             folder.fetch(name, raw, limit=self.most)
         except Missing as fault:
-            raise ValueError(f"{fault.reason}; expected a tar") from None
+            raise ValueError(f"{fault.reason}") from None
         except TooLong:
             raise ValueError(
-                f"has more than {self.most:,} bytes; expected {self.most:,} at most; raise "
+                f"has more than {self.most:,} bytes, which is the limit; raise "
                 "data.webdataset.tar_bytes, or write smaller tars"
             ) from None
 
@@ -325,7 +324,7 @@ def _run_command(command: str) -> Iterator[BinaryIO]:
         with suppress(subprocess.TimeoutExpired):
             if status := process.wait(EXIT_TIMEOUT_S):
                 prefix = f"{fault}; " if fault else ""
-                raise ValueError(f"{prefix}the command ended with status {status}; expected 0")
+                raise ValueError(f"{prefix}the command ended with status {status} instead of 0")
         if fault:
             raise fault
     finally:
@@ -343,7 +342,7 @@ def _read_files(stream: _CountingReader, suffixes: set[str]) -> Iterator[tuple[s
                 if info.type in LINKS:
                     raise ValueError(f"{info.name!r} is {LINKS[info.type]}")
                 if info.issparse():  # few bytes may expand to any number of zeros
-                    raise ValueError(f"{info.name!r} is a sparse file; expected a plain one")
+                    raise ValueError(f"{info.name!r} is a sparse file, not a plain one")
                 if info.isreg():
                     suffix = info.name.rpartition("/")[2].partition(".")[2].lower()
                     file = tar.extractfile(info) if suffix in suffixes else None
@@ -351,10 +350,10 @@ def _read_files(stream: _CountingReader, suffixes: set[str]) -> Iterator[tuple[s
                 tar.members = []  # type: ignore[attr-defined]  # they would accumulate in memory
             end = tar.offset
     except (EOFError, tarfile.TarError) as fault:
-        raise ValueError(f"is no whole tar ({fault})") from None
+        raise ValueError(f"is not a whole tar ({fault})") from None
     while stream.read(CHUNK):
         pass
     if stream.filled > end:
-        raise ValueError(f"has a bad header, or goes on after its end mark (byte {end})")
+        raise ValueError(f"has a bad header, or continues after its end mark (byte {end})")
     if stream.count < end + 2 * BLOCK:
-        raise ValueError(f"is cut: it has no end mark (byte {end})")
+        raise ValueError(f"is cut short: it has no end mark (byte {end})")

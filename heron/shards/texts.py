@@ -34,15 +34,15 @@ def read_text(data: bytes, field: str | None = None) -> str:
             fields = None
         text = fields.get(field) if isinstance(fields, dict) else None
         if not isinstance(text, str):
-            raise ValueError(f"is {short_repr(data)}; expected JSON with a string called {field!r}")
+            raise ValueError(f"must be JSON with a string called {field!r}, got {short_repr(data)}")
         if SURROGATE.search(text):
-            raise ValueError(f"has half a character (a lone surrogate) in {field!r}; expected text")
+            raise ValueError(f"has half a character (a lone surrogate) in {field!r}")
         return text[:MAX_TEXT_BYTES]
     decoder = getincrementaldecoder("utf-8-sig")()
     try:  # drops a character that the cut splits
         return decoder.decode(data[:MAX_TEXT_BYTES], final=len(data) <= MAX_TEXT_BYTES)
     except UnicodeDecodeError:
-        raise ValueError(f"is {short_repr(data)}; expected UTF-8") from None
+        raise ValueError(f"must be UTF-8, got {short_repr(data)}") from None
 
 
 def texts_of(tar: Path, index: ShardIndex, member: str, field: str | None) -> Iterator[str]:

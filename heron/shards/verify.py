@@ -46,9 +46,9 @@ class Verification:
         if not self.listed:
             summary += " (extra files were not looked for: HTTP lists no folders)"
         if self.ok:
-            return f"{summary}: all as the manifest says"
+            return f"{summary}: everything is as the manifest says"
         faults = map(one_line, self.faults)
-        return "\n".join([*faults, f"{summary}: {len(self.faults)} faults; {RESTORE}"])
+        return "\n".join([*faults, f"{summary}: {len(self.faults)} errors; {RESTORE}"])
 
 
 def verify(
@@ -65,7 +65,9 @@ def verify(
     listed = {name for shard in shards for name in (shard.file, shard.index_file)}
     names = store.names()
     present = {name for name in names or () if name.endswith((".tar", ".index.npz"))}
-    faults = [f"{name}: extra: the manifest does not list it" for name in sorted(present - listed)]
+    faults = [
+        f"{name}: extra file, which the manifest does not list" for name in sorted(present - listed)
+    ]
     plain = manifest.model_copy(update={"splits": {}})  # a task needs its own shard alone
     check = partial(_verify_shard, store, plain, decode)
     seen: dict[str, str] = {}  # keys of the whole data set, and their shards
@@ -115,11 +117,11 @@ def _verify_shard(store: Store, manifest: Manifest, decode: bool, shard: Shard) 
 
 def _file_faults(path: Path, checksum: str, size: int) -> Iterator[str]:
     if not path.exists():
-        yield f"{path.name}: missing: the manifest lists it"
+        yield f"{path.name}: missing, but the manifest lists it"
     elif (actual_size := path.stat().st_size) != size:
-        yield f"{path.name}: {actual_size:,} bytes; expected {size:,}"
+        yield f"{path.name}: {actual_size:,} bytes instead of {size:,}"
     elif (digest := sha256(path)) != checksum:
-        yield f"{path.name}: altered: sha256 is {digest[:12]}…; expected {checksum[:12]}…"
+        yield f"{path.name}: altered: its sha256 is {digest[:12]}… instead of {checksum[:12]}…"
 
 
 def _shard_faults(
@@ -133,7 +135,7 @@ def _shard_faults(
     files: dict[str, ByteRange] = {}
     for path, span in walk(tar):
         if path in files:
-            yield f"{shard.file} holds {path!r} twice"
+            yield f"{shard.file} has {path!r} twice"
         files[path] = span
     path_of = {span: path for path, span in files.items()}
     data = np.memmap(tar, np.uint8, "r")
@@ -156,13 +158,13 @@ def _shard_faults(
             if manifest.foreign and path_of.get(expected, "").startswith(key_prefix):
                 actual = expected
             if actual is None:
-                yield f"{sample}: no file {path!r} at byte {expected.offset}, as its index says"
+                yield (f"{sample}: no file {path!r} at byte {expected.offset}, as its index says")
                 continue
             if actual != expected:
-                yield f"{sample}: {path!r} lies elsewhere than its index says"
+                yield f"{sample}: {path!r} is not where its index says"
             payload = data[actual.offset : sum(actual)]
             if zlib.crc32(payload.data) != index.crc32[n, column]:
-                yield f"{sample}: member {member!r} is altered: another crc32"
+                yield f"{sample}: member {member!r} was altered: its crc32 differs"
             try:
                 fault = _member_fault(manifest, column, payload, labels, present, decode)
             except (ShardError, ValueError) as error:
@@ -170,7 +172,7 @@ def _shard_faults(
             if fault is not None:
                 yield f"{sample}: {fault}"
     for path in files if not manifest.foreign else ():
-        yield f"{shard.file} holds {path!r}, which its index does not list"
+        yield f"{shard.file} has {path!r}, which its index does not list"
 
 
 def _member_fault(
@@ -191,28 +193,26 @@ def _member_fault(
                 decode_picture(payload.tobytes())
             if all(size in (-1, actual) for actual, size in zip(shape, view.shape, strict=True)):
                 return None
-            return f"view {view.name!r} is {shape}; expected {view.shape}"
+            return f"view {view.name!r} must be {view.shape}, got {shape}"
         if view.kind == "text":
             read_text(payload.tobytes(), view.field)
             return None
         if view.kind == "graph":
             unpack_graph(payload.tobytes(), view.shape)
             return None
-    array = array_at(payload, 0, len(payload), "is no array")
+    array = array_at(payload, 0, len(payload), "is not an array")
     if column >= len(manifest.views):  # our own: labels or present
         of_labels = column == len(manifest.views)
         indexed = labels if of_labels or present is None else present
         is_equal = array.dtype == indexed.dtype and np.array_equal(array, indexed)
         what = "labels" if of_labels else "views"
-        return None if is_equal else f"its {what} are other than those of the index"
+        return None if is_equal else f"its {what} differ from those of the index"
     if manifest.foreign:
         array = array[None]  # a single vector
     expected = (len(labels), *view.shape)
     if array.shape != expected or array.dtype != view.dtype:
-        return (
-            f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {expected}"
-        )
+        return f"view {view.name!r} is {array.dtype} {array.shape}, not {view.dtype} {expected}"
     if view.kind == "vector" and not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0][0])
-        return f"view {view.name!r}, row {row} of the block: NaN or infinite; expected finite"
+        return f"view {view.name!r}, row {row} of the block, has NaN or infinite values"
     return None

@@ -156,6 +156,6 @@ def _death_error(process: SpawnProcess, item: object) -> ShardError:
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     hint = " (was memory short?)" if code == -signal.SIGKILL else ""
     return ShardError(
-        f"{item}: the process that worked on it {how}{hint}; expected a result; run the same "
-        "again, with fewer --workers where memory is short"
+        f"{item}: the process that worked on it {how}{hint}; run the same command again, with "
+        "fewer --workers if memory is short"
     )

@@ -94,7 +94,7 @@ def _write_tar(source: Source, shard: ShardPlan, stream: BinaryIO) -> ShardIndex
             rows = source.read(shard.split, start, stop)
             block = f"{shard.split}-{start // rows_per_read:06d}"
             if (fault := _find_fault(source, views, rows, stop - start)) is not None:
-                raise ShardError(f"{source.name}, {block}: {fault}; this is a fault of the source")
+                raise ShardError(f"{source.name}, {block}: {fault}; this is a bug in the source")
             sample_rows = rows_per_read if source.block_rows else 1
             present = np.stack([rows_with_view(rows.views[view.name]) for view in views], 1)
             for first in range(0, stop - start, sample_rows):
@@ -148,17 +148,17 @@ def _find_fault(source: Source, views: list[View], rows: Rows, count: int) -> st
         return fault
     names = [view.name for view in views]
     if sorted(rows.views) != sorted(names):
-        return f"views are {', '.join(rows.views) or 'none'}; expected {', '.join(names)}"
+        return f"views must be {', '.join(names)}, got {', '.join(rows.views) or 'none'}"
     if source.block_rows is None and len(rows.keys or []) != count:
-        return f"{len(rows.keys or [])} keys; expected {count}, one for each row of pictures"
+        return f"{len(rows.keys or [])} keys for {count} rows of pictures; each row needs one"
     present = {view.name: rows_with_view(rows.views[view.name]) for view in views}
     for view in views:
         values = rows.views[view.name]
         has_view = present[view.name]
         if not has_view.all() and not view.missing:
             return (
-                f"row {int(np.argmin(has_view))} lacks view {view.name!r}; expected it in every "
-                'row, or a view with missing="allow"'
+                f"row {int(np.argmin(has_view))} has no view {view.name!r}; every row needs it, "
+                'unless the view has missing="allow"'
             )
         if source.block_rows is None and view.kind != "vector":
             payloads = [value for value in values if value is not None]
@@ -167,14 +167,12 @@ def _find_fault(source: Source, views: list[View], rows: Rows, count: int) -> st
             continue
         array, shape = np.asarray(values), (count, *view.shape)
         if array.dtype != view.dtype or array.shape != shape:
-            return (
-                f"view {view.name!r} is {array.dtype} {array.shape}; expected {view.dtype} {shape}"
-            )
+            return f"view {view.name!r} is {array.dtype} {array.shape}, not {view.dtype} {shape}"
         if not (finite := np.isfinite(array).reshape(count, -1).all(1) | ~has_view).all():
             row = int(np.argmin(finite))
-            return f"view {view.name!r}, row {row} of the block, is not finite; expected numbers"
+            return f"view {view.name!r}, row {row} of the block, is not finite"
     if not (some := np.stack(list(present.values())).any(0)).all():
-        return f"row {int(np.argmin(some))} has none of its views; expected one at least: drop it"
+        return f"row {int(np.argmin(some))} has none of its views; drop it"
     return None
 
 

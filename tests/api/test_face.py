@@ -85,7 +85,7 @@ def test_every_metric_is_there() -> None:
 
 
 def test_a_wrong_name_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no experiment named 'scnee'; did you mean 'scene'"):
+    with pytest.raises(ConfigError, match="No experiment named 'scnee'\\. Did you mean 'scene'\\?"):
         heron.load_config("scnee")
     with pytest.raises(ConfigError, match="unknown method 'herocon-x'; did you mean 'herocon-"):
         heron.load_config("scene", method="herocon-x")

@@ -165,19 +165,19 @@ def test_rows_that_do_not_fit(frames: tuple[heron.Run, Given]) -> None:
          "or give more of them"),
         ({}, "no view is given; expected one or more of view1, view2"),
         (rows | {"view3": one}, "no view is called 'view3'; expected one or more of view1, view2"),
-        (rows | {"view1": one[:, 1:]}, "view 'view1' is float32 [160, 272]; expected numbers "
-         f"[rows, 273], {raw_rows}; it standardises them itself"),
-        (rows | {"view1": one[0]}, "view 'view1' is float32 [273]; expected numbers [rows, 273]"),
-        (rows | {"view1": one.astype(str)}, "view 'view1' is <U32 [160, 273]; expected numbers"),
-        (rows | {"view1": torch.ones(160, 273, dtype=torch.bool)}, "view 'view1' is bool ["),
-        (rows | {"view1": [one[0], one[1][:9]]}, "view 'view1' is no array ("),
-        (rows | {"view1": torch.from_numpy(one).to_sparse()}, "view 'view1' is a tensor of "
-         "layout torch.sparse_coo; expected a strided one: give x.to_dense(); expected numbers"),
-        (rows | {"view1": [torch.from_numpy(x).to_sparse() for x in one]}, "view 'view1' is no "
-         "array (is a tensor of layout torch.sparse_coo; expected a strided one"),
+        (rows | {"view1": one[:, 1:]}, "view 'view1' must be numbers [rows, 273], "
+         f"{raw_rows}; the model standardises them itself; it is float32 [160, 272]"),
+        (rows | {"view1": one[0]}, "standardises them itself; it is float32 [273]"),
+        (rows | {"view1": one.astype(str)}, "; it is <U32 [160, 273]"),
+        (rows | {"view1": torch.ones(160, 273, dtype=torch.bool)}, "; it is bool ["),
+        (rows | {"view1": [one[0], one[1][:9]]}, "it is not an array ("),
+        (rows | {"view1": torch.from_numpy(one).to_sparse()},
+         "; it is a tensor of layout torch.sparse_coo"),
+        (rows | {"view1": [torch.from_numpy(x).to_sparse() for x in one]},
+         "(it is a tensor of layout torch.sparse_coo; pass x.to_dense()"),
         (rows | {"view2": two[:9]}, "rows: 160 of 'view1', 9 of 'view2'; expected as many of each"),
-        (with_value(rows, np.nan), "view 'view1': 2 rows are not finite in float32, the first row "
-         "37 in column 5; expected finite numbers; mend these rows or leave them out"),
+        (with_value(rows, np.nan), "view 'view1': 2 rows are not finite in float32, "
+         "starting with row 37 in column 5; fix or drop these rows"),
     ]  # fmt: skip
     for given, told in broken:
         with pytest.raises(InputError) as caught:
@@ -209,19 +209,19 @@ def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
     model = trained("faces", tmp_path).model()
     size = model.signature.view("left").shape
     fine = np.zeros((4, *size), np.uint8)
-    holds = "expected uint8 [rows, 32 × 32 × 3] with channels last and values 0 to 255"
+    holds = "view 'left' must be uint8 [rows, 32 × 32 × 3] with channels last and values 0 to 255"
     broken: list[tuple[Any, str]] = [
-        (fine.astype(np.float32), f"view 'left' is float32 [4, 32, 32, 3]; {holds}"),
-        (fine.transpose(0, 3, 1, 2), f"view 'left' is uint8 [4, 3, 32, 32]; {holds}"),
-        (fine[0], f"view 'left' is uint8 [32, 32, 3]; {holds}"),
-        ([fine[0], fine[0, :9]], "view 'left' row 1 is 9 × 32 × 3; expected 32 × 32 × 3"),
-        ([fine[0], fine[0] / 255.0], "view 'left' row 1 is float64 [32, 32, 3]; expected uint8"),
-        ([fine[0], b"GIF89a"], "view 'left' row 1 "),
+        (fine.astype(np.float32), "it is float32 [4, 32, 32, 3]"),
+        (fine.transpose(0, 3, 1, 2), "it is uint8 [4, 3, 32, 32]"),
+        (fine[0], "it is uint8 [32, 32, 3]"),
+        ([fine[0], fine[0, :9]], "row 1 must be 32 × 32 × 3, got 9 × 32 × 3"),
+        ([fine[0], fine[0] / 255.0], "row 1 is float64 [32, 32, 3]"),
+        ([fine[0], b"GIF89a"], "row 1 "),
     ]
     for given, told in broken:
         with pytest.raises(InputError) as caught:
             model.encode({"left": given, "right": fine[: len(given)]})
-        assert told in str(caught.value)
+        assert holds in str(caught.value) and told in str(caught.value)
 
 
 def test_no_classifier_no_prediction(tmp_path: Path) -> None:

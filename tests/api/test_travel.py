@@ -101,7 +101,7 @@ def test_what_was_altered_is_refused(frames: tuple[heron.Run, Any], tmp_path: Pa
         (folder / name).write_bytes(kept[:-9] + bytes([kept[-9] ^ 1]) + kept[-8:])
         with pytest.raises(CheckpointError) as caught:
             heron.from_pretrained(folder)
-        assert f"{folder / name} is altered: its sha256 is " in str(caught.value)
+        assert f"{folder / name} was altered: its sha256 is " in str(caught.value)
         assert "fetch it again, or save it again with heron save" in str(caught.value)
         (folder / name).write_bytes(kept)
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -124,7 +124,7 @@ def test_a_folder_that_holds_something_is_left(
     frames: tuple[heron.Run, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "mine").write_text("")
-    with pytest.raises(CheckpointError, match="is there already; choose another --out, or add"):
+    with pytest.raises(CheckpointError, match="already exists; choose another --out, or add"):
         frames[0].model().save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -191,7 +191,7 @@ def test_a_model_goes_by_the_hub(
     data = bytearray((there / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (there / "model.safetensors").write_bytes(data)
-    with pytest.raises(CheckpointError, match="model.safetensors is altered"):
+    with pytest.raises(CheckpointError, match="model.safetensors was altered"):
         heron.from_pretrained("hf://lab/frames")
     (there / MANIFEST).unlink()
     with pytest.raises(

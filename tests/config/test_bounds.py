@@ -52,7 +52,7 @@ def small(tmp_path: Path) -> Path:
             "a: !!binary aGk=",
             "a must be text, a number, true or false, got b'hi'; put it in quotes",
         ),
-        ("[" * 10**4, "some.yaml is nested too deeply; 40 levels is the limit"),
+        ("[" * 10**4, "some.yaml is nested too deeply; the limit is 40 levels"),
         ("[" * 50 + "]" * 50, "expands to more than 65536 values or 40 levels, counting aliases"),
         (LAUGHS, "expands to more than 65536 values or 40 levels, counting aliases"),
         ("a: &a {b: *a}", "expands to more than 65536 values or 40 levels, counting aliases"),
@@ -172,9 +172,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"some.yaml is not UTF-8 \(.*\); save it as UTF-8"):
         load_config(path)
     path.write_bytes(b"a: " + b"x" * 2**18)
-    with pytest.raises(
-        ConfigError, match="some.yaml has more than 262144 bytes, which is the limit;"
-    ):
+    with pytest.raises(ConfigError, match="has more than 262144 bytes, the limit"):
         load_config(path)
     for name, said in (("a\0b", r"a\x00b (embedded null"), ("x" * 300, "too long")):
         with pytest.raises(ConfigError) as fault:

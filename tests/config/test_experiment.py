@@ -87,7 +87,7 @@ def test_overrides_replace_make_and_take_out(small: Path) -> None:
         ("data.protocol={folds: 5, fold: 7}", "fold must be 0 to 4, got 7"),
         ("data.protocol={folds: 5, labelled: 7}", "set folds"),
         ("run.dir=null", "run.dir must be a valid string, got None"),
-        ("optim.lr", " has no '='; write it as key=value: optim.lr=0.1"),
+        ("optim.lr", "has no '='; write key=value: optim\\.lr=0\\.1"),
         ("seed.more=1", "'seed' is the value 0, not a section"),
         ("optim.lr=[", "is not valid YAML"),
     ],

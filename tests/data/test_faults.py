@@ -109,7 +109,7 @@ def test_a_damaged_picture_gives_its_place_to_the_next_of_its_stream(folder: Pat
     assert not set(seen) & {23, 24}
     good = [row for row in rows.tolist() if row not in (23, 24)]
     assert set(seen) == set(good)  # nothing else was lost
-    assert all("expected a JPEG, PNG, WebP" in fault for fault in lost.values())
+    assert all("is not a JPEG, PNG, WebP" in fault for fault in lost.values())
 
 
 def test_rows_that_are_skipped_are_those_of_any_number_of_processes(folder: Path) -> None:
@@ -133,10 +133,10 @@ def test_skipped_rows_are_counted_named_and_told_by_the_run(
     pretrain(config(folder, workers=2, verify=False))
     told = capsys.readouterr().out
     for key in keys:
-        assert f"sample {key}: view 'image' begins with" in told
+        assert f"sample {key}: view 'image' is not a JPEG" in told
     assert told.count("skipped row ") == 2
     assert "skipped 10 rows, 70 to 79: " in told
-    assert "test-000001.tar has 0 bytes; the manifest says" in told
+    assert "test-000001.tar has 0 bytes, but the manifest says" in told
     result = json.loads((folder.parent / "run" / "result.json").read_text())
     assert result["skipped_rows"] == 12
     assert result["steps"] == 4
@@ -147,20 +147,20 @@ def test_a_flipped_byte_costs_one_sample_where_checksums_are_compared(
 ) -> None:
     """A JPEG with one wrong byte may well decode: only its checksum tells."""
     key = zero(folder, 11, at=700, count=1)
-    with pytest.raises(ShardError, match=r"train-000001.tar is altered: .* names the sample"):
+    with pytest.raises(ShardError, match=r"train-000001.tar was altered: .* names the sample"):
         pretrain(config(folder, on_error="raise"))
     pretrain(config(folder))
     told = capsys.readouterr().out
-    assert f"sample {key}: member 'jpg' is altered: another crc32" in told
+    assert f" sample {key}: member 'jpg' was altered: its crc32 differs; " in told
     assert told.count("skipped row") == 1
 
 
 def test_by_default_the_first_fault_ends_the_run(folder: Path) -> None:
     key = zero(folder, 7)
-    with pytest.raises(ShardError, match=f"sample {key}: view 'image' begins with"):
+    with pytest.raises(ShardError, match=f"sample {key}: view 'image' is not a JPEG"):
         pretrain(config(folder, on_error="raise", verify=False))
     (folder / "train-000002.tar").unlink()
-    with pytest.raises(ShardError, match=r"train-000002.tar is missing; the manifest lists it"):
+    with pytest.raises(ShardError, match=r"train-000002.tar is missing, but the manifest lists it"):
         pretrain(config(folder, on_error="raise"))
 
 
@@ -168,7 +168,7 @@ def test_scores_of_too_few_rows_are_no_result(folder: Path) -> None:
     """Found in the evaluation: whoever looks for a result would take the run for done."""
     test = folder / "test-000000.tar"
     test.write_bytes(test.read_bytes().replace(b"\xff\xd8\xff", b"\0\0\0"))
-    with pytest.raises(ShardError, match=r"10 of the run's 80 rows cannot be read"):
+    with pytest.raises(ShardError, match=r"cannot read 10 of the run's 80 rows,"):
         pretrain(config(folder, max_bad_fraction=0.12, verify=False))
     assert (folder.parent / "run" / "checkpoints" / "latest").exists()
     assert not (folder.parent / "run" / "result.json").exists()
@@ -178,15 +178,15 @@ def test_too_many_bad_rows_end_the_run(folder: Path) -> None:
     (folder / "train-000002.tar").unlink()
     with pytest.raises(
         ShardError,
-        match=r"10 of the run's 80 rows cannot be read, more than data.max_bad_fraction = 0.12",
+        match=r"10 of the run's 80 rows, which is more than data.max_bad_fraction = 0.12",
     ):
         pretrain(config(folder, max_bad_fraction=0.12))
     for tar in folder.glob("train-*.tar"):
         tar.unlink()
-    with pytest.raises(ShardError, match=r"60 of the run's 80 rows cannot be read"):
+    with pytest.raises(ShardError, match=r"cannot read 60 of the run's 80 rows,"):
         pretrain(config(folder))
     streams = open_streams(config(folder))
-    with pytest.raises(ShardError, match=r"no row of the labelled stream can be read; .* missing"):
+    with pytest.raises(ShardError, match="cannot read any row of the labelled stream"):
         list(batches(ShardBatches(streams, 0, 0, 1), 0, 1, workers=0, pin=False))
 
 
@@ -195,7 +195,7 @@ def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(folder: Path) -> No
     reader.read("image", np.array([0]))
     tar = folder / "train-000000.tar"
     tar.write_bytes(tar.read_bytes()[:5000])
-    with pytest.raises(ShardError, match=r"has \d+ bytes; the index says \d+"):
+    with pytest.raises(ShardError, match="has \\d+ bytes, but the index says \\d+"):
         reader.read("image", np.array([9]))
 
 
@@ -206,7 +206,7 @@ def test_skipped_counts_a_row_once() -> None:
     assert len(skipped) == 2
     skipped.refuse()
     assert skipped.add([{9: "c", 10: "c"}]) == ["skipped 2 rows, 9 to 10: c"]
-    with pytest.raises(ShardError, match=r"4 of the run's 100 rows .* the last fault: c"):
+    with pytest.raises(ShardError, match="cannot read 4 of the run's 100 rows"):
         skipped.refuse()
 
 

@@ -145,7 +145,9 @@ def test_labels_in_turn(tmp_path: Path) -> None:
 def test_shares_of_a_batch() -> None:
     assert apportion(10, [1, 1, 1], "labelled") == [4, 3, 3]
     assert apportion(256, [0.5, 0.3, 0.2], "labelled") == [128, 77, 51]
-    with pytest.raises(ConfigError, match=r"data.sources.1 has no row in a batch: its weight 0.01"):
+    with pytest.raises(
+        ConfigError, match="data\\.sources\\.1 gets no row of a batch: its weight 0\\.01"
+    ):
         apportion(10, [1, 0.01], "labelled")
 
 
@@ -177,15 +179,19 @@ def test_a_run_on_a_mixture_goes_on_where_it_stopped(tmp_path: Path) -> None:
         (
             {"small": {"x": np.zeros((20, 4))}},
             {},
-            "its views are x (vector 4, x.npy); expected x (",
+            "its views are x (vector 4, x.npy)",
         ),
-        ({"small": {"labels": np.arange(20) % 2}}, {}, "its labels are multi_class of 0, 1; expec"),
+        ({"small": {"labels": np.arange(20) % 2}}, {}, "its labels are multi_class of 0, 1"),
         (
             {},
             {"batch": {"labelled": "all"}},
-            "data.batch.labelled is 'all', and data.sources draws",
+            "data.batch.labelled is 'all', but data.sources samples rows",
         ),
-        ({}, {"batch": {"labelled": 180}}, " labelled rows in split 'all', and 45 of every batch"),
+        (
+            {},
+            {"batch": {"labelled": 180}},
+            " labelled rows in split 'all', but every batch takes 45;",
+        ),
     ],
 )
 def test_data_that_cannot_be_mixed(tmp_path: Path, changes: Any, data: Any, message: str) -> None:
@@ -208,6 +214,6 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
     text = config(tmp_path, balance="labels").model_dump(mode="json")
     text["negatives"]["mine"] = 3
     with pytest.raises(
-        ConfigError, match="may draw a labelled row twice in a batch; expected no n"
+        ConfigError, match="may repeat a labelled row in a batch, so it does not work with n"
     ):
         open_streams(parse_config(text))

@@ -82,7 +82,7 @@ def test_a_block_of_another_shape_is_named(tmp_path: Path) -> None:
     wide = reader.view("view").model_copy(update={"shape": (4,)})
     held = LocalFile(tmp_path / "mine" / reader.shards[0].file)
     (fault,) = OpenShard(held, "here", reader.indexes[0]).blocks(wide, 0).faults.values()
-    assert re.search(r"here sample .*: view 'view' is float32 \(5, 3\); expected", fault)
+    assert re.search(r"here sample .*: view 'view' must be .*, got float32 \(5, 3\)", fault)
 
 
 @pytest.mark.parametrize(("size", "augment"), [(2, []), ([3, 4], ["crop"]), (4, ["simclr"])])

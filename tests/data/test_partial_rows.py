@@ -77,7 +77,9 @@ def test_a_row_keeps_a_view_and_its_own_draw(folder: Path) -> None:
 
 
 def test_a_view_that_cannot_be_hidden_is_named(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data.protocol.hide_views: .* 'v3' is not in .*; found"):
+    with pytest.raises(
+        ConfigError, match=r"data.protocol.hide_views: .* has no stored view 'v3'; it has"
+    ):
         hide_views(Reader(folder / "mine"), {"v3": 0.5}, Protocol())
 
 
@@ -97,7 +99,7 @@ def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
     assert not np.isnan(dropped.targets(kept)).any() and 0 < len(kept) < len(roles.labelled)
     np.testing.assert_array_equal(dropped.roles.test, roles.test)
     assert not dropped.lacks_views and not dropped.lacks_labels
-    with pytest.raises(ConfigError, match="expected multi_label, or 0"):
+    with pytest.raises(ConfigError, match="needs multi_label ones, but those of .*; set it to 0"):
         other = frames(folder, data={"protocol": {"hide_labels": 0.5}})
         build_data(other.data, progress=False)
         open_streams(other)
@@ -116,7 +118,7 @@ def test_batches_say_which_views_their_rows_have(folder: Path, world: int) -> No
 
 def test_rows_that_the_model_sees_nothing_of(folder: Path) -> None:
     second: dict[str, Any] = {"data": {"views": [{"stored": "v2"}, {"stored": "v2"}]}}
-    with pytest.raises(ConfigError, match="have none of v2, the first .*partial_rows=drop"):
+    with pytest.raises(ConfigError, match="have none of v2"):
         open_streams(config(folder, **second))
     second["data"] |= {"protocol": {"partial_rows": "drop", "hide_labels": 0.0}}
     streams = open_streams(config(folder, **second))

@@ -71,7 +71,9 @@ def test_default_number_of_streams() -> None:
 
 
 def test_bad_plans_name_the_remedy() -> None:
-    with pytest.raises(ConfigError, match="is 102, but there are 101 unlabelled rows; expected at"):
+    with pytest.raises(
+        ConfigError, match="is 102, but there are only 101 unlabelled rows; lower it"
+    ):
         stream(batch=102)
     with pytest.raises(ConfigError, match="5, which does not divide .* = 12; the nearest .* is 4"):
         stream(canonical=5)

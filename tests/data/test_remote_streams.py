@@ -68,7 +68,7 @@ def test_a_shard_that_is_not_served_is_named_or_skipped(served: Web, tmp_path: P
     files = {name: data for name, data in served.files.items() if name != "test-000000.tar"}
     with web(files) as partial:
         config = frames(tmp_path, data=remote(partial, tmp_path))
-        with pytest.raises(ShardError, match="test-000000.tar: no such file; the"):
+        with pytest.raises(ShardError, match="but the manifest lists it"):
             pretrain(config)
         skip = remote(partial, tmp_path, on_error="skip", max_bad_fraction=0.9)
         result = pretrain(frames(tmp_path, "skip", data=skip))
@@ -79,13 +79,15 @@ def test_a_cache_that_is_too_small_is_refused_before_the_first_step(
     served: Web, tmp_path: Path
 ) -> None:
     small = {"dir": str(tmp_path / "cache"), "bytes": 50_000}
-    with pytest.raises(ConfigError, match=r"data.cache.bytes is 50,000, but up to .* at least \d"):
+    with pytest.raises(
+        ConfigError, match="data\\.cache\\.bytes must be 583,680 or more, because up to"
+    ):
         open_streams(frames(tmp_path, data=remote(served, tmp_path, cache=small)))
 
 
 def test_nothing_is_built_behind_a_url(tmp_path: Path) -> None:
     config = frames(tmp_path, data={"path": "s3://bucket/frames"})
-    with pytest.raises(ConfigError, match="shards are built in a folder, but data.path is s3://"):
+    with pytest.raises(ConfigError, match="a folder, but data\\.path is s3://bucket/frames"):
         build_data(config.data)
 
 
@@ -108,7 +110,7 @@ def test_credentials_stay_out_of_the_configuration(tmp_path: Path) -> None:
         ),
         ({"path": "https://host/frames?X-Amz-Signature=x"}, "X-Amz-Signature"),
         ({"path": "https://a.blob.core.windows.net/frames?sv=1&sig=x"}, "sig"),
-        ({"storage_options": {"headers": {"Authorization": "Bearer x"}}}, "authorization"),
+        ({"storage_options": {"headers": {"Authorization": "Bearer x"}}}, "Authorization"),
         ({"storage_options": {"connection_string": "AccountKey=x"}}, "connection_string"),
         ({"storage_options": {"password": 1234}}, "password"),
         ({"storage_options": {"api_keys": "x"}}, "api_keys"),

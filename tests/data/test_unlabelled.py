@@ -60,13 +60,17 @@ def test_roles_follow_the_labels(tmp_path: Path) -> None:
         assert set(roles.labelled) <= set(known)
         assert set(roles.test) == set(known) - set(roles.labelled)
         assert set(roles.unlabelled) == set(range(60)) - set(roles.labelled)
-    with pytest.raises(ConfigError, match="folds is 600, but no label vector occurs as often"):
+    with pytest.raises(
+        ConfigError, match="data\\.protocol\\.folds is 600, but no label vector occurs"
+    ):
         assign(reader, "all", Protocol(folds=600))
     for protocol in (Protocol(), Protocol(labelled=40)):
         everything = assign(reader, "all", protocol)
         assert sorted(everything.labelled) == known.tolist()
         assert not len(everything.test)  # those that are left have no label
-    with pytest.raises(ConfigError, match=r"labelled is 41, .* has 40 rows with a label, of 60"):
+    with pytest.raises(
+        ConfigError, match="41, but split 'all' has only 40 rows with a label, of 60"
+    ):
         assign(reader, "all", Protocol(labelled=41))
 
 
@@ -79,7 +83,7 @@ def test_data_without_labels_is_trained_on_and_not_scored(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="folds is 3, but no row has a label"):
         assign(Reader(path), "all", Protocol(folds=3))
     assert (tmp_path / "run" / "report.html").exists()
-    with pytest.raises(ConfigError, match="labelled is 5, but there are 0 labelled rows"):
+    with pytest.raises(ConfigError, match="labelled is 5, but there are only 0 labelled rows;"):
         data = config(path).data.model_dump() | {"batch": {"labelled": 5}}
         pretrain(config(path, data=data), overwrite=True)
 

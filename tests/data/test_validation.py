@@ -79,8 +79,13 @@ def test_labelled_rows_are_stratified_where_that_is_asked_for(folder: Path) -> N
 
 def test_shares_that_leave_nothing_are_refused(folder: Path) -> None:
     reader = Reader(folder / "frames")
-    for share, told in [(0.01, "which is 0 of them"), (0.99, "which is 10 of them")]:
-        with pytest.raises(ConfigError, match=f"of 10 labelled rows, {told}; expected at least 1"):
+    for share, told in [
+        (0.01, "which is 0"),
+        (0.99, "which is 10"),
+    ]:
+        with pytest.raises(
+            ConfigError, match=f"of 10 labelled rows, {told}; it must leave at least 1"
+        ):
             assign(reader, "train", Protocol(labelled=10, validation=share))
 
 

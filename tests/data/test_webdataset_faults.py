@@ -24,23 +24,23 @@ FAULTS: dict[
 ] = {  # what becomes of a-01.tar, what is said
     "cut in a file": (
         lambda data: data[: MEMBER - 512],
-        r"is no whole tar \(unexpected end of data\)",
+        r"is not a whole tar \(unexpected end of data\)",
     ),
     "cut in a sample": (
         lambda data: data[: 5 * MEMBER],
-        r"is cut: it has no end mark \(byte 10240\)",
+        r"is cut short: it has no end mark \(byte 10240\)",
     ),
     "cut in its end": (
         lambda data: data[: 2 * ROWS * MEMBER + 512],
-        r"is cut: it has no end mark \(byte 40960\)",
+        r"is cut short: it has no end mark \(byte 40960\)",
     ),
     "a bad header": (
         lambda data: data[: 4 * MEMBER] + b"x" * 512 + data[4 * MEMBER + 512 :],
-        r"has a bad header, or goes on after its end mark \(byte 8192\)",
+        r"has a bad header, or continues after its end mark \(byte 8192\)",
     ),
-    "compressed": (lambda data: b"\x1f\x8b" + data, r"is compressed by gzip .* through a command"),
-    "empty": (lambda data: b"", r"is no whole tar \(empty file\)"),
-    "no sample": (lambda data: bytes(10240), "no sample in it; expected some"),
+    "compressed": (lambda data: b"\x1f\x8b" + data, "is compressed by gzip \\(gunzip\\)"),
+    "empty": (lambda data: b"", r"is not a whole tar \(empty file\)"),
+    "no sample": (lambda data: bytes(10240), "has no samples"),
 }
 
 
@@ -49,22 +49,24 @@ def test_a_bad_tar_is_named_and_stops_or_is_counted(tars: Path, name: str) -> No
     damage, message = FAULTS[name]
     path = tars / "a-01.tar"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ShardError, match=f"a-01.tar: {message}"):
+    with pytest.raises(ShardError, match=f"a-01.tar:? {message}"):
         steps(config(tars), 5)
     found = steps(config(tars, on_error="skip", max_bad_fraction=0.3), 6)
     lost = {key: fault for batch in found for key, fault in batch.lost.items()}
     assert len(lost) == 1 and all(key < 0 and "a-01.tar" in fault for key, fault in lost.items())
-    with pytest.raises(ShardError, match="1 of 4 tars cannot be read, more than data.max_bad_fra"):
+    with pytest.raises(
+        ShardError, match="read 1 of 4 tars, which is more than data\\.max_bad_fraction"
+    ):
         steps(config(tars, on_error="skip", max_bad_fraction=0.2), 6)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {  # a sample's members, and what is said of it
-    "a missing member": ({"cls": "1"}, r"lacks 'npy'; found \['cls'\]"),
-    "no label": ({"npy": None, "txt": "a"}, r"lacks the label 'cls'; found \['npy', 'txt'\]"),
-    "a class beyond": ({"npy": None, "cls": "3"}, "is of class 3; expected one of 3"),
-    "a word": ({"npy": None, "cls": "cat"}, "expected a class number"),
-    "another width": ({"npy": [1.0], "cls": "1"}, r"member 'npy' is float32 \(1,\); expected"),
-    "no number": ({"npy": [np.nan] * 6, "cls": "1"}, "has a NaN or infinite value"),
+    "a missing member": ({"cls": "1"}, r"lacks 'npy'; it has \['cls'\]"),
+    "no label": ({"npy": None, "txt": "a"}, r"has no label 'cls'; it has \['npy', 'txt'\]"),
+    "a class beyond": ({"npy": None, "cls": "3"}, "is of class 3, which is not one of the 3"),
+    "a word": ({"npy": None, "cls": "cat"}, "must be a class number"),
+    "another width": ({"npy": [1.0], "cls": "1"}, "member 'npy' must be float32 \\(6,\\)"),
+    "no number": ({"npy": [np.nan] * 6, "cls": "1"}, "has NaN or infinite values"),
     "a pickle": (
         {"npy": np.array([{}] * 6, object), "cls": "1"},
         "an array of Python objects is a pickle, never decoded",
@@ -87,7 +89,9 @@ def test_a_bad_sample_is_named_and_gives_its_place_to_the_next(tars: Path, name:
     lost = {key: fault for batch in found for key, fault in batch.lost.items()}
     assert len(lost) == 1  # met twice, and one
     assert 99 in numbers(found) and all(np.isfinite(numbers(found)))
-    with pytest.raises(ShardError, match="1 samples cannot be read, more than data.max_bad_frac"):
+    with pytest.raises(
+        ShardError, match="read 1 samples, which is more than data\\.max_bad_fraction"
+    ):
         steps(config(tars, webdataset=more, on_error="skip", max_bad_fraction=0.01), 12)
 
 
@@ -98,7 +102,7 @@ def test_skipped_samples_are_told_and_counted_by_the_run(
     result = pretrain(config(tars, on_error="skip", max_bad_fraction=0.3))
     assert result["skipped_rows"] == 1
     said = capsys.readouterr().out
-    assert f"skipped: {tars}/a-01.tar: No such file or directory; expected a tar" in said
+    assert f"skipped: {tars}/a-01.tar: No such file or directory" in said
     assert "labelled: 8 samples a batch of 4 tars without an index, by passes over each" in said
     assert "an endless stream: its batches depend on the numbers of processes and of work" in said
     assert "no protocol applies, and samples have no numbers; nothing is scored" in said
@@ -107,19 +111,17 @@ def test_skipped_samples_are_told_and_counted_by_the_run(
 def test_where_no_sample_can_be_read_a_run_ends(tars: Path) -> None:
     nothing = {"labelled": f"{tars}/b-{{00..03}}.tar", "samples_per_epoch": 10**9}
     given = config(tars, webdataset=nothing, on_error="skip", max_bad_fraction=1.0)
-    with pytest.raises(
-        ShardError, match="or 1,000 one after the other; the last fault: .*lacks th"
-    ):
+    with pytest.raises(ShardError, match="allows, or 1,000 in a row; the last error"):
         steps(given, 1)
     gone = {"labelled": f"{tars}/gone-{{00..03}}.tar"}
-    with pytest.raises(ShardError, match="a pass over the tars of a reading process had no sample"):
+    with pytest.raises(ShardError, match="a reading process found no sample in its tars"):
         steps(config(tars, webdataset=gone, on_error="skip", max_bad_fraction=1.0), 1)
 
 
 def test_a_command_that_fails_is_named(tars: Path) -> None:
     failing = {"labelled": f"pipe:cat {tars}/a-00.tar; exit 3", "resampled": True}
     with pytest.raises(
-        ShardError, match="^pipe:cat .*: the command ended with status 3; expected 0"
+        ShardError, match="^pipe:cat .*: the command ended with status 3 instead of 0"
     ):
         steps(config(tars, webdataset=failing), 9)
     failing["labelled"] = "pipe:no-such-command-here 2>/dev/null"
@@ -134,7 +136,7 @@ def test_a_sparse_file_is_refused(tars: Path) -> None:
     info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"} | size
     data = b"0\n".ljust(512, b"\0") + bytes(1024)
     (tars / "a-00.tar").write_bytes(info.tobuf(tarfile.PAX_FORMAT) + data)
-    with pytest.raises(ShardError, match=r"a-00.tar: 'x.npy' is a sparse file; expected a plain"):
+    with pytest.raises(ShardError, match="'x\\.npy' is a sparse file, not a plain one"):
         steps(config(tars), 5)
 
 
@@ -142,30 +144,33 @@ def test_links_and_long_tars_are_refused(tars: Path) -> None:
     others.write_tar(tars / "a-00.tar", [others.info("x.npy", type=tarfile.SYMTYPE, linkname="y")])
     with pytest.raises(ShardError, match=r"a-00.tar: 'x.npy' is a symbolic link"):
         steps(config(tars), 5)
-    with pytest.raises(ShardError, match="has more than 5,000 bytes; .* data.webdataset.tar_bytes"):
+    with pytest.raises(ShardError, match="has more than 5,000 bytes"):
         steps(config(tars, webdataset={"labelled": f"{tars}/a-01.tar", "tar_bytes": 5000}), 5)
 
 
 REFUSED = [
     ({"negatives": {"mine": 2}}, "negatives.mine is 2, but data.webdataset streams samples with"),
-    ({"objective": {"pico": {}}}, "objective.pico remembers rows, but .* none comes again under"),
+    ({"objective": {"pico": {}}}, "objective.pico remembers rows, but .* no row comes back under"),
     ({"evaluate": {"baselines": True}}, "evaluate.baselines is true, but"),
-    ({"data": {"protocol": {"complementary": 1}}}, "drawn by the number of the row; leave it out"),
+    ({"data": {"protocol": {"complementary": 1}}}, "chosen by row number; remove it"),
     ({"data": {"roles": "x"}}, "data.roles is x, but .* samples have no numbers"),
-    ({"data": {"protocol": {"hide_labels": 0.5}}}, "hide_labels is 0.5, but .* number of the row"),
-    ({"data": {"protocol": {"partial_rows": "drop"}}}, "partial_rows is drop, but .* is unreadabl"),
+    ({"data": {"protocol": {"hide_labels": 0.5}}}, "hide_labels is 0.5, but .* by row number"),
+    ({"data": {"protocol": {"partial_rows": "drop"}}}, "partial_rows is drop, but .* as unreadabl"),
     ({"data": {"canonical_streams": 2}}, "canonical_streams is 2, but .* nothing plans the order"),
     ({"data": {"standardise": True}}, "there are no statistics but those of data.path"),
     ({"data": {"batch": {"labelled": "all"}}}, "'all', but .* the number of samples is"),
     ({"data": {"batch": {"unlabelled": 4}}}, "unlabelled is 4, and .*unlabelled has no tars"),
-    ({"data": {"batch": {"labelled": 41}}}, "labelled is 41; expected 2 to 40"),
+    ({"data": {"batch": {"labelled": 41}}}, "data\\.batch\\.labelled must be 2 to 40"),
     ({"data": {"path": "x"}}, "webdataset sets image, vector, label or classes, but path is set"),
     ({"data": {"webdataset": None}}, "path is missing; set it to a folder or URL of shards:"),
     (
         {"data": {"webdataset": {"vector": None}}},
         "webdataset has neither image nor vector; name the",
     ),
-    ({"data": {"webdataset": {"classes": None}}}, "has label cls and 0 classes; expected both"),
+    (
+        {"data": {"webdataset": {"classes": None}}},
+        "has label cls and 0 classes; set both or neither,",
+    ),
     ({"data": {"webdataset": {"label": "pyd"}}}, "label: no label can be read from 'pyd'"),
     ({"data": {"webdataset": {"vector": {"pth": 3}}}}, "no such view can be read from 'pth'"),
     ({"data": {"webdataset": {"labelled": "a-{0..99999999}.tar"}}}, "more than 1,048,576 tars"),

@@ -54,9 +54,7 @@ def test_shares_of_processes_are_apart_and_uneven_ones_never_run_dry(tars: Path)
 
 def test_resampling_draws_with_replacement_whatever_the_number_of_tars(tars: Path) -> None:
     alone = {"labelled": f"{tars}/a-00.tar"}
-    with pytest.raises(
-        ConfigError, match=r"labelled has 1 tars for 6 reading processes \(2 with 3"
-    ):
+    with pytest.raises(ConfigError, match="has 1 tars, but 6 processes read \\(2 with 3"):
         steps(config(tars, webdataset=alone, workers=3), 1, 0, 2)
     given = config(tars, webdataset=alone | {"resampled": True})
     both_ = [numbers(steps(given, 4, rank, 2)) for rank in range(2)]
@@ -134,7 +132,7 @@ def test_a_command_and_a_server(tars: Path) -> None:
         assert sorted(numbers(steps(config(tars, webdataset=served), 5))) == expected
         assert not server.faults["a-02.tar"]
         served = {"labelled": server.url + "/c-{00..03}.tar"}
-        with pytest.raises(ShardError, match=r"127.0.0.1:\d+: no such file; expected a tar"):
+        with pytest.raises(ShardError, match=r"127.0.0.1:\d+: no such file"):
             steps(config(tars, webdataset=served), 1)
         server.redirects["a-00.tar"] = "http://localhost:1/a-00.tar"
         served = {"labelled": server.url + "/a-00.tar"}
@@ -164,7 +162,7 @@ def test_labels_of_other_kinds(tars: Path) -> None:
     (batch,) = steps(given, 1)
     found = {n: row.tolist() for n, row in zip(numbers([batch]), batch.targets, strict=True)}
     assert found == {1: [0, 1, 1], 2: [1, 0, 0]}
-    with pytest.raises(ShardError, match="has as its label a .*; expected a multi_class one"):
+    with pytest.raises(ShardError, match="must have a multi_class label, got a .*"):
         steps(config(tars, webdataset=stream), 1)
 
 
@@ -193,7 +191,7 @@ def test_rows_are_embedded_of_a_set_that_is_given(tars: Path) -> None:
     given = config(tars)
     pretrain(given)
     run, out = Path(given.run.dir), tars.parent / "embeddings"
-    with pytest.raises(ConfigError, match="names no data set; expected one with the same members"):
+    with pytest.raises(ConfigError, match="and names no data set; pass one with the same members:"):
         embed(run, out, progress=False)
     held = tars.parent / "held"
     held.mkdir()

@@ -97,8 +97,8 @@ def test_others_are_refused(tmp_path: Path) -> None:
     marks = np.load(folder / "marks.npy", mmap_mode="r+")
     marks[3] ^= 1
     marks.flush()
-    refused(data, r"marks.npy is altered: .*write them again with heron shards protocol")
-    with pytest.raises(ConfigError, match="exists; expected a new folder"):
+    refused(data, r"marks.npy was altered: .*write them again with heron shards protocol")
+    with pytest.raises(ConfigError, match=" already exists; choose a new folder"):
         written(config, folder)
     hidden = data.protocol.model_copy(update={"hide_views": {"view1": 0.5}})
     with pytest.raises(ConfigError, match="hides views or labels"):
@@ -112,7 +112,7 @@ def test_labels_that_are_too_many_are_not_read(
     config = built(tmp_path)
     monkeypatch.setattr(open_shards, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     with pytest.raises(
-        ConfigError, match="the protocol asks for the labels of 700 rows, of 8 bytes"
+        ConfigError, match=": the protocol needs the labels of 700 rows, of 8 bytes each: "
     ):
         open_streams(config)
     path = tmp_path / "config.yaml"

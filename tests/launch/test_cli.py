@@ -65,15 +65,15 @@ def test_expected_errors_are_a_line_and_status_1(
     show = ("shards", "show", tmp_path / "faces", "--sheet")
     (file := tmp_path / "file").write_text("")
     for words, message in [
-        (("shards", "verify", tmp_path), "no such file; expected a manifest"),
-        (("shards", "show", tmp_path / "none"), "no such file; expected a manifest"),
+        (("shards", "verify", tmp_path), "no such file; pass a"),
+        (("shards", "show", tmp_path / "none"), "no such file; pass a"),
         (("shards", "show", tmp_path / "frames", "--sheet", "x.png"), "no view of images"),
-        ((*show, tmp_path / "x.txt"), "x.txt: a contact sheet cannot be .txt; expected .png, .jpg"),
+        ((*show, tmp_path / "x.txt"), "x.txt: a contact sheet must be one of .png, .jpg"),
         ((*show, tmp_path / "x.png", "--count", 0), "of 0 pictures of split 'train' would be emp"),
         ((*show, tmp_path / "none" / "x.png"), "No such file or directory"),
-        ((*faces, file), "file: a file lies there; expected a folder, new or old; choose another"),
-        ((*faces, file / "x"), "x: a file lies there; expected a folder"),
-        ((*frames, "--train", 400), "another build: its train is 300, this one's 400"),
+        ((*faces, file), "file is a file, not a folder; choose another"),
+        ((*faces, file / "x"), "x is a file, not a folder; choose another --out"),
+        ((*frames, "--train", 400), "another build: its train is 300, not 400"),
     ]:
         capsys.readouterr()
         assert run(*words) == 1

@@ -206,5 +206,5 @@ def test_vgg_draws_weights_that_keep_the_scale() -> None:
 
 
 def test_vgg_needs_a_depth_for_each_stage() -> None:
-    with pytest.raises(ValueError, match="channels are of 5 stages and depths of 2"):
+    with pytest.raises(ValueError, match="got 5 and 2 of them"):
         Vgg(depths=[1, 2])

@@ -184,9 +184,13 @@ CROSSED = np.stack([np.arange(40) % 2, np.arange(40) % 3], 1)
 @pytest.mark.parametrize(
     ("kind", "labels", "message"),
     [
-        ("complementary", WRONG * 0, "has 0 complementary labels of 4 classes; expected 1 to 3"),
+        (
+            "complementary",
+            WRONG * 0,
+            "has 0 complementary labels of 4 classes; it must have 1 to 3",
+        ),
         ("complementary", WRONG * 0 + 1, "has 4 complementary labels of 4 classes"),
-        ("hierarchical", CROSSED, "no tree: '0' of level 2 lies below '0' and below '1'"),
+        ("hierarchical", CROSSED, "tree: '0' of level 2 is below '0' and below '1'"),
         ("hierarchical", TREE, "ub_log needs labels of kind complementary, but training sees hier"),
         ("multi_label", WRONG, "ub_log needs labels of kind complementary, but training sees mult"),
     ],
@@ -201,7 +205,9 @@ def test_labels_that_no_loss_can_use_are_refused(
 def test_tested_rows_must_say_what_they_are(tmp_path: Path) -> None:
     """Stored complementary labels train; a row is scored when they leave one class."""
     config = MULCO | {"data": arrays(tmp_path, "complementary", WRONG)}
-    with pytest.raises(ConfigError, match="leave 2 classes; expected 1 in rows that are tested"):
+    with pytest.raises(
+        ConfigError, match=" leave 2 classes, but rows that are tested or probed must"
+    ):
         pretrain(frames(tmp_path, **config))
 
 
@@ -210,7 +216,7 @@ def test_tested_rows_must_say_what_they_are(tmp_path: Path) -> None:
     [
         ({"objective": {"mulco": {"queue": 9}}}, "queue is 9, smaller than the 10 labelled rows"),
         ({"model": {"shared_projector": False}}, "set model.shared_encoder and model.shared_proj"),
-        ({"data": {"protocol": {"complementary": 4}}}, "is 4, but there are 4 classes; expected 1"),
+        ({"data": {"protocol": {"complementary": 4}}}, ", so that a class is left, got 4"),
         ({"data": {"views": [VIEW]}}, "mulco needs at least 2 views; data.views has 1"),
     ],
 )

@@ -34,8 +34,8 @@ PERFORMED = {
     " more --memory, or --kind ivfpq": "tests/retrieval/test_index_plan.py::"
     "test_what_cannot_be_is_refused",
     " Parquet files ": PARQUET,
-    "names no commit; ": PARQUET,
-    "expected a data set and a netw": PARQUET,
+    "names no commit, which keeps": PARQUET,
+    "check the name and the netw": PARQUET,
     "expected a bucket or folder that can be written": "tests/shards/test_remote_build.py::"
     "test_what_cannot_be_put_says_why",
     "--overwrite moves a folder aside, which object stores can": "tests/shards/"
@@ -68,7 +68,7 @@ PERFORMED = {
     "this index has no map; expected one": f"{BY_HAND}::test_an_index_without_a_map_is_built_again",
     " what is bad with `--on-error skip`": "tests/shards/test_odd_pictures.py::"
     "test_all_bad_files_are_named_at_once_and_may_be_left_out",
-    ", a decimal comma or one of thousands": "tests/shards/test_dialects.py::"
+    " has a decimal comma or one of thousands": "tests/shards/test_dialects.py::"
     "test_thousands_and_decimal_commas_are_asked_for",
     "expected no more than there is": "tests/studies/test_study.py::"
     "test_what_can_never_be_met_is_refused_with_both_numbers",
@@ -100,14 +100,14 @@ PERFORMED = {
     "test_shards_that_an_index_does_not_name",
     ": an option is called ": "tests/shards/test_own_source.py::"
     "test_an_option_that_the_command_has",
-    "the protocol asks for the ": "tests/data/test_written_roles.py::"
+    "the protocol needs the ": "tests/data/test_written_roles.py::"
     "test_labels_that_are_too_many_are_not_read",
     "`heron shards verify` names the sample": f"{BY_HAND}::"
     "test_an_altered_shard_s_sample_is_named_by_verify",
-    "expected to know which; try `heron shards index": "tests/shards/test_foreign.py::"
+    "choose one: try `heron shards": "tests/shards/test_foreign.py::"
     "test_of_several_readings_the_error_names_one_that_works",
     "; see `heron shards index --": "tests/shards/test_foreign.py::test_the_command_line",
-    "again, with fewer --workers where memory is short": "tests/shards/test_workers.py::"
+    "command again, with fewer --workers if memory is short": "tests/shards/test_workers.py::"
     "test_fewer_workers_go_on",
     "/proc/meminfo has no MemAvailable; give --memory": f"{BY_HAND}::"
     "test_a_machine_that_does_not_say_what_is_free",

@@ -65,17 +65,17 @@ def some_unknown() -> Any:
 
 LABELLED = [
     Case(
-        "where single labels of a row are not known: --unknown allow",
+        "if single labels of a row are unknown: --unknown allow",
         arrays(x=X, labels=some_unknown()),
         ["--unknown", "allow"],
     ),
     Case(
-        "or take the column's mean with --missing mean",
+        "or use the column's mean with --missing mean",
         table(rows("one,two,kind", ",1.5,a", *(f"{n}.5,{n}.25,b" for n in range(40)))),
         ["--missing", "mean"],
     ),
     Case(
-        "expected a finite float32; correct it, leave the column out with --ignore",
+        "must be a finite float32; correct it, remove the column with --ignore",
         table(rows("one,two,kind", "1e39,1.5,a", *(f"{n}.5,{n}.25,b" for n in range(40)))),
         ["--ignore", "one"],
     ),
@@ -85,12 +85,12 @@ LABELLED = [
         ["--categories", "one"],
     ),
     Case(
-        ", as most do (see --split-names)",
+        " (see --split-names)",
         pictures("train/a/1.jpg", "train/b/2.jpg", "test/a/old/3.jpg"),
         ["--split-names", "train"],
     ),
     Case(
-        "no file of CIFAR; expected ",
+        "no file of CIFAR; pass another --path: ",
         of_others,
         ["--path", "OUT/cifar.tar.gz"],
         ["--path", "OUT/others.tar.gz"],
@@ -101,19 +101,19 @@ LABELLED = [
         ["--minus-one", "no"],
     ),
     Case(
-        "expected -1 or 1, as --minus-one no says",
+        "must be -1 or 1, because of --minus-one no, got",
         tar(cats(0, 6), *CATS, "--minus-one", "no"),
         [],
         ["--minus-one", "no"],
     ),
     Case(
-        "these are no classes: give another --label",
+        "these are not classes: use another --label",
         tar([MANY], "--image", "jpg", "--label", "json:many"),
         FIELD,
         ["--label", "json:many"],
     ),
     Case(
-        "expected 0/1 in ",
+        " labels must be 0/1, got ",
         arrays("--label-kind", "multi_label", x=X, labels=np.array(["a", "b", "c", "d"] * 10)),
         ["--label-kind", "multi_class"],
         ["--label-kind", "multi_label"],
@@ -124,7 +124,7 @@ LABELLED = [
         ["--ignore", "node_labels"],
     ),
     Case(
-        "has a struct or another object; leave it out",
+        "has a struct or another object; drop it with",
         struct,
         ["--ignore", "S"],
     ),
@@ -135,7 +135,7 @@ LABELLED = [
         ["--label-kind", "hierarchical"],
     ),
     Case(
-        "so that its coarse class is not known",
+        "so its coarse class is not known",
         cifar(of_one_class()),
         ["--label-kind", "multi_class"],
     ),

@@ -49,7 +49,7 @@ def family(folder: Path) -> Sequence[Any]:
 
 PUBLISHED = [
     Case(
-        "classes from 0 on; give a --classes of at most",
+        "; use a --classes of at most ",
         xrmb("--classes", 9),
         ["--classes", 4],
         ["--classes", "9"],
@@ -90,7 +90,7 @@ PUBLISHED = [
         ["--on-error", "skip"],
     ),
     Case(
-        "download it, or give another --folder",
+        "download it, or use another --folder",
         family,
         ["--folder", "OUT"],
         ["--folder", "OUT/empty"],

@@ -25,6 +25,10 @@ from tests.remedies.publisher_cases import PUBLISHED
 from tests.remedies.retrieval_cases import ON_INDEXES
 
 ROOT = Path(__file__).parents[2]
+# Words of a text that says what is wrong, as the help of an option does not.
+REFUSAL = re.compile(
+    r"expected | must |^must |^no file|is missing;|where only|but most|again, with"
+)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+|`heron [a-z]+")
 
 NEGATIVES = ("negatives", "EMBEDDINGS", "--out", "OUT/report")
@@ -67,7 +71,7 @@ ON_A_RUN = [
         ["--width", "10000"],
     ),
     Case(
-        "is there already; choose another ",
+        "already exists; choose another ",
         lambda folder: ["embed", "RUN", "--out", "OUT/full"],
         ["--overwrite"],
     ),
@@ -144,7 +148,7 @@ def text_of(node: ast.expr) -> str:
 
 
 def texts_of(tree: ast.Module) -> Iterator[str]:
-    """The messages of a module: what it raises, and whatever else says what was expected."""
+    """The messages of a module: what it raises, and whatever else says what to do."""
     seen: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and node.exc is not None:
@@ -155,7 +159,7 @@ def texts_of(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):  # a text before its parts
         if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in seen:
             seen |= {id(part) for part in ast.walk(node)}
-            if "expected " in (text := text_of(node)):
+            if REFUSAL.search(text := text_of(node)):
                 yield text
 
 

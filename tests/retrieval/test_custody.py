@@ -65,7 +65,7 @@ def test_altered_embeddings_are_refused_before_they_are_used(
     folder, indexed = copied("e"), copied("flat")
     seal(indexed / MANIFEST, embeddings=str(folder))
     flip(folder / name)
-    message = rf"e/{name} is altered: its sha256 is \w+…; expected \w+…; bring it back, or embed"
+    message = rf"e/{name} was altered: its sha256 is \w+… instead of \w+…; restore it, or embed"
     uses: list[Callable[..., Any]] = [
         lambda **more: index_verb(folder, out=tmp_path / "i", quiet=True, **more),
         lambda **more: negatives(folder, out=tmp_path / "report", **more),
@@ -83,10 +83,10 @@ def test_a_file_that_is_gone_or_cut_is_refused_unverified(copied: Callable[[str]
     folder = copied("e")
     data = (folder / "known.npy").read_bytes()
     (folder / "known.npy").write_bytes(data[:-1])
-    with pytest.raises(RetrievalError, match=r"known.npy has 827 bytes; expected 828; bring it"):
+    with pytest.raises(RetrievalError, match=r"known.npy has 827 bytes instead of 828; restore it"):
         Embeddings.open(folder, verify=False)
     (folder / "known.npy").unlink()
-    with pytest.raises(RetrievalError, match=r"known.npy: No such file or directory; bring it"):
+    with pytest.raises(RetrievalError, match="No such file or directory; restore it"):
         Embeddings.open(folder, verify=False)
 
 
@@ -100,7 +100,11 @@ def test_what_was_whole_is_not_read_again(
 
 
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
-    ("e", {"format": 1}, "format is 1; this version of heron reads 2; embed again, into an empty"),
+    (
+        "e",
+        {"format": 1},
+        "format is 1, but this version of heron reads 2; embed again, into an empty",
+    ),
     ("e", {"rows": -1}, "rows must be greater than or equal to 0, got -1"),
     ("e", {"rows": N + 1}, f"parts of {N} vectors; expected {N + 1}"),
     ("e", {"rows": float(N)}, "rows must be a valid integer"),
@@ -110,7 +114,11 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("e", {"samples": {"../keys.npy": {"bytes": 1, "sha256": "0" * 64}}}, "samples are .*keys"),
     ("e", {"checkpoint": "c"}, "checkpoint must match pattern"),
     ("e", {"data_fingerprint": "0" * 64}, "data_fingerprint must match pattern"),
-    ("flat", {"format": 1}, "format is 1; this version of heron reads 2; build the index again"),
+    (
+        "flat",
+        {"format": 1},
+        "format is 1, but this version of heron reads 2; build the index again",
+    ),
     ("flat", {"count": -1}, "count must be greater than or equal to 0, got -1"),
     ("flat", {"count": N + 1}, f"vectors: {N}, expected {N + 1}; samples: {N}"),
     ("flat", {"dim": 0}, "dim must be greater than or equal to 1, got 0"),

@@ -86,26 +86,29 @@ def edit(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (damage(lambda x: x[:-1]), "has 96,044 bytes; expected 96,045; bring it back, or build"),
+        (damage(lambda x: x[:-1]), "has 96,044 bytes instead of 96,045; restore it, or build"),
         (
             damage(lambda x: x[:-1] + b"\7"),
-            "faiss is altered: its sha256 is .*; expected .*; br",
+            "faiss was altered: its sha256 is .* instead of .*; restore it",
         ),
-        (damage(lambda x: b"ours" + x[4:]), "expected .*; bring it back, or build the index again"),
-        (lambda f: (f / INDEX).unlink(), "index.faiss: No such file or directory; bring it back"),
-        (lambda f: (f / "keys.npy").write_bytes(b"?" * 7628), "keys.npy is altered: its sha256"),
-        (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json.*heron index"),
+        (damage(lambda x: b"ours" + x[4:]), "instead of .*; restore it, or build the index again"),
+        (
+            lambda f: (f / INDEX).unlink(),
+            "No such file or directory; restore it, or build the index",
+        ),
+        (lambda f: (f / "keys.npy").write_bytes(b"?" * 7628), "keys.npy was altered: its sha256"),
+        (lambda f: (f / "manifest.json").unlink(), "has no manifest.json.*heron index"),
         (
             lambda f: (f / "manifest.json").write_text("{"),
-            r"manifest.json: not JSON \(line 1: .*expected the manifest of an index; build the i",
+            r"the manifest of an index .*manifest.json: not JSON \(line 1: .*; build the i",
         ),
         (
             edit(format=1),
-            "format is 1; this version of heron reads 2; build the index again",
+            "format is 1, but this version of heron reads 2; build the index again",
         ),
         (
             lambda f: (f / "manifest.json").write_text('{"format": 2, "fingerprint": "x"}'),
-            "its fingerprint is 'x', its content has sha256:.*; expected the manifest of an index",
+            "manifest of an index .*: its fingerprint is 'x', its content has",
         ),
         (edit(surprise=1), "surprise: extra inputs are not permitted"),
     ],
@@ -178,7 +181,7 @@ def test_a_folder_appears_when_it_is_whole(
     assert [path.name for path in out.parent.iterdir()] == ["index"]
     files = {"index.faiss", "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"}
     assert {path.name for path in out.iterdir()} == files | {"map.npy", "manifest.json"}
-    with pytest.raises(RetrievalError, match="is there already; choose another --out"):
+    with pytest.raises(RetrievalError, match="already exists; choose another --out"):
         build_index(embeddings, out, progress=False)
 
 
@@ -218,7 +221,7 @@ def test_another_build_that_ends_as_this_one_begins(
     flock = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lock)
     if finished:
-        with pytest.raises(RetrievalError, match="is there already; choose another --out"):
+        with pytest.raises(RetrievalError, match="already exists; choose another --out"):
             build_index(embeddings, out, kind="flat", progress=False)
     else:
         build_index(embeddings, out, kind="flat", progress=False)
@@ -275,5 +278,5 @@ def test_altered_samples_are_not_copied(tmp_path: Path) -> None:
     embeddings = unlabelled(tmp_path / "e", clustered(40))
     path = tmp_path / "e" / "labels.json"
     path.write_text(path.read_text().replace("multi_label", "multi-label"))
-    with pytest.raises(RetrievalError, match=r"labels.json is altered: its sha256 .*bring it back"):
+    with pytest.raises(RetrievalError, match=r"labels.json was altered: its sha256 .*restore it"):
         build_index(embeddings, tmp_path / "i", progress=False)

@@ -339,17 +339,23 @@ def test_the_verb_says_what_is_wrong(retriever: Retriever, tmp_path: Path) -> No
     (cut := tmp_path / "cut.npy").write_bytes(rows.read_bytes()[:-8])
     (empty := tmp_path / "empty.npy").write_bytes(b"")
     for words_, message in [
-        ((folder, "--vector", text), "notes.npy: not an npy array at byte 0 .*expected what numpy"),
+        (
+            (folder, "--vector", text),
+            "notes.npy is not an npy array at byte 0 .*",
+        ),
         ((folder, "--vector", pickled), "objects.npy: an array of Python objects is a pickle"),
         ((folder, "--vector", rows, "--row", 2), r"rows.npy has 2 rows; expected one of number 2"),
         ((folder, "--vector", rows, "--row", -1), r"has 2 rows; expected one of number -1"),
         ((folder, "--vector", words), r"words.npy is <U1 \(1,\); expected numbers"),
         ((folder, "--vector", broken), "2 numbers of row 0 are not finite in float32, the first"),
-        ((folder, "--vector", cut), r"cut.npy: an array of float64 \(2, 12\) at byte 0 is cut"),
+        (
+            (folder, "--vector", cut),
+            r"cut.npy: an array of float64 \(2, 12\) at byte 0 is too short",
+        ),
         ((folder, "--vector", empty), "empty.npy cannot be read: .*expected an npy file"),
         ((folder, "--vector", tmp_path / "none.npy"), "none.npy cannot be read: .*No such file"),
         ((folder, "--key", "s000", "--sheet", "sheet.doc"), "sheet.doc: a sheet cannot be .doc"),
-        ((tmp_path, "--key", "s000"), "it has no manifest.json"),
+        ((tmp_path, "--key", "s000"), "has no manifest\\.json"),
     ]:
         with pytest.raises(RetrievalError, match=message):
             ask(*words_)

@@ -66,44 +66,62 @@ def test_labels(
 @pytest.mark.parametrize(
     ("label", "payloads", "message"),
     [
-        ("cls", [b"0", b"cat"], "a.tar sample 1 member 'cls' is b'cat'; expected a class number;"),
-        ("cls", [b"0", "²".encode()], "expected a class number"),
-        ("cls", [b"0", b""], "a.tar sample 1 member 'cls' is b''; expected a class number; mend"),
-        ("cls", [b"0", b"-2"], "member 'cls' is -2; expected a class number"),
-        ("cls", [b"0", b"-1"], "1 has no label: 'cls' is -1; expected a class number, or --minus-"),
-        ("cls", [b"0", None], "sample 1 has no label: 'cls' is missing; found ['jpg']; take it as"),
+        ("cls", [b"0", b"cat"], "a.tar sample 1 member 'cls' must be a class number, got b'cat'"),
+        ("cls", [b"0", "²".encode()], "a class number"),
+        ("cls", [b"0", b""], "a.tar sample 1 member 'cls' must be a class number, got b''; fix"),
+        ("cls", [b"0", b"-2"], "a.tar sample 1 member 'cls' must be a class number"),
+        ("cls", [b"0", b"-1"], "1 has no label: 'cls' is -1, not a class number; or use --minus-"),
+        (
+            "cls",
+            [b"0", None],
+            "sample 1 has no label: 'cls' is missing; it has ['jpg']; treat it as unlabelled with",
+        ),
         (
             "cls",
             [b"0", b"100000"],
             "label_names: no names, but the label of sample 1 is one of 100,",
         ),
-        ("txt", [b"a", b" "], "member 'txt' is empty; expected a class name"),
-        ("txt", [b"a", b"\xff"], r"member 'txt' is b'\xff'; expected UTF-8"),
+        ("txt", [b"a", b" "], "member 'txt' is empty, but must be a class name"),
+        ("txt", [b"a", b"\xff"], "member 'txt' must be UTF-8, got b'\\xff'"),
         (
             "txt",
             [b"a", b"ca\xef\xbb\xbft"],
-            r"label: sample 1 has the name 'ca\ufefft'; expected names without control characters",
+            "label: sample 1 has the name 'ca\\ufefft', which has control characters or byte "
+            "order marks",
         ),
-        ("json:k", [b'{"k": "a"}', b'{"k": "b\\ud800"}'], r"sample 1 has the name 'b\ud800'; expe"),
-        ("json:k", [b"{", b"{}"], "sample 0 member 'json' is b'{'; expected JSON"),
-        ("json:k", [b"[1]", b"{}"], "member 'json' is [1]; expected fields"),
-        ("json:k", [b'{"j": 1}', b"{}"], "has no label: 'json' has no field 'k'; found j; take it"),
-        ("json:k", [b'{"k": 0.5}', b"{}"], "has 'k' = 0.5; expected a class number, a class name"),
-        ("json:k", [b'{"k": [2, 3]}', b"{}"], "has 'k' = [2, 3]; expected a class number"),
+        (
+            "json:k",
+            [b'{"k": "a"}', b'{"k": "b\\ud800"}'],
+            r"label: sample 1 has the name 'b\ud800'",
+        ),
+        ("json:k", [b"{", b"{}"], "sample 0 member 'json' must be JSON, got b'{'"),
+        ("json:k", [b"[1]", b"{}"], "member 'json' must be fields, got [1]"),
+        (
+            "json:k",
+            [b'{"j": 1}', b"{}"],
+            "has no label: 'json' has no field 'k', only j; treat it as",
+        ),
+        (
+            "json:k",
+            [b'{"k": 0.5}', b"{}"],
+            "has 'k' = 0.5, which must be a class number, a class name",
+        ),
+        ("json:k", [b'{"k": [2, 3]}', b"{}"], "has 'k' = [2, 3], which must be a class number"),
         (
             "json:k",
             [b'{"k": 1}', b'{"k": "a"}'],
-            "label: sample 0 has a class number, sample 1 a class name; expected one kind for all",
+            "label: sample 0 has a class number, but sample 1 a class name; all labels must be of "
+            "one kind",
         ),
-        ("json:k", [b'{"k": [1]}', b'{"k": [1, 0]}'], "sample 0 has 1 values of 0 and 1, sample 1"),
-        ("json:k", [b'{"k": []}', b'{"k": []}'], "every list is empty; expected names"),
-        ("npy", [npy([0.5, 1]), b""], "is float64 (2,): [0.5, 1.0]; expected a class number, or a"),
+        ("json:k", [b'{"k": [1]}', b'{"k": [1, 0]}'], "label: sample 0 has 1 values of 0 and 1"),
+        ("json:k", [b'{"k": []}', b'{"k": []}'], "label: every list is empty; remove --label"),
+        ("npy", [npy([0.5, 1]), b""], "must be a class number, or a vector of 0 and 1"),
         ("npy", [npy([None, 1]), b""], "an array of Python objects is a pickle, never decoded"),
-        ("npy", [b"hello", b""], "member 'npy' is no array of numbers (npy: not an npy array"),
-        ("npy", [npy([255, 255], "u1"), b""], "has no label: 'npy' is 255 throughout; take it"),
-        ("pkl", [b"", b""], "label: no label can be read from 'pkl'; expected cls, cls2, class"),
-        ("json", [b"", b""], "label: 'json'; expected a field with json, and with nothing else"),
-        ("cls:k", [b"", b""], "label: 'cls:k'; expected a field with json"),
+        ("npy", [b"hello", b""], "a.tar sample 0 member 'npy' is not an array of numbers (npy"),
+        ("npy", [npy([255, 255], "u1"), b""], "has no label: 'npy' is 255 throughout; treat it as"),
+        ("pkl", [b"", b""], "label: no label can be read from 'pkl'; use cls, cls2, class"),
+        ("json", [b"", b""], "label: 'json' must have a field with json, and only with json"),
+        ("cls:k", [b"", b""], "label: 'cls:k' must have a field with json"),
     ],
 )
 def test_labels_that_are_none(
@@ -127,11 +145,11 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
     for data, message in [
         (
             mark + b"cat\ndog\xe2\x80\xa8cow\n",
-            r"line 2 of .* is 'dog\\u2028cow'; expected a name on",
+            r"line 2 of .* is 'dog\\u2028cow'; every line must have a",
         ),
         (
             b"cat\n" + mark + b"dog\n",
-            r"line 2 of .* is '\\ufeffdog'; expected a name on every line",
+            r"line 2 of .* is '\\ufeffdog'; every line must have a unique name",
         ),
     ]:
         names.write_bytes(data)
@@ -151,9 +169,15 @@ def test_unlabelled_samples_and_given_names(tmp_path: Path) -> None:
     options: dict[str, Any] = {"image": ["jpg"], "label": "json:k", "missing_label": "unlabelled"}
     names = tmp_path / "names.txt"
     for text, message in [
-        ("dog\n\ncat\n", "label_names: line 2 of .*names.txt is ''; expected a name on every line"),
+        (
+            "dog\n\ncat\n",
+            "label_names: line 2 of .*names.txt is ''; every line must have a unique name",
+        ),
         ("dog\ncat\ndog\n", "line 3 of .*names.txt is 'dog'"),
-        ("dog\nbird\n", "label_names: no line for 'cat' of sample 3; expected all names that"),
+        (
+            "dog\nbird\n",
+            "label_names: no line for 'cat' of sample 3; add every name that labels use",
+        ),
     ]:
         names.write_text(text)
         with pytest.raises(SourceError, match=message):
@@ -162,7 +186,7 @@ def test_unlabelled_samples_and_given_names(tmp_path: Path) -> None:
     assert run(tmp_path, **options, label_names=names).manifest.labels.names[1] == "bird"
     assert labels(tmp_path) == [0, -1, -1, 2, -1]
     assert verify(tmp_path).ok and "33.3" not in show(tmp_path)
-    with pytest.raises(SourceError, match="label: no sample has 'json:kind'; give another, or no"):
+    with pytest.raises(SourceError, match="label: no sample has 'json:kind'; use another, or none"):
         run(tmp_path, **(options | {"label": "json:kind"}), overwrite=True)
     assert load_manifest(tmp_path).labels.names[1] == "bird"  # what was there stays
 
@@ -193,7 +217,7 @@ def test_labels_of_minus_one_and_one(
     option: str, payload: bytes, expected: tuple[str, list[object]]
 ) -> None:
     assert tuple(Annotation(option, "no").read(payload)) == expected
-    with pytest.raises(ValueError, match="expected -1 or 1, as --minus-one no says"):
+    with pytest.raises(ValueError, match="must be -1 or 1, because of --minus-one no, got"):
         Annotation("cls", "no").read(b"0")
 
 
@@ -205,6 +229,6 @@ def test_names_of_many_classes_are_read_at_once(tmp_path: Path) -> None:
     assert time.process_time() - began < 2  # comparing each with all others takes longer
     (tmp_path / "names.txt").write_text("a\nb\na")
     with pytest.raises(
-        SourceError, match="line 3 of .* is 'a'; expected a name on every line, and"
+        SourceError, match="line 3 of .* is 'a'; every line must have a unique name without"
     ):
         _ = Layout(label_names=tmp_path / "names.txt").names

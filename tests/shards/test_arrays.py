@@ -94,7 +94,7 @@ def test_npy_and_npz_make_the_same_shards(tmp_path: Path) -> None:
     (tmp_path / "mine").rename(tmp_path / "moved")
     (tmp_path / "moved").rename(tmp_path / "mine")
     np.save(tmp_path / "mine" / "video.npy", VIDEO[::-1])
-    with pytest.raises(ShardError, match="another build: the bytes of its input files were others"):
+    with pytest.raises(ShardError, match="another build: its input files had other bytes"):
         build(stored(tmp_path, "npy", arrays | {"video": VIDEO[::-1]}), tmp_path / "npy")
 
 
@@ -114,7 +114,9 @@ def test_an_npy_stays_where_it_lies(tmp_path: Path) -> None:
     rows = source.read("all", 12_345_678, 12_345_934)
     assert np.asarray(rows.views["big"]).shape == (256, 1024) and not rows.views["big"][0].any()
     assert rows.labels.tolist() == [-1] * 256
-    message = "big.npy: view 'big', row 16777214, column 1 is nan; expected a finite float32; fill"
+    message = (
+        "big.npy: view 'big', row 16777214, column 1 is nan, which is not a finite float32; fill"
+    )
     with pytest.raises(SourceError, match=message):
         source.read("all", (1 << 24) - 256, 1 << 24)
     assert isinstance(map_npy(path), np.memmap)
@@ -193,7 +195,9 @@ def test_whole_numbers_and_channels_are_converted_and_said(
     last = stored(tmp_path, "npz", {"cube": VIDEO[:, :3, :3]}, channels="last")
     np.testing.assert_array_equal(whole(last, "all").views["cube"], VIDEO[:, :3, :3])
     large = stored(tmp_path, "npz", {"n": np.full((3, 1), 2**24 + 1), "labels": np.arange(3)})
-    assert "row 0, column 0 is 16777217, which float32 cannot hold" in fault(large, tmp_path / "n")
+    assert "row 0, column 0 is 16777217, which float32 cannot represent" in fault(
+        large, tmp_path / "n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz"])
@@ -203,59 +207,89 @@ def test_whole_numbers_and_channels_are_converted_and_said(
         (
             {"labels": LABELS, "age": np.ones(300), "pose": np.ones((300, 2, 2))},
             {},
-            "'age' is float64 (300,), and neither a view nor labels nor split; expected a use for "
-            "every array; add it to --view-names, or leave out what is not used with --ignore age",
+            ": 'age' is float64 (300,), and neither a view nor labels nor split; add it to "
+            "--view-names, or drop what is not used with --ignore age",
         ),
         (
             {"why": (AUDIO > 0).astype(int)},
             {},
-            "no array 'labels', but 'why', which may be the labels; say --labels-name why if it is",
+            "no array 'labels', but 'why', which may be the labels; use --labels-name why if it is",
         ),
-        ({"cube": VIDEO[:, :3, :3]}, {}, "(300, 3, 3, 3); expected 1 or 3 channels on the second"),
-        ({"cube": VIDEO.repeat(4, 3)}, {}, "(300, 4, 5, 12); expected 1 or 3 channels on the sec"),
-        ({"labels": np.array([1, -1] * 150)}, {}, "labels are -1 and 1 alone; expected to know wh"),
+        (
+            {"cube": VIDEO[:, :3, :3]},
+            {},
+            "without 1 or 3 channels on either the second axis or the last",
+        ),
+        (
+            {"cube": VIDEO.repeat(4, 3)},
+            {},
+            "4, 5, 12), without 1 or 3 channels on either the second axis",
+        ),
+        (
+            {"labels": np.array([1, -1] * 150)},
+            {},
+            "labels are only -1 and 1, and -1 may mean two things",
+        ),
         (
             {"labels": np.array([[1, -1]] * 300)},
             {},
-            "say --minus-one no where it is the other class, or a label that does not hold, and --",
+            "use --minus-one no if it is the other class, or a label that does not apply, and "
+            "--minus-one",
         ),
         (
             {"labels": np.array([[1, 0]] * 300)},
             {"minus_one": "no"},
-            "label of row 0 is neither; expected -1 or 1, as --minus-one no says",
+            "label of row 0 must be -1 or 1, because of --minus-one no, got neither",
         ),
-        ({"labels": np.array(["a", ""] * 150)}, {}, "'labels', row 1 is empty; expected a name in"),
-        ({"labels": np.array(["a", "b"] * 150)}, {"label_names": ["a"]}, "'b' is none of the name"),
-        ({"labels": np.array([b"a", b"\xff"] * 150)}, {}, "'labels': not UTF-8; expected names"),
-        ({"labels": np.full(300, -2)}, {}, "label of row 0 is -2; expected a class number from 0"),
+        (
+            {"labels": np.array(["a", ""] * 150)},
+            {},
+            "'labels', row 1 is empty; fill it, or drop the row",
+        ),
+        (
+            {"labels": np.array(["a", "b"] * 150)},
+            {"label_names": ["a"]},
+            "'b' is not one of the names",
+        ),
+        ({"labels": np.array([b"a", b"\xff"] * 150)}, {}, "'labels': names are not UTF-8"),
+        ({"labels": np.full(300, -2)}, {}, "label of row 0 must be a class number from 0"),
         (
             {"labels": np.array([[0, 255]] * 300, "u1")},
             {},
-            "label of row 0 is 255; expected 0 or 1, or -1 in all of a row that has no label",
+            "must be 0 or 1, or -1 in all of a row that has no label; see --minus-one, got 255",
         ),
         (
             {"labels": np.array([[0, -1]] * 300)},
             {"label_kind": "hierarchical"},
-            "label of row 0 is -1; expected a class number from 0 on, or -1 in all of a row",
+            "label of row 0 is -1, but must be a class number from 0 on, or -1 in all of a row "
+            "that",
         ),
-        ({}, {"labels_name": "y"}, "no array 'y'; it has audio"),
-        ({}, {"label_kind": "multi_class"}, "no array 'labels'; it has audio"),
-        ({}, {"label_kind": "none", "label_names": ["a"]}, "labels have names unless, and only"),
+        ({}, {"labels_name": "y"}, "no array 'y', only audio"),
+        ({}, {"label_kind": "multi_class"}, "no array 'labels', only audio"),
+        (
+            {},
+            {"label_kind": "none", "label_names": ["a"]},
+            "labels have names unless their kind is none, and",
+        ),
         (
             {"kind": LABELS, "grey": GREY},
             {"view_names": ["audio", "grey"]},
-            "no array 'labels', but 'kind', which may be the labels; say --labels-name kind if it "
-            "is, and --label-kind none where there are none",
+            "no array 'labels', but 'kind', which may be the labels; use --labels-name kind if it "
+            "is, and --label-kind none if there are none",
         ),
         (
             {"odd": VIDEO.astype("f4")},
             {"view_names": ["odd", "audio"], "label_kind": "none"},
-            "view 'odd' is float32 (300, 4, 5, 3); expected numbers [rows, width], or uint8 [rows,",
+            "view 'odd' must be numbers [rows, width], or uint8 [rows, height, width, channels],",
         ),
-        ({"odd": VIDEO[:, :0]}, {}, "view 'odd' is uint8 (300, 0, 5, 3); expected numbers [rows"),
-        ({"grey": GREY[:9]}, {}, "'grey' has 9 rows and 'audio' 300; expected the same rows in ev"),
-        ({"a.b": GREY}, {}, "'a.b' cannot name a view or a split; expected 1 to 40 letters"),
-        ({"labels": np.zeros((300, 0), "i8")}, {}, "'labels' is int64 (300, 0); expected whole n"),
+        (
+            {"odd": VIDEO[:, :0]},
+            {},
+            "view 'odd' must be numbers [rows, width], or uint8 [rows, height",
+        ),
+        ({"grey": GREY[:9]}, {}, "'grey' has 9 rows but 'audio' has 300; every array must"),
+        ({"a.b": GREY}, {}, "'a.b' cannot name a view or a split; rename it to 1 to 40 letters"),
+        ({"labels": np.zeros((300, 0), "i8")}, {}, "'labels' must be integers or names [rows]"),
     ],
 )
 def test_errors(
@@ -295,13 +329,16 @@ def test_options(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", audio=AUDIO)
     (audio,) = files(tmp_path / "mine", {"audio": AUDIO})
     cases: list[tuple[dict[str, object], str]] = [
-        ({}, "arrays: options: expected either npz or npy; give one of them"),
-        ({"npz": tmp_path / "mine.npz", "npy": [audio]}, "expected either npz or npy; give one of"),
+        ({}, "arrays: options: set either npz or npy, not both or neither"),
+        (
+            {"npz": tmp_path / "mine.npz", "npy": [audio]},
+            "set either npz or npy, not both or neither",
+        ),
         ({"npy": []}, "arrays: npy must have at least 1 item, got []"),
         ({"npy": ["audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (got 'audio.npy')"),
         ({"npy": ["=audio.npy"]}, "arrays: npy.0: expected NAME=FILE.npy (got '=audio.npy')"),
         ({"npy": ["a=none.npy"]}, "arrays: npy.0: no file none.npy (got 'a=none.npy')"),
-        ({"npy": [audio, audio]}, "two files are called 'audio'; give each a name of its own"),
+        ({"npy": [audio, audio]}, "npy: two files are named 'audio'; names must be unique"),
     ]
     for options, message in cases:
         with pytest.raises(SourceError) as raised:
@@ -312,14 +349,14 @@ def test_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"<!DOCTYPE html>", "video.npy: cannot be read: the magic string is not correct"),
-        (b"", "video.npy: cannot be read: EOF: reading magic string"),
+        (b"<!DOCTYPE html>", "cannot read video.npy: the magic string is not correct"),
+        (b"", "cannot read video.npy: EOF: reading magic string"),
         (
             npy(VIDEO)[:-1],
-            "video.npy: cannot be read: mmap length is greater than file size",
+            "cannot read video.npy: mmap length is greater than file size",
         ),
-        (npy(VIDEO)[:20], "video.npy: cannot be read: EOF: reading array header"),
-        (None, "video.npy: cannot be read: arrays of Python objects are pickles, never decoded"),
+        (npy(VIDEO)[:20], "cannot read video.npy: EOF: reading array header"),
+        (None, "cannot read video.npy: arrays of Python objects are pickles, never decoded"),
     ],
 )
 def test_files_that_are_no_npy(tmp_path: Path, data: bytes | None, message: str) -> None:
@@ -374,12 +411,12 @@ def test_verify_looks_at_raw_pictures(tmp_path: Path) -> None:
     for number, found in enumerate(["uint8 (256, 4, 5, 1)", "int8 (44, 4, 5, 3)"]):
         rows = (256, 44)[number]
         assert (
-            f"sample train-00000{number}: view 'video' is {found}; expected uint8 ({rows}, 4, 5, 3)"
+            f"sample train-00000{number}: view 'video' is {found}, not uint8 ({rows}, 4, 5, 3)"
         ) in faults
     data = bytearray((out / "train-000000.tar").read_bytes())
     data[5000] ^= 1
     (out / "train-000000.tar").write_bytes(data)
     reseal(out)
-    assert "train-000000: member 'video.npy' is altered: another crc32" in "\n".join(
+    assert "train-000000: member 'video.npy' was altered: its crc32 differs" in "\n".join(
         verify(out).faults
     )

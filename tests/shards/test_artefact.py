@@ -48,9 +48,9 @@ def test_every_flipped_bit_of_a_manifest_is_refused_or_means_the_same(vectors: P
     ("change", "message"),
     [
         ({"std": [1.0, -1.0, 1.0, 1.0, 1.0]}, "a std is below 0"),
-        ({"std": [float("nan")] * 5}, "'NaN' is no finite number|NaN is no finite number"),
+        ({"std": [float("nan")] * 5}, "NaN is not a finite number"),
         ({"mean": [1e31, 0, 0, 0, 0]}, r"mean is not within ±1e\+30"),
-        ({"mean": [0.0]}, "1 values of mean, not its own"),
+        ({"mean": [0.0]}, "1 values of mean do not fit it"),
         ({"mean": ["0", "0", "0", "0", "0"]}, "mean.0 must be a valid number"),
         ({"shape": [2**64]}, "shape.0 must be less"),
         ({"shape": [5.5]}, "shape.0 must be a valid integer"),
@@ -73,7 +73,7 @@ def test_a_reader_refuses_blocks_and_labels_that_do_not_fit_the_manifest(vectors
     good, index = (vectors / "manifest.json").read_text(), ShardIndex.read(path)
     assert manifest.block_rows is not None
     seal(vectors / "manifest.json", block_rows=manifest.block_rows * 2)
-    with pytest.raises(ShardError, match="samples of .* rows; expected"):
+    with pytest.raises(ShardError, match="samples must have 512 rows"):
         Reader(vectors).sample_key(0)
     negative = index.rows.copy()
     negative[0], negative[-1] = -negative[0], index.rows.sum() + negative[0] * 2
@@ -81,10 +81,10 @@ def test_a_reader_refuses_blocks_and_labels_that_do_not_fit_the_manifest(vectors
     outside[0] = 7
     for change, message in [
         ({"rows": negative}, "labels|samples of -"),
-        ({"labels": outside}, "label of row 0 is 7; expected 0 to 3"),
-        ({"labels": index.labels.astype(np.int32)}, "labels are int32 .*; expected int64"),
-        ({"labels": index.labels[:, None]}, "labels are int64 .*; expected int64"),
-        ({"offsets": index.offsets - 10**6}, "before the beginning of the tar"),
+        ({"labels": outside}, "labels must be 0 to 3, got 7 in row 0"),
+        ({"labels": index.labels.astype(np.int32)}, "got int32 .*"),
+        ({"labels": index.labels[:, None]}, "got int64 .*"),
+        ({"offsets": index.offsets - 10**6}, "a member begins before the tar does"),
     ]:
         replace(index, **change).write(path)
         tree = json.loads(good)
@@ -99,12 +99,12 @@ def test_a_reader_refuses_blocks_and_labels_that_do_not_fit_the_manifest(vectors
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b'{"a": 1, "a": 2}', "key 'a' is there twice"),
-        (b"1e400", "1e400 is no finite number"),
-        (b"[NaN]", "NaN is no finite number"),
+        (b'{"a": 1, "a": 2}', "key 'a' occurs twice"),
+        (b"1e400", "1e400 is not a finite number"),
+        (b"[NaN]", "NaN is not a finite number"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
-        (b"\xff", "no UTF-8 at byte 0"),
+        (b"\xff", "not JSON \\(not UTF-8 at byte 0\\)"),
     ],
 )
 def test_json_that_is_refused(data: bytes, message: str) -> None:
@@ -135,11 +135,11 @@ def test_a_file_is_hashed_once_and_again_when_it_changed(
     data[600] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-    assert "is altered: its sha256 is" in written.fault(path)
-    assert "is altered" in written.fault(path)  # nothing remembers it as whole
+    assert "was altered: its sha256 is" in written.fault(path)
+    assert "was altered" in written.fault(path)  # nothing remembers it as whole
     assert written.fault(path, read=False) == ""
     path.write_bytes(data[:-1])
-    assert f"has {len(data) - 1:,} bytes; expected" in written.fault(path, read=False)
+    assert f"has {len(data) - 1:,} bytes instead of 40,960" in written.fault(path, read=False)
     path.unlink()
     assert "No such file" in written.fault(path)
 

@@ -21,7 +21,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
             stream.write(b"half")
             raise fault
     with (
-        pytest.raises(ShardError, match="a.bin: the disk is full; expected room .* free some spac"),
+        pytest.raises(ShardError, match="the disk is full; free some space"),
         atomic_write(path),
     ):
         raise OSError(errno.ENOSPC, "no space left")
@@ -51,7 +51,7 @@ def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0))])
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        with pytest.raises(ShardError, match="a.index.npz: the disk is full; .* free some space"):
+        with pytest.raises(ShardError, match="the disk is full; free some space"):
             run(tmp_path, image=["jpg"])
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
     assert run(tmp_path, image=["jpg"]).manifest.rows("all") == 1

@@ -168,7 +168,7 @@ def test_a_file_that_was_altered_in_place_is_fetched_again(
     for _ in range(3):
         take(cache, 0, calls).close()  # which compares the bytes
     assert calls == SUMS[:1] * 2 and kept(cache) == {0} and len(read) == 3
-    assert f"{tmp_path / SUMS[0]} is not as it was fetched; it is fetched again" in caplog.text
+    assert f"{tmp_path / SUMS[0]} is not as it was fetched, so it is fetched again" in caplog.text
     held.close()
     identity = cache.get("f" * 64, SIZE, writer(FILES[1], calls), of_content=False)
     identity.close()
@@ -183,7 +183,9 @@ def test_a_cached_file_that_was_cut_or_altered_is_fetched_again(
     take(cache, 0, calls).close()
     (tmp_path / SUMS[0]).write_bytes(FILES[0][:-1])
     take(cache, 0, calls).close()
-    assert calls == [SUMS[0]] * 2 and "is not as it was fetched; it is fetched again" in caplog.text
+    assert (
+        calls == [SUMS[0]] * 2 and "is not as it was fetched, so it is fetched again" in caplog.text
+    )
     (tmp_path / SUMS[0]).write_bytes(FILES[1])
     with take(cache, 0, calls) as held:
         assert held.path.read_bytes() == FILES[0]
@@ -251,7 +253,7 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing(
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ShardError, match=r"expected a folder that can be written; set data.cache"):
+    with pytest.raises(ShardError, match=r"set data\.cache\.dir or HERON_CACHE to another folder"):
         take(ShardCache(tmp_path / "file", SIZE), 0)
 
 
@@ -265,7 +267,10 @@ def test_the_default_folder_and_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     take(cache, 0).close()
     copy = pickle.loads(pickle.dumps(cache))
     assert vars(copy) == vars(cache)
-    with take(copy, 0) as held, pytest.raises(TypeError, match="a held file cannot be pickled"):
+    with (
+        take(copy, 0) as held,
+        pytest.raises(TypeError, match="a file that is in use cannot be pickled"),
+    ):
         pickle.dumps(held)
 
 

@@ -207,7 +207,7 @@ def test_files_must_name_the_same_pictures(
     merge: bool,
 ) -> None:
     assert fault_of(tmp_path, changes, merge=merge) == (
-        f"{gap}; expected files that name the same pictures; give what is missing, or build those "
+        f"{gap}; the files must name the same pictures: add what is missing, or build only those "
         "that all files name with --missing leave_out"
     )
     source = celeba(tmp_path, changes, merge=merge, missing="leave_out")
@@ -229,7 +229,7 @@ def test_every_gap_is_named(tmp_path: Path) -> None:
     assert fault_of(tmp_path, changes).startswith(
         f"{ZIPPED} lacks 3 of the 4 pictures of {LISTED} (000001.jpg first); "
         f"{LISTED} lacks 1 of the 2 pictures of {ZIPPED} (x.jpg first); "
-        f"{PARTED} lacks 1 of the 4 pictures of {LISTED} (000001.jpg first); expected"
+        f"{PARTED} lacks 1 of the 4 pictures of {LISTED} (000001.jpg first); the files must"
     )
 
 
@@ -243,8 +243,7 @@ def test_nothing_is_said_where_nothing_is_left_out(
 def test_nothing_in_common_is_no_data_set(tmp_path: Path) -> None:
     changes = {ZIPPED: zipped({"x.jpg": jpeg(0)})}
     assert fault_of(tmp_path, changes, missing="leave_out") == (
-        f"no picture is in all of {ZIPPED}, {LISTED}, {PARTED}; expected some; give the files of "
-        "one data set"
+        f"no picture is in all of {ZIPPED}, {LISTED}, {PARTED}; pass the files of one data set"
     )
 
 
@@ -259,46 +258,66 @@ def lists(*members: str) -> dict[str, bytes]:
     return {LISTED: zipped({name: LIST.encode() for name in members})}
 
 
-NAMED = "cannot name a picture; expected NAME.jpg, its name of letters, digits, '-' and '_'; "
-COUNT = "; expected the count of pictures alone; give list_attr_celeba.txt as its publisher hands"
-IN_WORDS = "expected 0 (train), 1 (val) or 2 (test); download it again"
+NAMED = "cannot name a picture, which is NAME.jpg, its name of letters, digits, '-' and '_'"
+COUNT = "pass list_attr_celeba.txt as its publisher distributes it"
+IN_WORDS = "must be 0 (train), 1 (val) or 2 (test), got "
 BAD_LISTS: list[tuple[dict[str, bytes], str]] = [
     (
         {LISTED: PAGE},
-        f"{LISTED}: an HTML page (a download quota page?); expected a list of pictures; download "
-        "it again",
+        f"{LISTED} is an HTML page (a download quota page?), not a list of",
     ),
-    ({PARTED: PAGE}, f"{PARTED}: an HTML page (a download quota page?); expected a list of"),
-    ({LISTED: b""}, f"{LISTED}, line 1: found ''{COUNT}"),
-    (line(1, "four"), f"{LISTED}, line 1: found 'four'{COUNT}"),
-    ({LISTED: LIST[2:].encode()}, f"{LISTED}, line 1: found 'Bald Young Smiling'{COUNT}"),
-    ({LISTED: b"7z\xbc" + bytes(99)}, f"{LISTED}, line 1: found '7z\ufffd\\x00"),
-    (line(1, "202599"), f"{LISTED}: 4 rows; expected 202,599, the count in line 1; download it ag"),
-    (line(1, "٤"), f"{LISTED}, line 1: found '٤'{COUNT}"),
-    (line(1, "9" * 5000), f"{LISTED}, line 1: found '9999"),
-    (line(2, "Bald \ufeffYoung Smiling"), r"a label has the name '\ufeffYoung'; expected no con"),
-    (line(1, "3"), f"{LISTED}: 4 rows; expected 3, the count in line 1"),
-    (line(4, "000002.jpg 1 -1"), f"{LISTED}, line 4: 2 values; expected 3, one for each attribute"),
-    (line(6, "a-b_c.jpg 1 1 1 1"), f"{LISTED}, line 6: 4 values; expected 3, one for each attri"),
-    (line(4, "000002.jpg 1 0 -1"), f"{LISTED}, line 4, attribute 'Young': found '0'; expected -1"),
-    (line(5, "000007.jpg 1 1 1.0"), f"{LISTED}, line 5, attribute 'Smiling': found '1.0'; expect"),
-    (line(5, "000001.jpg 1 1 1"), f"{LISTED}, line 5: 000001.jpg is in line 3 too; expected it on"),
-    (line(3, "../x.jpg 1 1 1"), f"{LISTED}, line 3: '../x.jpg' {NAMED}download it again"),
+    ({PARTED: PAGE}, f"{PARTED} is an HTML page (a download quota page?), not a list of"),
+    ({LISTED: b""}, f"{LISTED}, line 1 must be the number of pictures alone, got ''; {COUNT}"),
+    (
+        line(1, "four"),
+        f"{LISTED}, line 1 must be the number of pictures alone, got 'four'; {COUNT}",
+    ),
+    (
+        {LISTED: LIST[2:].encode()},
+        f"{LISTED}, line 1 must be the number of pictures alone, got 'Bald Young Smiling'",
+    ),
+    (
+        {LISTED: b"7z\xbc" + bytes(99)},
+        f"{LISTED}, line 1 must be the number of pictures alone, got '7z\ufffd\\x00",
+    ),
+    (line(1, "202599"), f"{LISTED}: 4 rows, but line 1 counts 202,599; download it ag"),
+    (line(1, "٤"), f"{LISTED}, line 1 must be the number of pictures alone, got '٤'; {COUNT}"),
+    (line(1, "9" * 5000), f"{LISTED}, line 1 must be the number of pictures alone, got '9999"),
+    (line(2, "Bald \ufeffYoung Smiling"), r"a label has the name '\ufeffYoung'"),
+    (line(1, "3"), f"{LISTED}: 4 rows, but line 1 counts 3"),
+    (line(4, "000002.jpg 1 -1"), f"{LISTED}, line 4: 2 values for 3 attributes"),
+    (line(6, "a-b_c.jpg 1 1 1 1"), f"{LISTED}, line 6: 4 values for 3 attributes"),
+    (
+        line(4, "000002.jpg 1 0 -1"),
+        f"{LISTED}, line 4, attribute 'Young': must be -1 or 1",
+    ),
+    (
+        line(5, "000007.jpg 1 1 1.0"),
+        f"{LISTED}, line 5, attribute 'Smiling': must be -1 or 1, got '1.0'",
+    ),
+    (line(5, "000001.jpg 1 1 1"), f"{LISTED}, line 5: 000001.jpg is also in line 3"),
+    (line(3, "../x.jpg 1 1 1"), f"{LISTED}, line 3: '../x.jpg' {NAMED}; download it again"),
     (line(3, "000001.png 1 1 1"), f"{LISTED}, line 3: '000001.png' {NAMED}"),
     (line(3, "x" * 65 + ".jpg 1"), f"{LISTED}, line 3: '{'x' * 59}… {NAMED}"),
-    ({LISTED: b"0\nBald\n"}, f"{LISTED}: 1 attributes of 0 pictures; expected some; download it"),
-    (line(2, "Bald Young Bald"), f"{LISTED}, {PARTED}: two labels have the name 'Bald'; expected"),
-    (lists("a.txt", "b/c.txt"), f"{LISTED}: holds 2 .txt files; expected one; unpack the list and"),
+    ({LISTED: b"0\nBald\n"}, f"{LISTED}: 1 attributes of 0 pictures; download it"),
+    (
+        line(2, "Bald Young Bald"),
+        f"{LISTED}, {PARTED}: two labels have the name 'Bald'; names must be unique",
+    ),
+    (
+        lists("a.txt", "b/c.txt"),
+        f"{LISTED} has 2 .txt files instead of one; unpack it and pass its .txt",
+    ),
     ({LISTED: lists("a.txt")[LISTED][:-9]}, f"{LISTED}: a zip cut short or damaged (File is not"),
-    ({LISTED: zipped({"a.txt": PAGE})}, f"{LISTED}/a.txt: an HTML page (a download quota page?)"),
-    ({LISTED: zipped({"a.txt": b"4\nx"})}, f"{LISTED}/a.txt: 0 rows; expected 4, the count in li"),
-    ({PARTED: b"000001.jpg 3\n"}, f"{PARTED}, line 1: found '3' for 000001.jpg; {IN_WORDS}"),
-    ({PARTED: b"\n000001.jpg -1\n"}, f"{PARTED}, line 2: found '-1' for 000001.jpg; {IN_WORDS}"),
-    ({PARTED: b"000001.jpg\n"}, f"{PARTED}, line 1: found '' for 000001.jpg; {IN_WORDS}"),
-    ({PARTED: b"/x.jpg 0\n"}, f"{PARTED}, line 1: '/x.jpg' {NAMED}download it again"),
+    ({LISTED: zipped({"a.txt": PAGE})}, f"{LISTED}/a.txt is an HTML page (a download quota page?)"),
+    ({LISTED: zipped({"a.txt": b"4\nx"})}, f"{LISTED}/a.txt: 0 rows, but line"),
+    ({PARTED: b"000001.jpg 3\n"}, f"{PARTED}, line 1: split of 000001.jpg {IN_WORDS}'3'"),
+    ({PARTED: b"\n000001.jpg -1\n"}, f"{PARTED}, line 2: split of 000001.jpg {IN_WORDS}'-1'"),
+    ({PARTED: b"000001.jpg\n"}, f"{PARTED}, line 1: split of 000001.jpg {IN_WORDS}''"),
+    ({PARTED: b"/x.jpg 0\n"}, f"{PARTED}, line 1: '/x.jpg' {NAMED}; download it again"),
     (
         {PARTED: b"000001.jpg 0\n000001.jpg 0\n"},
-        f"{PARTED}, line 2: 000001.jpg is in line 1 too; expected it once; download it again",
+        f"{PARTED}, line 2: 000001.jpg is also in line 1; download it again",
     ),
 ]
 
@@ -315,29 +334,34 @@ def with_picture(name: str, data: bytes = b"x") -> dict[str, bytes]:
 DAMAGED = bytearray(zipped(PICTURES))
 DAMAGED[DAMAGED.index(jpeg(2)) + 400] ^= 1  # of 000007.jpg
 FIRST, THIRD = "img_align_celeba/000001.jpg", "img_align_celeba/000007.jpg"
-WHOLE = f"expected {ZIPPED}, or a folder of the pictures; download it again"
-NO_PICTURE = "is no picture; expected NAME.jpg, its name of letters, digits, '-' and '_'; give"
+WHOLE = f"it must be {ZIPPED}, or a folder of the pictures; download it again"
+NO_PICTURE = "is not a picture named NAME.jpg, its name of letters, digits, '-' and '_'"
 BAD_ZIPS: list[tuple[dict[str, bytes], str]] = [
     ({ZIPPED: PAGE}, f"{ZIPPED}: an HTML page (a download quota page?); {WHOLE}"),
-    ({ZIPPED: LIST.encode()}, f"{ZIPPED}: no zip (it begins with b'4\\nBald Y'); {WHOLE}"),
+    ({ZIPPED: LIST.encode()}, f"{ZIPPED}: not a zip (it begins with b'4\\nBald Y'); {WHOLE}"),
     ({ZIPPED: zipped(PICTURES)[:-100]}, f"{ZIPPED}: a zip cut short or damaged (File is not a zip"),
-    ({ZIPPED: bytes(DAMAGED)}, f"{ZIPPED}: {THIRD} cannot be read (Bad CRC-32 for file"),
-    (with_picture("../x.jpg"), f"{ZIPPED}: the path '../x.jpg' may leave its folder; expected"),
+    ({ZIPPED: bytes(DAMAGED)}, f"cannot read {THIRD} of {ZIPPED} (Bad CRC-32 for file"),
+    (with_picture("../x.jpg"), f"{ZIPPED}: the path '../x.jpg' may lead out of its folder"),
     (with_picture("img/read me.txt"), f"{ZIPPED}: 'img/read me.txt' {NO_PICTURE}"),
-    (with_picture("0009.png"), f"{ZIPPED}: '0009.png' {NO_PICTURE} the file of another release"),
+    (
+        with_picture("0009.png"),
+        f"{ZIPPED}: '0009.png' {NO_PICTURE}; pass the file of another release",
+    ),
     (
         with_picture("000001.jpg"),
-        f"{ZIPPED}: 000001.jpg comes twice, as {FIRST} and as 000001.jpg; expected a name for each "
-        "picture; remove one of them",
+        f"{ZIPPED}: 000001.jpg occurs twice, as {FIRST} and as 000001.jpg; remove one of them",
     ),
-    (with_picture(FIRST, PAGE), f"{ZIPPED}: 000001.jpg begins with b'\\n <!DOCT'; expec"),
-    (with_picture(FIRST, b""), f"{ZIPPED}: 000001.jpg begins with b''; expected a JPEG"),
+    (with_picture(FIRST, PAGE), f"{ZIPPED}: 000001.jpg is not a JPEG"),
+    (
+        with_picture(FIRST, b""),
+        f"{ZIPPED}: 000001.jpg is not a JPEG, PNG, WebP, GIF, TIFF or BMP: it begins with b''",
+    ),
     (with_picture(FIRST, jpeg(0)[:9]), f"{ZIPPED}: 000001.jpg is a damaged JPEG ("),
-    (with_picture(FIRST, jpeg(0)[:-2]), f"{ZIPPED}: 000001.jpg is cut short; expected a whole"),
+    (with_picture(FIRST, jpeg(0)[:-2]), f"{ZIPPED}: 000001.jpg is cut short; it must be a whole"),
     (
         with_picture(THIRD, jpeg(0, (8, 9))),
-        f"{ZIPPED}: 000007.jpg is 8 × 9 pixels; expected 4 × 6, as 000001.jpg is: the aligned "
-        "pictures are all of one size; give img_align_celeba, not the pictures in the wild",
+        f"{ZIPPED}: 000007.jpg is 8 × 9 pixels, but 000001.jpg is 4 × 6, and the aligned pictures "
+        "are all of one size; pass img_align_celeba, not the pictures in the wild",
     ),
 ]
 
@@ -354,7 +378,7 @@ def test_what_is_bad_is_left_out_and_counted(tmp_path: Path) -> None:
     manifest = build(source, tmp_path / "out", executor=Processes(2), progress=False)
     assert manifest.rows("all") == 2 and verify(tmp_path / "out").ok
     assert manifest.skipped is not None and manifest.skipped.count == 3
-    assert "000007.jpg is 8 × 9 pixels; expected 4 × 6" in str(manifest.skipped)
+    assert "000007.jpg must be 4 × 6, got 8 × 9 pixels" in str(manifest.skipped)
     words = [
         f"--images={tmp_path / ZIPPED}",
         f"--attributes={tmp_path / LISTED}",
@@ -369,16 +393,18 @@ def test_bad_folders(tmp_path: Path, missing: str) -> None:
     images = unpacked(tmp_path) / "img_align_celeba"
     options: dict[str, object] = {"images": images, "missing": missing}
     (images / "000007.jpg").write_bytes(jpeg(2)[:-2])
-    message = "img_align_celeba: 000007.jpg is cut short; expected a whole JPEG; download it again"
+    message = (
+        "img_align_celeba: 000007.jpg is cut short; it must be a whole JPEG; download it again"
+    )
     assert message in fault_of(tmp_path, {}, merge=True, **options)
     (images / "list.txt").write_text("")
-    message = "img_align_celeba: 'list.txt' is no picture; expected NAME.jpg, its name of letters"
+    message = "img_align_celeba: 'list.txt' is not a picture named NAME.jpg, its name of letters"
     assert message in fault_of(tmp_path, {}, **options)
     shutil.rmtree(images)
     images.mkdir()
     message = f"img_align_celeba lacks 4 of the 4 pictures of {LISTED} (000001.jpg first)"
     if missing == "leave_out":
-        message = f"no picture is in all of img_align_celeba, {LISTED}, {PARTED}; expected some"
+        message = f"no picture is in all of img_align_celeba, {LISTED}, {PARTED}"
     assert message in fault_of(tmp_path, {}, **options)
 
 

@@ -53,17 +53,17 @@ def test_what_pandas_writes(
 
 def test_thousands_and_decimal_commas_are_asked_for(tmp_path: Path) -> None:
     text = "a;b;y\n1,234;2;0\n5,678;3;1\n"
-    with pytest.raises(SourceError, match="found '1,234', a decimal comma or one of thousands"):
+    with pytest.raises(SourceError, match="'1,234' has a decimal comma or one of thousands"):
         _ = table(tmp_path, text).splits
     found = whole(table(tmp_path, text, decimal="comma"), "all").views["features"]
     np.testing.assert_array_equal(found, np.array([[1.234, 2], [5.678, 3]], np.float32))
-    with pytest.raises(SourceError, match="column 'a': found '1,234'; expected a finite float32"):
+    with pytest.raises(SourceError, match="column 'a': found '1,234'; must be a finite float32"):
         _ = table(tmp_path, text, decimal="point").splits
 
 
 def test_newlines_in_quotes_and_the_lines_of_errors(tmp_path: Path) -> None:
     text = 'a,note,y\n1,"one\ntwo",0\n2,"say ""x"", y",1\n3,c,0\n4,d,1\nx,e,0\n'
-    with pytest.raises(SourceError, match="t.csv, line 7, column 'a': found 'x'; expected"):
+    with pytest.raises(SourceError, match="t\\.csv, line 7, column 'a': found 'x'; must"):
         _ = table(tmp_path, text, ignore="note").splits
     text = text.replace("x,e", "5,e")
     assert pd.read_csv(StringIO(text)).note[0] == "one\ntwo"
@@ -80,7 +80,7 @@ def test_encodings(tmp_path: Path, encoding: str, asked: str | None) -> None:
     frame = FRAME.rename(columns={"height": "Höhe"}).replace({"kind": {"k0": "grün"}})
     data = frame.to_csv(index=False).encode(encoding)
     if asked:
-        with pytest.raises(SourceError, match="in UTF-8, or .* say --encoding latin-1"):
+        with pytest.raises(SourceError, match="a table must be UTF-8, or UTF-16"):
             _ = table(tmp_path, data).splits
     source = table(tmp_path, data, **({"encoding": asked} if asked else {}))
     assert "grün" in source.labels.names
@@ -114,7 +114,7 @@ def test_a_number_is_what_python_says(tmp_path: Path, cell: str) -> None:
 @pytest.mark.parametrize("cell", ["infinity", "++1", "0x10", "1_0", "1e", "--1", "NaN1"])
 def test_and_nothing_else(tmp_path: Path, cell: str) -> None:
     text = "a,b,y\n1,2,0\n" + f"{cell},2,1\n"
-    with pytest.raises(SourceError, match="line 3, column 'a': found"):
+    with pytest.raises(SourceError, match="line 3, column 'a'"):
         _ = table(tmp_path, text, missing="mean", header="yes").splits
 
 

@@ -103,7 +103,7 @@ def test_index_says_what_a_walk_of_the_tar_finds(vectors: Path) -> None:
 )
 def test_headers_of_arrays_that_are_none(header: str) -> None:
     data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode()
-    with pytest.raises(ShardError, match="^a.tar: "):
+    with pytest.raises(ShardError, match="^a.tar(:| is not an npy array at byte 0) "):
         array_at(np.frombuffer(data, np.uint8), 0, len(data), "a.tar")
 
 
@@ -112,7 +112,9 @@ def test_a_damaged_index_is_an_error(vectors: Path, flag: int, value: int) -> No
     """Of its zip: a version that is none, encryption, a method of compression."""
     data = bytearray((vectors / "train-000000.index.npz").read_bytes())
     data[data.index(b"PK\1\2") + flag] = value
-    with pytest.raises(ShardError, match="^a.index.npz: not an index .*; expected an npz of keys"):
+    with pytest.raises(
+        ShardError, match="^a.index.npz is not an index .*, which is an npz of keys"
+    ):
         ShardIndex.parse(bytes(data), "a.index.npz")
 
 
@@ -127,14 +129,14 @@ def test_arrays_of_a_tar_share_one_mapping(tmp_path: Path) -> None:
     rows = whole(source, "train").views["view2"]
     np.testing.assert_array_equal(np.concatenate(blocks), rows[:512])
     for place, size, message in [
-        (offsets, lengths - 4, r"\(256, 3\) at byte \d+ is cut or too long; restore it"),
-        (offsets + 512, lengths, r"not an npy array at byte \d+ \(the magic string"),
+        (offsets, lengths - 4, r"3\) at byte \d+ is too short or too long; restore it"),
+        (offsets + 512, lengths, "npy array at byte 7168 \\(the magic string"),
         (offsets + 10**6, lengths, r"not an npy array at byte \d+"),
     ]:
-        with pytest.raises(ShardError, match=f"train-000000.tar: .*{message}"):
+        with pytest.raises(ShardError, match=f"train-000000.tar(:| is) .*{message}"):
             map_arrays(tar, place, size)
     tar.write_bytes(tar.read_bytes()[: int(offsets[1]) + 600])
-    with pytest.raises(ShardError, match="is cut or too long"):
+    with pytest.raises(ShardError, match="is too short or too long"):
         map_arrays(tar, offsets, lengths)
 
 
@@ -142,12 +144,15 @@ def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
     path = vectors / "manifest.json"
     good = json.loads(path.read_text())
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"schema_version": 7}, "schema_version is 7; this version of heron reads 3"),
+        ({"schema_version": 7}, "schema_version is 7, but this version of heron reads 3"),
         ({"colour": "red"}, "colour: extra inputs are not permitted"),
         ({"block_rows": -1}, "block_rows must be greater than 0"),
         ({"splits": {"a": [good["splits"]["test"][0] | {"file": "../x.tar"}]}}, "splits.a.0.file"),
         ({"splits": {"../a": []}}, "'../a' cannot name a view or a split"),
-        ({"labels": good["labels"] | {"levels": [["0"]]}}, "only if, their kind is hierarchical"),
+        (
+            {"labels": good["labels"] | {"levels": [["0"]]}},
+            "have levels only if their kind is hierarchical",
+        ),
         ({"splits": good["splits"] | {"again": good["splits"]["test"]}}, "a shard is listed twice"),
         ({"splits": {"test": 2 * good["splits"]["test"]}}, "a shard is listed twice"),
     ]
@@ -159,9 +164,9 @@ def test_manifest_errors(vectors: Path, tmp_path: Path) -> None:
     path.write_text("<html>")
     with pytest.raises(ShardError, match=r"manifest.json: not JSON \(line 1.*--overwrite"):
         load_manifest(vectors)
-    with pytest.raises(ShardError, match="no such file; expected a manifest; give a folder"):
+    with pytest.raises(ShardError, match="no such file; pass a folder"):
         load_manifest(tmp_path / "nowhere")
-    with pytest.raises(ShardError, match="has no split 'valid'; it has train, test"):
+    with pytest.raises(ShardError, match="tiny has no split 'valid'; it has train, test"):
         path.write_text(json.dumps(good))
         load_manifest(vectors).rows("valid")
 
@@ -170,7 +175,7 @@ def test_index_errors(vectors: Path) -> None:
     path = vectors / "test-000000.index.npz"
     index = ShardIndex.read(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ShardError, match="not an index"):
+    with pytest.raises(ShardError, match="is not an index .*, which is an npz of"):
         ShardIndex.read(path)
     np.savez(path, **{**arrays_of(index), "rows": index.rows + 1})
     with pytest.raises(ShardError, match=r"labels \(8,\) do not fit 1 keys of 3 members"):
@@ -179,7 +184,7 @@ def test_index_errors(vectors: Path) -> None:
     with pytest.raises(ShardError, match="not an index.*objects is a pickle, never decoded"):
         ShardIndex.read(path)
     path.unlink()
-    with pytest.raises(ShardError, match="no such index"):
+    with pytest.raises(ShardError, match="and every shard has an index beside it"):
         ShardIndex.read(path)
 
 
@@ -190,12 +195,12 @@ def test_labels_of_every_kind_are_checked() -> None:
 
     multi = Labels(kind="multi_label", names=["a", "b"])
     assert fault(multi, [[0, 1]], "u1") is None
-    assert fault(multi, [[0, 2]], "u1") == "label of row 0 is 2; expected 0 to 1"
-    assert "labels are int64 (1, 2); expected uint8" in str(fault(multi, [[0, 1]], "i8"))
+    assert fault(multi, [[0, 2]], "u1") == "labels must be 0 to 1, got 2 in row 0"
+    assert "got int64 (1, 2)" in str(fault(multi, [[0, 1]], "i8"))
     assert fault(Labels(kind="complementary", names=["a", "b"]), [[1, 0]], "u1") is None
     classes = Labels(kind="multi_class", names=["a", "b", "c"])
     assert fault(classes, [0, 2], "i8") is None
-    assert fault(classes, [0, 3], "i8") == "label of row 1 is 3; expected 0 to 2"
+    assert fault(classes, [0, 3], "i8") == "labels must be 0 to 2, got 3 in row 1"
     tree = Labels(kind="hierarchical", names=["a", "b", "c"], levels=[["x"], ["a", "b", "c"]])
     assert fault(tree, [[0, 2]], "i8") is None
-    assert fault(tree, [[1, 2]], "i8") == "label of row 0 is 1; expected 0 to 0"
+    assert fault(tree, [[1, 2]], "i8") == "labels must be 0 to 0, got 1 in row 0"

@@ -147,43 +147,53 @@ def test_a_larger_share_keeps_the_noise_of_a_smaller(tmp_path: Path) -> None:
 
 
 BAD: list[tuple[dict[str, bytes], str]] = [
-    ({IMAGES: b"<html>quota exceeded</html>"}, f"{IMAGES}: magic number 0x3c68746d; expected 0x00"),
+    (
+        {IMAGES: b"<html>quota exceeded</html>"},
+        f"{IMAGES}: magic number 0x3c68746d instead of 0x00",
+    ),
     (
         {IMAGES: idx(NUMBERS)},
-        f"{IMAGES}: magic number 0x00000801; expected 0x00000803, an idx file",
+        f"{IMAGES}: magic number 0x00000801 instead of 0x00000803, an idx file of unsigned",
     ),
     (
         {f"{LABELS}.gz": gzip.compress(idx(NUMBERS[:7]) + bytes(10**8))},
-        f"{LABELS}.gz: 1,048,584 bytes; expected 15, a header of 8 and 7: something comes after",
+        f"{LABELS}.gz: 1,048,584 bytes instead of 15, a header of 8 and 7: something comes after",
     ),
     (
         {IMAGES: gzip.compress(struct.pack(">4I", 0x0803, 1 << 31, 28, 28) + bytes(99))},
-        f"{IMAGES}: dimensions 2147483648 × 28 × 28; expected 1,073,741,824 bytes at most; downl",
+        f"{IMAGES}: dimensions 2147483648 × 28 × 28, over 1,073,741,824 bytes; downl",
     ),
-    ({LABELS: idx(NUMBERS, 0x0901)}, f"{LABELS}: magic number 0x00000901; expected 0x00000801"),
-    ({IMAGES: idx(PIXELS)[:9]}, f"{IMAGES}: 9 bytes; expected a header of 16 at least; download"),
-    ({IMAGES: b""}, f"{IMAGES}: 0 bytes; expected a header of 16 at least; download it again"),
+    ({LABELS: idx(NUMBERS, 0x0901)}, f"{LABELS}: magic number 0x00000901 instead of 0x00000801"),
+    ({IMAGES: idx(PIXELS)[:9]}, f"{IMAGES}: 9 bytes, less than a header of 16; download"),
+    ({IMAGES: b""}, f"{IMAGES}: 0 bytes, less than a header of 16; download it again"),
     (
         {IMAGES: idx(PIXELS)[:-1]},
-        f"{IMAGES}: 75 bytes; expected 76, a header of 16 and 10 × 2 × 3: it is cut short; downl",
+        f"{IMAGES}: 75 bytes instead of 76, a header of 16 and 10 × 2 × 3: it is cut short; downl",
     ),
     (
         {IMAGES: idx(PIXELS) + b"\0"},
-        "77 bytes; expected 76, a header of 16 and 10 × 2 × 3: somethi",
+        "77 bytes instead of 76, a header of 16 and 10 × 2 × 3: somethi",
     ),
-    ({IMAGES: idx(PIXELS[:, :0])}, f"{IMAGES}: dimensions 10 × 0 × 3; expected none of 0"),
-    ({LABELS: idx(NUMBERS[:0])}, f"{LABELS}: dimensions 0; expected none of 0"),
+    ({IMAGES: idx(PIXELS[:, :0])}, f"{IMAGES}: dimensions 10 × 0 × 3, with a 0 among them"),
+    ({LABELS: idx(NUMBERS[:0])}, f"{LABELS}: dimensions 0, with a 0 among them"),
     ({LABELS: gzip.compress(idx(NUMBERS))[:-9]}, f"{LABELS}: damaged gzip (Compressed file ended"),
     ({LABELS: b"\x1f\x8b" + bytes(30)}, f"{LABELS}: damaged gzip (Unknown compression method); do"),
     (
         {LABELS: idx(NUMBERS)},
-        f"{IMAGES}: 7 images, but {LABELS} has 10 labels; expected a label fo",
+        f"{IMAGES} has 7 images, but {LABELS} has 10 labels",
     ),
-    ({TEST_LABELS: idx(NUMBERS[:1])}, f"{TEST_IMAGES}: 3 images, but {TEST_LABELS} has 1 labels"),
-    ({LABELS: idx(NUMBERS[:7] * 3)}, f"{LABELS}: label of row 4 is 12; expected 0 to 9; give a da"),
+    (
+        {TEST_LABELS: idx(NUMBERS[:1])},
+        f"{TEST_IMAGES} has 3 images, but {TEST_LABELS} has 1 labels",
+    ),
+    (
+        {LABELS: idx(NUMBERS[:7] * 3)},
+        "0 to 9, got 12 in row 4; pass a data set of the MNIST family",
+    ),
     (
         {TEST_IMAGES: idx(PIXELS[:3, :, :2])},
-        f"{TEST_IMAGES}: images of 2 × 2 pixels; expected 2 × 3, as in {IMAGES}; give the files of",
+        f"{TEST_IMAGES}: images of 2 × 2 pixels, but {IMAGES} has 2 × 3; pass the files of one "
+        "data set",
     ),
 ]
 
@@ -198,7 +208,7 @@ def test_errors(tmp_path: Path, changes: dict[str, bytes], message: str) -> None
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     source = family(tmp_path)
     (tmp_path / f"{TEST_LABELS}.gz").unlink()
-    message = f"no {TEST_LABELS} or {TEST_LABELS}.gz; expected the four files as their publisher"
+    message = f"no {TEST_LABELS} or {TEST_LABELS}.gz, one of the four files as their publisher"
     with pytest.raises(SourceError, match=message):
         _ = source.splits
 
@@ -208,12 +218,12 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
     [
         (
             {"noise": 0.5},
-            "noise is 0.5, but a view of pictures has none; leave it out, or ask for noise",
+            "noise is 0.5, but a view of pictures has none; remove it or use noise",
         ),
         ({"noise_law": "uniform"}, "noise_law is 'uniform', but a view of pictures has none"),
         (
             {"view_kind": "noise", "noise_law": "uniform", "noise_std": 2},
-            "noise_std is 2.0, but uniform noise has none; leave it out, or ask for gaussian",
+            "noise_std is 2.0, but uniform noise has none; remove it or use gaussian",
         ),
         ({"view_kind": "noise", "noise": 1.5}, "noise must be less than or equal to 1"),
         ({"view_kind": "noise", "noise_std": -1}, "noise_std must be greater than or eq"),

@@ -58,7 +58,7 @@ def test_where_it_is_unclear_it_is_asked(
     (tmp_path / "t.csv").write_text(lines)
     words = ["shards", "build", "table", "--csv", str(tmp_path / "t.csv"), "--quiet"]
     assert main([*words, "--out", str(tmp_path / "a")]) == 1
-    assert "found 0, 1, 2: a row, or names" in (error := capsys.readouterr().err)
+    assert "may be a row, or names as pandas writes columns" in (error := capsys.readouterr().err)
     for header, rows in (("yes", 19), ("no", 20)):
         assert f"--header {header}" in error
         assert main([*words, "--header", header, "--out", str(tmp_path / header)]) == 0

@@ -149,7 +149,7 @@ def test_class_names_in_a_cell(tmp_path: Path, version: str, first: int) -> None
     )
     several[:, 2] = 0  # a cell of as many texts as classes, and one that is not
     source = mat(tmp_path, version, {"X": ONE, "Y": several, "words": cell("a", "b")})
-    with pytest.raises(SourceError, match="'words' is .*; expected a use for every array"):
+    with pytest.raises(SourceError, match="'words' is .*, and neither a view nor labels nor split"):
         _ = source.views
 
 
@@ -180,18 +180,30 @@ def test_pictures_have_their_samples_last(tmp_path: Path, version: str) -> None:
             {},
             "'n' is float64 (1, 1), and neither",
         ),
-        ({"X": ONE, "S": {"a": 1}, "Y": CLASSES}, {}, "S has a struct or another object; "),
+        ({"X": ONE, "S": {"a": 1}, "Y": CLASSES}, {}, " a struct or another object"),
         ({"X": ONE * 1j, "Y": CLASSES}, {}, "complex"),
-        ({"X": cell(cell(ONE)), "Y": CLASSES}, {}, "X is a cell of cells; expected matrices or te"),
-        ({"X": ONE, "Y": CLASSES}, {"ignore": ["z"]}, "no variable 'z' to ignore; it has X, Y; ex"),
-        ({"X": ONE, "Y": CLASSES + 0.5}, {}, "Y, row 0 is 3.5; expected whole numbers; where sin"),
-        ({"X": ONE, "Y": CLASSES * np.nan}, {}, "Y, row 0 is nan; expected whole numbers; where"),
+        (
+            {"X": cell(cell(ONE)), "Y": CLASSES},
+            {},
+            "X is a cell of cells; a cell must have matrices or",
+        ),
+        (
+            {"X": ONE, "Y": CLASSES},
+            {"ignore": ["z"]},
+            "no variable 'z' to ignore; choose one of X, Y",
+        ),
+        ({"X": ONE, "Y": CLASSES + 0.5}, {}, "Y, row 0 is 3.5; labels must be integers"),
+        ({"X": ONE, "Y": CLASSES * np.nan}, {}, "Y, row 0 is nan; labels must be integers"),
         ({"X": ONE[:8], "Y": CLASSES}, {}, "'X' is float64 (8, 4), and neither a view nor labels"),
-        ({"X": ONE, "Z": TWO[:7]}, {}, "no number of samples that fit all of X 9 × 4, Z 7 × 3; ex"),
-        ({"X": ONE, "Z": ONE}, {}, "two numbers of samples that fit all of X 9 × 4, Z 9 × 4; exp"),
-        ({"X": ONE[:4], "Y": CLASSES[:4]}, {}, "X is 4 × 4; expected to know what its samples are"),
-        ({"X": ONE}, {"labels_name": "gt"}, "no array 'gt'; it has X; expected one of X"),
-        ({"X": ONE, "Y": CLASSES}, {"view_names": ["x"]}, "no array 'x'; it has X, Y; did you mea"),
+        ({"X": ONE, "Z": TWO[:7]}, {}, "no number of samples that fit all of X 9 × 4, Z 7 × 3"),
+        ({"X": ONE, "Z": ONE}, {}, "two numbers of samples that fit all of X 9 × 4, Z 9 × 4"),
+        (
+            {"X": ONE[:4], "Y": CLASSES[:4]},
+            {},
+            "X is 4 × 4, and samples may be its rows or columns",
+        ),
+        ({"X": ONE}, {"labels_name": "gt"}, "no array 'gt', only X; choose one of X"),
+        ({"X": ONE, "Y": CLASSES}, {"view_names": ["x"]}, "no array 'x', only X, Y; did you mea"),
         ({"X": TWO, "Z": csc_array((1 << 20, 1 << 20))}, {}, "Z is 1048576 × 1048576, 8,796,093,"),
     ],
 )
@@ -241,7 +253,9 @@ def test_an_element_that_unpacks_to_too_much(
 ) -> None:
     write(tmp_path / "views.mat", "v5-compressed", {"X": cell(np.zeros((999, 99))), "Y": CLASSES})
     monkeypatch.setattr("heron.shards.matlab.MAX_UNPACKED_BYTES", 10**5)
-    with pytest.raises(SourceError, match="X has more than 100,000 bytes unpacked; expected so ma"):
+    with pytest.raises(
+        SourceError, match="X has more than 100,000 bytes unpacked, which is the limit"
+    ):
         _ = make_source("mat", {"mat": tmp_path / "views.mat"}).splits
 
 

@@ -39,7 +39,7 @@ def test_every_cut_is_found(name: str) -> None:
     begins = data.rindex(b"IDAT" if name == "png" else b"\xff\xda")
     assert read_header(data[: begins + 20]) == header  # a header tells nothing of a cut
     for length in range(begins + 20, len(data), 7):
-        with pytest.raises(ValueError, match=f"is cut short; expected a whole {header.kind}"):
+        with pytest.raises(ValueError, match=f"is cut short; it must be a whole {header.kind}"):
             read_complete_header(data[:length])
     with pytest.raises(ValueError, match="is cut short"):
         read_complete_header(data[:-1])

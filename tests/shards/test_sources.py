@@ -73,83 +73,127 @@ def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool)
     assert (three, one, two) == ([0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0])
     assert rows.labels[:4].tolist() == [[0, 1], [1, 1], [1, 0], [0, 1]]
     build(source, tmp_path / "out", progress=False)
-    with pytest.raises(SourceError, match="3 split_names of 2 files; expected a name for each"):
+    with pytest.raises(SourceError, match="3 split_names for 2 files"):
         make_source("mulan", options | words | {"split_names": ["a", "b", "c"]})
 
 
 @pytest.mark.parametrize(
     ("arff", "xml", "message"),
     [
-        (ARFF, XML.replace("utf-8", "utf-9"), "tiny.xml: not XML (unknown encoding: utf-9)"),
+        (
+            ARFF,
+            XML.replace("utf-8", "utf-9"),
+            "tiny.xml is not Mulan's XML (unknown encoding: utf-9)",
+        ),
         (ARFF, XML.replace("keen", "kind"), "tiny.arff: no attribute 'kind', which tiny.xml names"),
-        (ARFF.replace("1.5,2,", "1.5,"), XML, "tiny.arff, line 9: 3 columns; expected 4"),
-        (ARFF.replace("1.5", "?"), XML, "line 9, column 'height': found '?'; expected a finite"),
-        (ARFF.replace("0.25", "nan"), XML, "line 10, column 'arm span': found nan; expected a fin"),
-        (ARFF.replace("1.5", "1e39"), XML, "column 'height': found 1e+39; expected a finite float"),
-        (ARFF.replace("{0 4", "{0 inf"), XML, "line 12, column 'height': found inf; expected"),
-        (ARFF.replace("1,1\n", "2,1\n"), XML, "line 10, column 'calm': found 2; expected a label"),
-        (ARFF.replace("{0 4", "{9 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
-        (ARFF.replace("{0 4", "{x 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
+        (
+            ARFF.replace("1.5,2,", "1.5,"),
+            XML,
+            "tiny.arff, line 9: 3 columns for 4 @attribute lines",
+        ),
+        (ARFF.replace("1.5", "?"), XML, "line 9, column 'height' must be a finite number, got '?'"),
+        (
+            ARFF.replace("0.25", "nan"),
+            XML,
+            "10, column 'arm span' must be a finite float32, got nan",
+        ),
+        (ARFF.replace("1.5", "1e39"), XML, "column 'height' must be a finite float32, got 1e+39"),
+        (ARFF.replace("{0 4", "{0 inf"), XML, "line 12, column 'height' must be"),
+        (
+            ARFF.replace("1,1\n", "2,1\n"),
+            XML,
+            "line 10, column 'calm' must be a label of 0 or 1, got 2",
+        ),
+        (
+            ARFF.replace("{0 4", "{9 4"),
+            XML,
+            "line 12: cell '4' names no column; write COLUMN VALUE",
+        ),
+        (
+            ARFF.replace("{0 4", "{x 4"),
+            XML,
+            "line 12: cell '4' names no column; write COLUMN VALUE",
+        ),
         (
             ARFF.replace("real", "{red,'dark, green'}"),
             XML,
-            "line 9, column 'arm span': found '2'; expected one of red, dark, green; fill or drop",
+            "line 9, column 'arm span' must be one of red, dark, green, got '2'; fill or drop "
+            "missing",
         ),
         (
             ARFF.replace("calm {0,1}", "calm {0,1,2}"),
             XML,
-            "'calm', a label, is {0,1,2}; expected {",
+            ": attribute 'calm', a label, must be {0,1}",
         ),
         (
             ARFF.replace("real", "{a,b,a}"),
             XML,
-            "line 4: attribute 'arm span' is '{a,b,a}'; expecte",
+            "line 4: attribute 'arm span' is '{a,b,a}'",
         ),
-        (ARFF.replace("real", "string"), XML, "line 4: attribute 'arm span' is 'string'; expected"),
-        (ARFF.split("1.5")[0], XML, "tiny.arff: no rows after @data"),
-        ("% hello", XML, "tiny.arff: no @attribute lines; expected an ARFF file"),
-        ("<html>", XML, "tiny.arff, line 1: found '<html>'; expected @relation, @attribute, @data"),
-        (ARFF.replace("@attribute calm", "@attribut calm"), XML, "line 5: found '@attribut calm"),
-        (ARFF.replace("keen", "calm"), XML, "line 6: a second attribute 'calm'; expected each"),
+        (ARFF.replace("real", "string"), XML, "line 4: attribute 'arm span' must be numeric"),
+        (ARFF.split("1.5")[0], XML, "tiny.arff has no rows after @data"),
+        ("% hello", XML, "tiny.arff has no @attribute lines, so it is not an ARFF file"),
+        (
+            "<html>",
+            XML,
+            "tiny.arff, line 1: '<html>' is not @relation, @attribute, @data or a comment",
+        ),
+        (ARFF.replace("@attribute calm", "@attribut calm"), XML, "line 5: '@attribut calm"),
+        (ARFF.replace("keen", "calm"), XML, "line 6: a second attribute 'calm'; rename one"),
         (
             ARFF.replace(", 2 1}", ", 2 1"),
             XML,
-            "line 12: found a sparse row that ends with '{0 4, 2 1'; expected '}' at its end; down",
+            "a sparse row must end with '}', got '{0 4, 2 1'; download it again, or fix the line",
         ),
-        (ARFF.replace(", 2 1}", ", 2 1}}"), XML, "line 12, column 'calm': found '1}'; expected a"),
-        (ARFF.replace("{0 4", "{{0 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
-        (ARFF.replace("{0 4", "{0 4, "), XML, "line 12: cell '' names no column; expected COLUMN"),
+        (
+            ARFF.replace(", 2 1}", ", 2 1}}"),
+            XML,
+            "12, column 'calm' must be a finite number, got '1}'",
+        ),
+        (
+            ARFF.replace("{0 4", "{{0 4"),
+            XML,
+            "line 12: cell '4' names no column; write COLUMN VALUE",
+        ),
+        (
+            ARFF.replace("{0 4", "{0 4, "),
+            XML,
+            "line 12: cell '' names no column; write COLUMN VALUE",
+        ),
         (
             ARFF.replace(", 2 1}", ", 2}"),
             XML,
-            "line 12, column 'calm': found ''; expected a finite",
+            "line 12, column 'calm' must be a finite number, got ''",
         ),
         (
             ARFF.replace(", 2 1}", ", 2 1, 0 5}"),
             XML,
-            "line 12: column 'height' is there twice, as '4' and as '5'; expected it once; remove",
+            "line 12: column 'height' occurs twice, as '4' and as '5'; remove one of them",
         ),
         (
             ARFF.replace("keen {0,1}", "keen {1, 0}"),
             XML,
-            "line 12: column 'keen' of type '{1,0}' is left out, and stands for its first value, "
-            "which is not 0; expected it in every sparse row; write it out",
+            "line 12: column 'keen' of type '{1,0}' is omitted, which means its first value, and "
+            "that is not 0; write it out in every sparse row",
         ),
-        (ARFF.replace("1.5,2", "1_000,2"), XML, "line 9, column 'height': found '1_000'; expected"),
-        (ARFF.replace("1.5,2", "١,2"), XML, "line 9, column 'height': found '١'; expected a fin"),
-        (ARFF.replace("{0 4", "{٠ 4"), XML, "line 12: cell '4' names no column; expected COLUMN"),
+        (ARFF.replace("1.5,2", "1_000,2"), XML, "line 9, column 'height' must be"),
+        (ARFF.replace("1.5,2", "١,2"), XML, "9, column 'height' must be a finite number, got '١'"),
+        (
+            ARFF.replace("{0 4", "{٠ 4"),
+            XML,
+            "line 12: cell '4' names no column; write COLUMN VALUE",
+        ),
         (ARFF.replace("{0 4", "{" + "0" * 5000 + " 4"), XML, "line 12: cell '4' names no column"),
         (
             ARFF.replace("0,1\n-1", "0,1\u2028-1"),
             XML,
-            r"line 9: found '\u2028' in '1.5,2,0,1\u2028-1,0.25,1,1'; expected text in UTF-8, its "
-            r"lines ended by \n or \r\n; save it again so",
+            "line 9: found '\\u2028' in '1.5,2,0,1\\u2028-1,0.25,1,1'; save it again as UTF-8 text",
         ),
         (ARFF.replace("1.5,2", "1.5\u2028,2"), XML, r"line 9: found '\u2028' in '1.5\u2028,2,0,1'"),
         (
             ARFF.replace("1.5,2", "1.5\xa0,2"),
             XML,
-            r"'height': found '1.5\xa0'; expected a finite",
+            "'height' must be a finite number, got '1.5\\xa0'",
         ),
         (ARFF.replace("@attribute calm", "\ufeff@attribute calm"), XML, r"line 5: found '\ufeff'"),
         (
@@ -157,8 +201,8 @@ def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool)
             XML,
             r"line 3: found '\udce9' in '@attribute he\ud",
         ),
-        (ARFF, "hello", "tiny.xml: not XML"),
-        (ARFF, "<labels/>", "tiny.xml: names no label; expected <label name=...>"),
+        (ARFF, "hello", "tiny.xml is not"),
+        (ARFF, "<labels/>", "tiny.xml names no label; it needs <label name=...>"),
     ],
 )
 def test_mulan_errors(tmp_path: Path, arff: str, xml: str, message: str) -> None:
@@ -185,7 +229,9 @@ def test_mulan_holds_no_more_values_than_memory_does(
 ) -> None:
     monkeypatch.setattr("heron.shards.sources.arff.MAX_VALUES", 99)
     source = make_source("mulan", mulan_options(tmp_path, ARFF + "{}\n" * 100))
-    with pytest.raises(SourceError, match="line 34: 4 columns of more than 24 rows; expected 99 v"):
+    with pytest.raises(
+        SourceError, match="line 34: 4 columns of more than 24 rows, and the limit is 99 v"
+    ):
         _ = source.splits
 
 
@@ -195,8 +241,8 @@ def test_no_control_character_in_a_label(tmp_path: Path, mark: str) -> None:
     with pytest.raises(SourceError) as fault:
         _ = source.splits
     assert str(fault.value) == (
-        f"tiny.npz: a label has the name {f'c{mark}d'!r}; expected no control characters and no "
-        "byte order mark in it; rename it"
+        f"tiny.npz: a label has the name {f'c{mark}d'!r}, with a control character or byte order "
+        "mark; rename it"
     )
 
 
@@ -230,7 +276,7 @@ def test_mulan_files_of_different_sets(tmp_path: Path) -> None:
     [
         ("{red,blue}", "{blue,red}", "b.arff: attribute 'c' {blue,red} where a.arff has 'c' {red"),
         ("{red,blue}", "{red,blue,green}", "b.arff: attribute 'c' {red,blue,green} where a.arff"),
-        ("numeric", "{red,blue}", "b.arff: attribute 'c' {red,blue} where a.arff has 'c'; give"),
+        ("numeric", "{red,blue}", "b.arff: attribute 'c' {red,blue} where a.arff has 'c'"),
         ("numeric", "{1,0}", None),
         ("{red,blue}", "{red,blue}", None),
     ],
@@ -267,7 +313,7 @@ def test_mulan_without_a_feature(tmp_path: Path) -> None:
     (tmp_path / "a.arff").write_text("@relation x\n@attribute y {0,1}\n@data\n1\n0\n")
     (tmp_path / "x.xml").write_text(ONE_LABEL)
     source = make_source("mulan", {"arff": [tmp_path / "a.arff"], "xml": tmp_path / "x.xml"})
-    with pytest.raises(SourceError, match=r"a.arff: every attribute is a label; expected a feat"):
+    with pytest.raises(SourceError, match="a\\.arff: every attribute is a label"):
         _ = source.splits
 
 
@@ -306,30 +352,38 @@ def test_arrays_infer_and_obey(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({"b": np.zeros((3, 2))}, {}, "'b' has 3 rows and 'labels' 4; expected the same rows"),
-        ({"a": np.array([[0.0], [1], [np.nan], [2]])}, {}, "'a', row 2, column 0 is nan; expected"),
+        (
+            {"b": np.zeros((3, 2))},
+            {},
+            "'b' has 3 rows but 'labels' has 4; every array must have the",
+        ),
+        ({"a": np.array([[0.0], [1], [np.nan], [2]])}, {}, "view 'a', row 2, column 0 is nan"),
         (
             {"a": np.full((4, 1), 1e39)},
             {},
-            "'a', row 0, column 0 is 1e+39; expected a finite float",
+            "'a', row 0, column 0 is 1e+39, which is not a finite float32",
         ),
-        ({"labels": np.array([0, 1, -2, 0])}, {}, "label of row 2 is -2; expected a class number"),
-        ({"labels": np.full((4, 2), 2)}, {}, "label of row 0 is 2; expected 0 or 1"),
+        (
+            {"labels": np.array([0, 1, -2, 0])},
+            {},
+            "or -1 in all of a row that has no label, got -2",
+        ),
+        ({"labels": np.full((4, 2), 2)}, {}, "label of row 0 must be 0 or 1"),
         (
             {"labels": np.array([0, 1, 5, 0])},
             {"label_names": ["x", "y"]},
-            "row 2 is 5; expected a class number from 0 to 1",
+            "label of row 2 must be a class number from 0 to 1",
         ),
-        ({"labels": np.zeros(4)}, {}, "'labels' is float64 (4,); expected whole numbers"),
+        ({"labels": np.zeros(4)}, {}, "'labels' must be integers or names [rows], or 0/1 [rows"),
         ({"labels": np.array([{}] * 4)}, {}, "arrays of Python objects are pickles, never decoded"),
-        ({}, {"view_names": ["c"]}, "no array 'c'; it has a, labels"),
+        ({}, {"view_names": ["c"]}, "no array 'c', only a, labels"),
         (
             {},
             {"view_names": ["labels"], "ignore": ["a"]},
-            "view 'labels' is int64 (4,); expected numbers [rows, wi",
+            "view 'labels' must be numbers [rows, width], or uint8 [rows",
         ),
-        ({"split": np.arange(4)}, {}, "'split' is int64 (4,); expected strings"),
-        ({"split": np.array(["train"])}, {}, "'split' has 1 rows and 'labels' 4"),
+        ({"split": np.arange(4)}, {}, ": 'split' must be strings [rows], got int64 (4,)"),
+        ({"split": np.array(["train"])}, {}, "'split' has 1 rows but 'labels' has 4"),
     ],
 )
 def test_arrays_errors(
@@ -348,7 +402,9 @@ def test_arrays_that_are_no_npz(tmp_path: Path) -> None:
     packed = path.read_bytes()
     for data in (b"<html>", packed[:40] + b"\xff" * 20 + packed[60:]):
         path.write_bytes(data)
-        with pytest.raises(SourceError, match="bad.npz: cannot be read: expected what numpy.savez"):
+        with pytest.raises(
+            SourceError, match="cannot read bad\\.npz: it is not what numpy\\.savez"
+        ):
             _ = make_source("arrays", {"npz": path}).views
 
 
@@ -356,9 +412,7 @@ def test_an_npz_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "bad.npz"
     np.savez_compressed(path, view=np.zeros((50_000, 3)))
     monkeypatch.setattr("heron.shards.sources.arrays.MAX_UNPACKED_BYTES", 10**5)
-    with pytest.raises(
-        SourceError, match=r"bad.npz: cannot be read: .*1,200,128 bytes unpacked; ex"
-    ):
+    with pytest.raises(SourceError, match="\\(1,200,128 bytes unpacked"):
         _ = make_source("arrays", {"npz": path}).views
 
 

@@ -12,7 +12,7 @@ import pytest
 from heron.shards import terminal
 
 ROOT = Path(__file__).parent.parent.parent
-FAULT = "data/faces holds another build: its train is 300, this one's 400; expected the same"
+FAULT = "data/faces has another build: its train is 300, this one's 400; expected the same"
 ALL = f"""
 from heron.shards.terminal import Bar, print_error, print_lines, print_markdown, print_table
 print_lines("next: heron report studies/a")

@@ -38,7 +38,9 @@ def faults(folder: Path) -> str:
 def test_a_good_folder(folder: Path) -> None:
     report = verify(folder)
     assert report.ok and report.rows == 600
-    assert str(report).startswith("3 shards, 600 rows") and "all as the manifest" in str(report)
+    assert str(report).startswith(
+        "3 shards, 600 rows"
+    ) and "everything is as the manifest says" in str(report)
 
 
 def test_altered_cut_missing_and_extra_files_all_at_once(folder: Path) -> None:
@@ -50,13 +52,13 @@ def test_altered_cut_missing_and_extra_files_all_at_once(folder: Path) -> None:
     (folder / "test-000000.index.npz").unlink()
     (folder / "stray-000000.tar").write_bytes(b"")
     found = faults(folder)
-    assert "train-000000.tar: altered: sha256 is" in found
-    assert "train-000001.tar: 1,500 bytes; expected" in found
+    assert "train-000000.tar: altered: its sha256 is" in found
+    assert "train-000001.tar: 1,500 bytes instead of" in found
     assert "train-000001.tar is cut inside 'train-000002.view1.npy' (" in found
     assert "test-000000.index.npz: missing" in found
     assert "stray-000000.tar: extra" in found
     (folder / "test-000000.tar").unlink()
-    assert "test-000000.tar: missing: the manifest lists it" in faults(folder)
+    assert "test-000000.tar: missing, but the manifest lists it" in faults(folder)
 
 
 def rewrite(folder: Path, change: Callable[[list[tuple[str, bytes]]], None]) -> None:
@@ -93,11 +95,11 @@ def nan_block() -> bytes:
     [
         (
             lambda m: m.extend(m[:3]),
-            "train-000000.tar holds 'train-000000.view2.npy' twice",
+            "train-000000.tar has 'train-000000.view2.npy' twice",
         ),
         (
             lambda m: m.insert(1, m[0]),
-            "train-000000.tar holds 'train-000000.view1.npy' twice",
+            "train-000000.tar has 'train-000000.view1.npy' twice",
         ),
         (
             lambda m: m.pop(1),
@@ -105,29 +107,29 @@ def nan_block() -> bytes:
         ),
         (
             lambda m: m.append(("../x.npy", b"")),
-            "'../x.npy' (byte 26624), a path out of a fol",
+            " has '../x.npy' (byte 26624), a path out of its",
         ),
         (
             lambda m: m.append(("x.pkl", b"")),
-            "train-000000.tar holds 'x.pkl', which its index does not list",
+            "train-000000.tar has 'x.pkl', which its index does not list",
         ),
-        (lambda m: m.append(("x", b"")), "holds 'x', which its index does not list"),
-        (lambda m: m.append(("x.npy", b"")), "holds 'x.npy', which its index does not list"),
+        (lambda m: m.append(("x", b"")), "has 'x', which its index does not list"),
+        (lambda m: m.append(("x.npy", b"")), "has 'x.npy', which its index does not list"),
         (
             lambda m: m.__setitem__(0, (m[0][0], nan_block())),
-            "sample train-000000: view 'view1', row 7 of the block: NaN or infinite",
+            "sample train-000000: view 'view1', row 7 of the block, has NaN or infinite values",
         ),
         (
             lambda m: m.__setitem__(1, (m[1][0], npy(np.zeros((256, 4), "f4")))),
-            "view 'view2' is float32 (256, 4); expected float32 (256, 3)",
+            "view 'view2' is float32 (256, 4), not float32 (256, 3)",
         ),
         (
             lambda m: m.__setitem__(2, (m[2][0], npy(np.zeros(256, "i8")))),
-            "sample train-000000: its labels are other than those of the index",
+            "sample train-000000: its labels differ from those of the index",
         ),
         (
             lambda m: m.__setitem__(1, (m[1][0], b"hello")),
-            "member 'view2.npy' is no array: not an npy array",
+            "member 'view2.npy' ",
         ),
     ],
 )
@@ -145,10 +147,10 @@ def test_damaged_tars(folder: Path) -> None:
         (good[:5000], "is cut inside 'train-000000.view1.npy' (5,248 bytes, of which"),
         (
             good[: good.rindex(b"train-000001.labels.npy")],
-            "has no end mark: it is cut, or unf",
+            "has no end mark: it is cut short, or unfinished",
         ),
-        (b"<html>" + good[6:], "is no tar (it begins with b'<html>"),
-        (b"", "is empty (0 bytes); expected a tar"),
+        (b"<html>" + good[6:], "is not a tar (it begins with b'<html>000000.vie"),
+        (b"", "is empty (0 bytes)"),
     ]:
         path.write_bytes(data)
         assert f"train-000000.tar {message}" in faults(folder)
@@ -159,13 +161,13 @@ def test_labels_and_counts_of_the_index(folder: Path) -> None:
     index = ShardIndex.read(path)
     np.savez(path, **{**arrays_of(index), "labels": index.labels + 3})
     reseal(folder)
-    assert "index.npz: label of row" in faults(folder)
+    assert "index.npz: labels must be 0 to 3, got " in faults(folder)
     np.savez(path, **{**arrays_of(index), "offsets": index.offsets + 512})
     reseal(folder)
-    assert "'train-000000.view1.npy' lies elsewhere than its index says" in faults(folder)
+    assert ": 'train-000000.view1.npy' is not where its index says" in faults(folder)
     shutil.copy(folder / "train-000001.index.npz", path)
     reseal(folder)
-    assert "train-000000.index.npz: 80 rows; expected 512" in faults(folder)
+    assert "train-000000.index.npz: 80 rows instead of 512" in faults(folder)
 
 
 def test_a_member_that_is_larger_than_its_index_says(folder: Path) -> None:
@@ -174,16 +176,18 @@ def test_a_member_that_is_larger_than_its_index_says(folder: Path) -> None:
 
     rewrite(folder, change)
     found = faults(folder)
-    assert "train-000000: 'train-000000.view1.npy' lies elsewhere than its index says" in found
-    assert "member 'view1.npy' is altered: another crc32" in found
-    assert "an array of float32 (256, 5) at byte 0 is cut or too long" in found
+    assert "train-000000: 'train-000000.view1.npy' is not where its index says" in found
+    assert "member 'view1.npy' was altered: its crc32 differs" in found
+    assert "an array of float32 (256, 5) at byte 0 is too short or too long" in found
 
 
 def test_a_bomb_is_not_set_off(tmp_path: Path) -> None:
     build(make_source("faces", {"train": 2, "test": 0, "size": 32}), tmp_path, progress=False)
     rewrite(tmp_path, lambda members: members.__setitem__(0, (members[0][0], bomb())))
     found = faults(tmp_path)
-    assert "sample 000001: member 'jpg' is 65536 × 65536; expected 1 to 134,217,728 pix" in found
+    assert (
+        "sample 000001: member 'jpg' must have 1 to 134,217,728 pixels, got 65536 × 65536" in found
+    )
 
 
 def test_a_picture_that_is_cut_or_damaged_behind_its_header(
@@ -202,14 +206,17 @@ def test_a_picture_that_is_cut_or_damaged_behind_its_header(
     assert main(["shards", "verify", str(tmp_path)]) == 1
     found = capsys.readouterr().err
     assert (
-        "train-000000.tar sample 000001: member 'jpg' is cut short; expected a whole JPEG" in found
+        "train-000000.tar sample 000001: member 'jpg' is cut short; it must be a whole JPEG"
+        in found
     )
     assert "000002: member 'jpg' is a damaged" not in found  # which its header does not show
     assert main(["shards", "verify", str(tmp_path), "--decode"]) == 1
     found = capsys.readouterr().err
     assert "sample 000001: member 'jpg' is cut short" in found
     assert "train-000000.tar sample 000002: member 'jpg' is a damaged JPEG (" in found
-    with pytest.raises(ShardError, match="train-000000.tar sample 000001 is cut short; expected a"):
+    with pytest.raises(
+        ShardError, match="train-000000\\.tar sample 000001 is cut short; it must be a"
+    ):
         contact_sheet(tmp_path, tmp_path / "sheet.png")
 
 
@@ -228,9 +235,12 @@ def test_images(tmp_path: Path) -> None:
 
     rewrite(out, change)
     found = faults(out)
-    assert "sample 000001: member 'jpg' begins with b'<html>'; expected a JPEG, PNG, WebP" in found
-    assert "sample 000002: view 'image' is (64, 64, 3); expected (32, 32, 3)" in found
-    assert "train-000000.tar holds '000005.jpg', which its index does not list" in found
+    assert (
+        "sample 000001: member 'jpg' is not a JPEG, PNG, WebP, GIF, TIFF or BMP: it begins with "
+        "b'<html>'" in found
+    )
+    assert "sample 000002: view 'image' must be (32, 32, 3), got (64, 64, 3)" in found
+    assert "train-000000.tar has '000005.jpg', which its index does not list" in found
     path = out / "test-000000.index.npz"
     index = arrays_of(ShardIndex.read(path))
     np.savez(path, **{**index, "keys": np.array(["000001", "000006"])})

@@ -44,7 +44,11 @@ def test_every_item_once(workers: int) -> None:
 @pytest.mark.parametrize(
     ("item", "fault", "message"),
     [
-        ("die", ShardError, r"^die: the process .* ended by SIGKILL \(was memory short\?\); expec"),
+        (
+            "die",
+            ShardError,
+            r"^die: the process .* ended by SIGKILL \(was memory short\?\); run the",
+        ),
         ("leave", ShardError, "^leave: the process that worked on it ended with status 3; .*run"),
         ("fault", SourceError, "^a.txt: wrong$"),
         ("bug", KeyError, "^'bug'"),
@@ -79,7 +83,7 @@ def alone(item: str) -> str:
 
 
 def test_fewer_workers_go_on() -> None:
-    with pytest.raises(ShardError, match="again, with fewer --workers where memory is short"):
+    with pytest.raises(ShardError, match="command again, with fewer --workers if memory is short"):
         list(in_parallel(alone, ["a", "b"], 2))
     assert dict(in_parallel(alone, ["a", "b"], 1)) == {"a": "A", "b": "B"}
 

@@ -67,8 +67,8 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(
     (checkpoints / "step-00000006" / "state.json").unlink()
     pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
     said = capsys.readouterr().out
-    assert f"step-00000009 is damaged ({file} is altered: its sha256 is " in said
-    assert "step-00000006: it has no state.json; expected" in said
+    assert f"step-00000009 is damaged ({file} was altered: its sha256 is " in said
+    assert "step-00000006 has no state.json" in said
     assert "going on from step-00000003, the one before" in said
     weights = load_file(checkpoints / "latest" / "model.safetensors")
     for name, value in load_file(
@@ -107,7 +107,7 @@ def resumed(tmp_path: Path, **data: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 1}, "format is 1; this version of heron reads 4"),
+        ({"format": 1}, "format is 1, but this version of heron reads 4"),
         ({"position": {"step": 8, "epoch": 1, "step_in_epoch": 3}}, "lies in step-00000009, and"),
         (
             {"position": {"step": -9, "epoch": 1, "step_in_epoch": 3}},
@@ -292,7 +292,9 @@ def test_data_that_is_pinned(straight: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "frames" / "manifest.json").read_text())["fingerprint"]
     resumed(tmp_path, fingerprint=found)
     other = "sha256:" + "0" * 64
-    with pytest.raises(ShardError, match=f"has the fingerprint {found}; expected {other}, which"):
+    with pytest.raises(
+        ShardError, match=f"has the fingerprint {found}, but data.fingerprint pins {other}"
+    ):
         resumed(tmp_path, fingerprint=other)
     with pytest.raises(ConfigError, match="data.fingerprint must match pattern .*, got '0+…"):
         resumed(tmp_path, fingerprint="0" * 64)

@@ -148,7 +148,7 @@ def test_a_tracker_that_cannot_start_is_told_of_once(
     [
         ("wandd", r"tracking: unknown tracker 'wandd'; did you mean 'wandb'\? or the dotted path"),
         ("my_lab.trackers.Yours", "my_lab.trackers.Yours: module 'my_lab.trackers' has no 'Yours'"),
-        ("nowhere.Mine", "nowhere.Mine: module 'nowhere' cannot be imported"),
+        ("nowhere.Mine", "nowhere.Mine: cannot import module 'nowhere'"),
         (
             "my_lab.trackers.Bare",
             "Bare has no requires_logging_directory, tracker; expected what accelerate's General",

@@ -24,7 +24,7 @@ REMEDY = "expected it as it was written; bring it back, or give another checkpoi
 GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'
 DAMAGED = [
     (b'{"step": 1, "los\n', "not JSON (line 1: Unterminated string starting at)"),
-    (b"\xff\xfe\n", "not JSON (no UTF-8 at byte 0)"),
+    (b"\xff\xfe\n", "not JSON (not UTF-8 at byte 0)"),
     (b"\0\0\0\n", "not JSON (line 1: Expecting value)"),
     (b"[1]\n", "it must be"),
     (b"3\n", "it must be"),
@@ -33,11 +33,11 @@ DAMAGED = [
     (b'{"step": -1}\n', "step must be greater than or equal to 0, got -1"),
     (b'{"step": 9223372036854775808}\n', "step must be less than or equal to 92233720"),
     (b'{"step": 1, "loss": "low"}\n', "loss must be a valid number, got 'low'"),
-    (b'{"step": 1, "loss": 1e400}\n', "1e400 is no finite number"),
-    (b'{"step": 1, "loss": NaN}\n', "NaN is no finite number"),
+    (b'{"step": 1, "loss": 1e400}\n', "1e400 is not a finite number"),
+    (b'{"step": 1, "loss": NaN}\n', "NaN is not a finite number"),
     (b'{"step": ' + b"1" * 5000 + b"}\n", "Exceeds the limit (4300 digits)"),
     (b'{"step": 1, "loss": {"a": 1}}\n', "loss must be a valid number"),
-    (b'{"step": 1, "step": 2}\n', "key 'step' is there twice"),
+    (b'{"step": 1, "step": 2}\n', "key 'step' occurs twice"),
     (b"[" * 10**5 + b"\n", "nested too deep"),
 ]
 
@@ -101,11 +101,11 @@ def test_lines_of_any_kind_have_bounds(tmp_path: Path) -> None:
         (None, "No such file"),
         (b"", "not JSON (line 1: Expecting value)"),
         (b'{"steps": 3', "not JSON (line 1: "),
-        (b"\xff", "not JSON (no UTF-8 at byte 0)"),
+        (b"\xff", "not JSON (not UTF-8 at byte 0)"),
         (b"[]", "it must be a valid dictionary, got []"),
         (b"{}", "steps must be a valid number, got 'nothing'"),
         (b'{"steps": "3"}', "steps must be a valid number, got '3'"),
-        (b'{"steps": 3, "f1": 1e999}', "1e999 is no finite number"),
+        (b'{"steps": 3, "f1": 1e999}', "1e999 is not a finite number"),
         (
             b'{"steps": 3, "f1": ' + b"9" * 30 + b"}",
             "f1 must be 9223372036854775807 at most, got a number of 100 bits",

@@ -75,15 +75,12 @@ def find_source(name: str) -> type[Source]:
     except ValueError as fault:
         raise SourceError(str(fault)) from fault
     if missing := sorted(source.__abstractmethods__):
-        raise SourceError(
-            f"{name}: does not define {', '.join(missing)}; expected all that {BASE} leaves open; "
-            "define what is missing"
-        )
+        raise SourceError(f"{name} must define {', '.join(missing)}, which {BASE} leaves open")
     # The manifest records the name; two sources of one name would take each other's folders.
     title = getattr(source, "name", None)
     if not isinstance(title, str) or not title or title in (*SOURCES, FOREIGN_SOURCE):
         raise SourceError(
-            f"{name}: its name is {title!r}; expected one that no source of heron has; define e.g. "
-            f'`name: ClassVar[str] = "{source.__name__.lower()}"` in the class'
+            f"{name} has the name {title!r}, like a source of heron; define another, e.g. `name: "
+            f'ClassVar[str] = "{source.__name__.lower()}"` in the class'
         )
     return source

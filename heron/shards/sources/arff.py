@@ -46,14 +46,14 @@ def read_arff(path: Path) -> ArffFile:
         if match := CONTROL.search(text):
             raise SourceError(
                 f"{where}: found {match[0]!r} in {text[max(0, match.start() - 20) :][:40]!r}; "
-                f"expected text in UTF-8, its lines ended by \\n or \\r\\n; save it again so"
+                "save it again as UTF-8 text whose lines end with \\n or \\r\\n"
             )
         keyword = text.partition(" ")[0].lower()
         if rows is not None:
             if (len(rows) + 1) * width > MAX_VALUES:
                 raise SourceError(
-                    f"{where}: {width:,} columns of more than {len(rows):,} rows; expected "
-                    f"{MAX_VALUES:,} values at most; part the file"
+                    f"{where}: {width:,} columns of more than {len(rows):,} rows, and the limit "
+                    f"is {MAX_VALUES:,} values; split the file"
                 )
             rows[number] = _read_row(where, text, kinds)
         elif keyword == "@data":
@@ -61,19 +61,17 @@ def read_arff(path: Path) -> ArffFile:
         elif keyword == "@attribute":
             name, kind = _read_attribute(where, text)
             if name in kinds:
-                raise SourceError(
-                    f"{where}: a second attribute {name!r}; expected each name once; rename one"
-                )
+                raise SourceError(f"{where}: a second attribute {name!r}; rename one")
             kinds[name] = kind
         elif keyword != "@relation":
             raise SourceError(
-                f"{where}: found {short_repr(text)}; expected @relation, @attribute, @data or a "
-                "comment; mend the line"
+                f"{where}: {short_repr(text)} is not @relation, @attribute, @data or a comment; "
+                "fix the line"
             )
     if not kinds:
-        raise SourceError(f"{path.name}: no @attribute lines; expected an ARFF file")
+        raise SourceError(f"{path.name} has no @attribute lines, so it is not an ARFF file")
     if not rows:
-        raise SourceError(f"{path.name}: no rows after @data; expected an ARFF file with data")
+        raise SourceError(f"{path.name} has no rows after @data")
     return ArffFile(path.name, kinds, list(rows), np.stack(list(rows.values())))
 
 
@@ -87,13 +85,12 @@ def _read_attribute(where: str, text: str) -> tuple[str, tuple[str, ...]]:
     values = tuple(map(_unquoted, _split(kind[1:-1])))
     if not (kind.startswith("{") and kind.endswith("}")) or not all(values):
         raise SourceError(
-            f"{where}: attribute {name!r} is {short_repr(kind)}; expected {', '.join(NUMERIC)}, or "
-            "{VALUE,...}; take it out of the file"
+            f"{where}: attribute {name!r} must be {', '.join(NUMERIC)}, or {{VALUE,...}}, got "
+            f"{short_repr(kind)}; remove it from the file"
         )
     if len(set(values)) < len(values):
         raise SourceError(
-            f"{where}: attribute {name!r} is {short_repr(kind)}; expected each value once; mend "
-            "the line"
+            f"{where}: attribute {name!r} is {short_repr(kind)}, with a value twice; fix the line"
         )
     return name, values
 
@@ -103,9 +100,7 @@ def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArr
     names, sparse = list(kinds), text.startswith("{")
     cells = _sparse_cells(where, text, kinds) if sparse else dict(enumerate(_split(text)))
     if not sparse and len(cells) != len(names):
-        raise SourceError(
-            f"{where}: {len(cells)} columns; expected {len(names)}, one for each @attribute"
-        )
+        raise SourceError(f"{where}: {len(cells)} columns for {len(names)} @attribute lines")
     values = np.zeros(len(names))
     for column, cell in cells.items():
         kind, text = kinds[names[column]], cell.strip(" ")
@@ -116,8 +111,8 @@ def _read_row(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> NDArr
             value, expected = None if index is None else float(index), f"one of {first_few(kind)}"
         if value is None or (kind and not np.isfinite(value)):
             raise SourceError(
-                f"{where}, column {names[column]!r}: found {short_repr(text)}; expected "
-                f"{expected}; fill or drop missing values first"
+                f"{where}, column {names[column]!r} must be {expected}, got {short_repr(text)}; "
+                "fill or drop missing values first"
             )
         values[column] = value
     return values
@@ -127,8 +122,8 @@ def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> d
     """Returns a sparse row's cells by column; a missing one is 0, or its type's first value."""
     if not text.endswith("}"):
         raise SourceError(
-            f"{where}: found a sparse row that ends with {text[-20:]!r}; expected '}}' at its end; "
-            f"{DOWNLOAD_AGAIN}, or mend the line"
+            f"{where}: a sparse row must end with '}}', got {text[-20:]!r}; {DOWNLOAD_AGAIN}, or "
+            "fix the line"
         )
     names, cells = list(kinds), dict[int, str]()
     for cell in _split(text[1:-1]) if text[1:-1].strip(" ") else ():
@@ -136,21 +131,20 @@ def _sparse_cells(where: str, text: str, kinds: dict[str, tuple[str, ...]]) -> d
         column = int(number) if re.fullmatch("[0-9]{1,9}", number) else len(names)
         if column >= len(names):
             raise SourceError(
-                f"{where}: cell {short_repr(value.strip(' '))} names no column; expected COLUMN "
+                f"{where}: cell {short_repr(value.strip(' '))} names no column; write COLUMN "
                 f"VALUE, columns from 0 to {len(names) - 1}"
             )
         if column in cells:
             raise SourceError(
-                f"{where}: column {names[column]!r} is there twice, as {short_repr(cells[column])} "
-                f"and as {short_repr(value)}; expected it once; remove one of them"
+                f"{where}: column {names[column]!r} occurs twice, as {short_repr(cells[column])} "
+                f"and as {short_repr(value)}; remove one of them"
             )
         cells[column] = value
     for column, (name, kind) in enumerate(kinds.items()):
         if column not in cells and "0" in kind[1:]:  # ambiguous: 0, or the first
             raise SourceError(
-                f"{where}: column {name!r} of type {short_repr(type_of(kind))} is left out, and "
-                "stands for its first value, which is not 0; expected it in every sparse row; "
-                "write it out"
+                f"{where}: column {name!r} of type {short_repr(type_of(kind))} is omitted, which "
+                "means its first value, and that is not 0; write it out in every sparse row"
             )
     return cells
 

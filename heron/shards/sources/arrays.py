@@ -52,18 +52,16 @@ class Arrays(NamedArrays):
     npy: list[Annotated[str, AfterValidator(_check_named_file)]] | None = Field(
         None,
         min_length=1,
-        description="instead of it, NAME=FILE.npy for each array, as numpy.save writes it",
+        description="instead, NAME=FILE.npy for each array, as numpy.save writes it",
     )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.npz is None) == (self.npy is None):
-            raise ValueError("expected either npz or npy; give one of them")
+            raise ValueError("set either npz or npy, not both or neither")
         names = [value.partition("=")[0] for value in self.npy or []]
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise ValueError(
-                f"npy: two files are called {repeated[0]!r}; give each a name of its own"
-            )
+            raise ValueError(f"npy: two files are named {repeated[0]!r}; names must be unique")
         return self
 
     @property
@@ -96,9 +94,9 @@ class Arrays(NamedArrays):
                 limit = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self.npz.stat().st_size)
                 return read_npz(stream, limit)
         except (*NPY_ERRORS, ShardError) as fault:
-            expected = f"expected what numpy.savez writes ({fault})"
+            expected = f"it is not what numpy.savez writes ({fault})"
             reason = PICKLES if "pickle" in str(fault) else expected
-            raise SourceError(f"{self.npz.name}: cannot be read: {reason}") from None
+            raise SourceError(f"cannot read {self.npz.name}: {reason}") from None
 
     @property
     def names(self) -> Sequence[str]:
@@ -120,5 +118,5 @@ def map_npy(path: Path) -> NDArray[Any]:
         return np.lib.format.open_memmap(path, mode="r")
     except NPY_ERRORS as fault:
         pickles = "Python objects" in str(fault)
-        reason = PICKLES if pickles else f"{fault}; expected what numpy.save writes"
-        raise SourceError(f"{path.name}: cannot be read: {reason}") from None
+        reason = PICKLES if pickles else f"{fault}; it is not what numpy.save writes"
+        raise SourceError(f"cannot read {path.name}: {reason}") from None

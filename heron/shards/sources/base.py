@@ -30,7 +30,7 @@ def _check_exists(path: Path) -> Path:
 
 OnError = Annotated[
     Literal["raise", "skip"],
-    Field(description="skip leaves out the rows of damaged files, names and counts them"),
+    Field(description="skip leaves out the rows of damaged files, and lists and counts them"),
 ]
 FileOrFolder = Annotated[Path, AfterValidator(_check_exists)]
 
@@ -74,15 +74,16 @@ def with_unknown(
     """
     if values.shape[1:] != (len(names),):
         raise SourceError(
-            f"{where} is {values.dtype} {values.shape}; expected {len(names)} columns, a label each"
+            f"{where} must have {len(names)} columns, one per label, got {values.dtype} "
+            f"{values.shape}"
         )
     with np.errstate(invalid="ignore"):
         unknown = np.isnan(values) | (values == -1) | (values == 255)
     if len(bad := np.argwhere(~(unknown | (values == 0) | (values == 1)))):
         row, column = bad[0].tolist()
         raise SourceError(
-            f"{where}: label {names[column]!r} of row {row} is {values[row, column]}; expected 0 "
-            "or 1, or NaN, -1 or 255 where it is not known"
+            f"{where}: label {names[column]!r} of row {row} must be 0 or 1, or NaN, -1 or 255 if "
+            f"unknown, got {values[row, column]}"
         )
     stored = np.where(unknown, 255, np.where(unknown, 0, values)).astype(np.uint8)
     return stored, Labels(kind="multi_label", names=list(names), unknown="allow")
@@ -106,7 +107,7 @@ class Source(BaseModel):
     # Options added after folders were built without them: recorded only if not the default.
     left_out: ClassVar[tuple[str, ...]] = ()
 
-    seed: int = Field(0, ge=0, description="seed of everything drawn at random")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
 
     @property
     def dataset(self) -> str:
@@ -222,12 +223,12 @@ def vectors(
         stored = read(rows)
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             values = stored.astype(np.float32, copy=False)
-        valid, expected = np.isfinite(values), "; expected a finite float32"
+        valid, expected = np.isfinite(values), ", which is not a finite float32"
         if missing:
             valid |= ~rows_with_view(values)[:, None]
         if valid.all() and stored.dtype.kind in "iu":
             valid = values == stored
-            expected = f", which float32 cannot hold; expected whole numbers up to {1 << 24:,}"
+            expected = f", which float32 cannot represent; the limit for integers is {1 << 24:,}"
         if len(bad := np.argwhere(~valid)):
             row, column = bad[0].tolist()
             raise SourceError(
@@ -289,8 +290,7 @@ class FileSource(Source):
             if CONTROL.search(name):
                 raise SourceError(
                     f"{', '.join(path.name for path in self.files)}: a label has the name "
-                    f"{short_repr(name)}; expected no control characters and no byte order mark in "
-                    "it; rename it"
+                    f"{short_repr(name)}, with a control character or byte order mark; rename it"
                 )
         return loaded
 

@@ -58,7 +58,7 @@ class Captions(PictureSource):
         rows = [row for row in self._rows if row[0] not in self.skipped]
         if not rows:
             raise SourceError(
-                f"{self.dataset}: no picture with a caption is left; expected some "
+                f"{self.dataset}: no picture with a caption is left "
                 f"({list_faults(self.skipped, 1)}); {self.remedy}"
             )
         paths = [path for path, _ in rows]
@@ -88,7 +88,7 @@ class Captions(PictureSource):
     @property
     def strays(self) -> dict[str, str]:
         """The files without a partner, and the pictures without a caption."""
-        empty = "has an empty caption; expected a text"
+        empty = "has an empty caption"
         faults = {path: empty for path, caption in self._rows if not caption.strip()}
         return self._faults | faults
 
@@ -108,7 +108,7 @@ class Captions(PictureSource):
                 caption = (self.folder / text).read_bytes().decode("utf-8-sig").strip()
                 rows.append((path, caption))
             except UnicodeDecodeError:
-                self._faults[text] = "is not UTF-8; expected a caption"
+                self._faults[text] = "is not UTF-8"
         return rows
 
     @cached_property
@@ -124,10 +124,10 @@ class Captions(PictureSource):
             if len(files) == 2 and suffixes[0] in SUFFIXES and suffixes[1] == CAPTION:
                 pairs.append((files[0], files[1]))
             else:
-                expected = f"expected a picture ({ANY_SUFFIX}) and a .txt of each name"
-                self._faults[" and ".join(files)] = f"is no pair; {expected}"
+                expected = f"every name needs a picture ({ANY_SUFFIX}) and a .txt"
+                self._faults[" and ".join(files)] = f"is not a pair; {expected}"
         if not stems:
-            raise SourceError(f"{self.dataset}: no pictures; expected NAME.jpg and NAME.txt")
+            raise SourceError(f"{self.dataset} has no pictures; it needs NAME.jpg and NAME.txt")
         return pairs
 
     def _read_csv(self, path: Path) -> list[tuple[str, str]]:
@@ -136,7 +136,7 @@ class Captions(PictureSource):
                 lines = [row for row in csv.reader(stream, strict=True) if row]
         except (csv.Error, UnicodeDecodeError) as fault:
             raise SourceError(
-                f"{path.name}: cannot be read ({fault}); expected a CSV file in UTF-8"
+                f"cannot read {path.name} ({fault}), which must be a CSV file in UTF-8"
             ) from None
         top, rows = self.folder.resolve(), []
         first = lines[0][0] if lines else ""
@@ -145,15 +145,14 @@ class Captions(PictureSource):
         for number, row in enumerate(lines, 1):
             where, picture = f"{path.name}, row {number}:", top / row[0]
             if len(row) != 2 or not picture.is_file():
-                expected = f"expected a picture that lies in {self.dataset}, and its caption"
-                self._faults[where] = f"found {short_repr(row)}; {expected}"
+                wanted = f"must be a picture in {self.dataset}, and its caption"
+                self._faults[where] = f"{wanted}, got {short_repr(row)}"
             elif not picture.resolve().is_relative_to(top):
-                expected = f"leads out of {self.dataset}; expected a picture in it"
-                self._faults[where] = f"{short_repr(row[0])} {expected}"
+                self._faults[where] = f"{short_repr(row[0])} is outside {self.dataset}"
             else:
                 rows.append((row[0], row[1]))
         if not lines:
-            raise SourceError(f"{path.name}: no rows; expected file,caption in each line")
+            raise SourceError(f"{path.name} has no rows; write file,caption on each line")
         return rows
 
 

@@ -127,7 +127,7 @@ class CelebA(FileSource):
     missing: Literal["error", "leave_out"] = Field(
         "error",
         description="what to do with a picture that one file names and another lacks; leave_out: "
-        "leave it out, and say of how many this was done",
+        "leave it out, and report how many",
     )
     captions: bool = Field(
         False, description="true: a second view `caption`, a sentence of some of the attributes"
@@ -153,8 +153,8 @@ class CelebA(FileSource):
         gaps = _gaps((self.attributes.name, attributes.rows), listings)
         if gaps and self.missing == "error":
             raise SourceError(
-                f"{gaps}; expected files that name the same pictures; give what is missing, or "
-                "build those that all files name with --missing leave_out"
+                f"{gaps}; the files must name the same pictures: add what is missing, or build "
+                "only those that all files name with --missing leave_out"
             )
         bad = self.skipped
         shared = np.array(
@@ -162,8 +162,8 @@ class CelebA(FileSource):
         )
         if not shared.any():
             raise SourceError(
-                f"no picture is in all of {', '.join(path.name for path in self.files)}; expected "
-                "some; give the files of one data set"
+                f"no picture is in all of {', '.join(path.name for path in self.files)}; pass the "
+                "files of one data set"
             )
         splits = {SINGLE_SPLIT: np.flatnonzero(shared)}
         if partition and not self.merge:
@@ -179,9 +179,9 @@ class CelebA(FileSource):
             if (actual := self._images.size(files[row], data)) != size:
                 raise SourceError(
                     f"{self._images.path.name}: {files[row]} is {format_shape(actual[::-1])} "
-                    f"pixels; expected {format_shape(size[::-1])}, as {first} is: the aligned "
-                    f"pictures are all of one size; give {ALIGNED}, not the pictures in the wild, "
-                    "or leave out what is bad with --on-error skip"
+                    f"pixels, but {first} is {format_shape(size[::-1])}, and the aligned pictures "
+                    f"are all of one size; pass {ALIGNED}, not the pictures in the wild, or leave "
+                    "out what is bad with --on-error skip"
                 )
             return data
 
@@ -220,7 +220,7 @@ class CelebA(FileSource):
         for name, size in sizes.items():
             if size != usual[0][0]:
                 expected = format_shape(usual[0][0][::-1])
-                faults[name] = f"is {format_shape(size[::-1])} pixels; expected {expected}"
+                faults[name] = f"must be {expected}, got {format_shape(size[::-1])} pixels"
         return faults
 
     @cached_property
@@ -237,17 +237,17 @@ class CelebA(FileSource):
         for member in paths:
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
-                strays[short_repr(member)] = f"is no picture; expected {NAME_FORM}"
+                strays[short_repr(member)] = f"is not a picture named {NAME_FORM}"
                 continue
             if name in members:
                 raise SourceError(
-                    f"{path.name}: {name} comes twice, as {members[name]} and as {member}; "
-                    "expected a name for each picture; remove one of them"
+                    f"{path.name}: {name} occurs twice, as {members[name]} and as {member}; "
+                    "remove one of them"
                 )
             members[name] = member
         if strays and self.on_error == "raise":
             raise SourceError(
-                f"{path.name}: {list_faults(strays)}; give the file of another release, move it "
+                f"{path.name}: {list_faults(strays)}; pass the file of another release, move it "
                 "away, or leave out what is bad with --on-error skip"
             )
         return _Images(path, members, archive, strays)
@@ -285,8 +285,8 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
         first, head = next(lines, (1, []))
         if len(head) != 1 or not re.fullmatch("[0-9]{1,9}", head[0]):
             raise SourceError(
-                f"{where}, line {first}: found {short_repr(' '.join(head))}; expected the count of "
-                f"pictures alone; give {path.name} as its publisher hands it out"
+                f"{where}, line {first} must be the number of pictures alone, got "
+                f"{short_repr(' '.join(head))}; pass {path.name} as its publisher distributes it"
             )
         count, columns = int(head[0]), next(lines, (2, []))[1]
     numbers = {word: number for number, word in enumerate(words)}
@@ -295,29 +295,27 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     for number, (file, *cells) in lines:
         position, fault = f"{where}, line {number}", None
         if not PICTURE.fullmatch(file):
-            fault = f"{short_repr(file)} cannot name a picture; expected {NAME_FORM}"
+            fault = f"{short_repr(file)} cannot name a picture, which is {NAME_FORM}"
         elif file in rows:
-            fault = f"{file} is in line {rows[file]} too; expected it once"
+            fault = f"{file} is also in line {rows[file]}"
         elif not counted and (len(cells) != 1 or cells[0] not in numbers):
-            fault = f"found {short_repr(' '.join(cells))} for {file}; expected {SPLITS_IN_WORDS}"
+            fault = f"split of {file} must be {SPLITS_IN_WORDS}, got {short_repr(' '.join(cells))}"
         elif len(cells) != len(columns):
-            fault = f"{len(cells)} values; expected {len(columns)}, one for each attribute"
+            fault = f"{len(cells)} values for {len(columns)} attributes"
         elif wrong := [cell for cell in zip(columns, cells, strict=True) if cell[1] not in numbers]:
             position += f", attribute {wrong[0][0]!r}"
-            fault = f"found {short_repr(wrong[0][1])}; expected {' or '.join(words)}"
+            fault = f"must be {' or '.join(words)}, got {short_repr(wrong[0][1])}"
         if fault:
             raise SourceError(f"{position}: {fault}; {DOWNLOAD_AGAIN}")
         rows[file] = number
         values.extend(numbers[cell] for cell in cells)
     if count is not None and len(rows) != count:
         raise SourceError(
-            f"{where}: {len(rows):,} rows; expected {count:,}, the count in line {first}; "
-            f"{DOWNLOAD_AGAIN}"
+            f"{where}: {len(rows):,} rows, but line {first} counts {count:,}; {DOWNLOAD_AGAIN}"
         )
     if not rows or not columns:
         raise SourceError(
-            f"{where}: {len(columns)} attributes of {len(rows)} pictures; expected some; "
-            f"{DOWNLOAD_AGAIN}"
+            f"{where}: {len(columns)} attributes of {len(rows)} pictures; {DOWNLOAD_AGAIN}"
         )
     return _List(columns, rows, np.frombuffer(values, np.uint8).reshape(len(rows), -1))
 
@@ -330,12 +328,12 @@ def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
             lists = [name for name in list_zip(archive, path) if name.lower().endswith(".txt")]
             if len(lists) != 1:
                 raise SourceError(
-                    f"{path.name}: holds {len(lists)} .txt files; expected one; unpack the list "
-                    "and give its .txt"
+                    f"{path.name} has {len(lists)} .txt files instead of one; unpack it and pass "
+                    "its .txt"
                 )
             data, where = read_zip(archive, path, lists[0]), f"{where}/{lists[0]}"
     if is_html(data):
-        raise SourceError(f"{where}: {HTML}; expected a list of pictures; {DOWNLOAD_AGAIN}")
+        raise SourceError(f"{where} is {HTML}, not a list of pictures; {DOWNLOAD_AGAIN}")
     lines = data.decode("utf-8-sig", errors="replace").split("\n")
     return where, ((n, line.split()) for n, line in enumerate(lines, 1) if line.strip())
 

@@ -23,9 +23,7 @@ MAX_UNPACKED_BYTES = (
     1 << 28
 )  # of an archive that is unpacked, or of a file; either archive has 187 MB
 EXPECTED = "cifar-10-python.tar.gz or cifar-100-python.tar.gz, or what is in one"
-TOO_MANY = (
-    f"expected less than {MAX_UNPACKED_BYTES:,}, which is more than CIFAR has; {DOWNLOAD_AGAIN}"
-)
+TOO_MANY = f"more than the limit of {MAX_UNPACKED_BYTES:,}, and than CIFAR has; {DOWNLOAD_AGAIN}"
 GROUPS = ["animal", "vehicle"]  # of CIFAR-10, whose files have no second level
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
@@ -148,8 +146,8 @@ class Cifar(FileSource):
         if len(names) == 1:
             if unknown := [name for name in fine if name not in VEHICLES + ANIMALS]:
                 raise SourceError(
-                    f"{self._title}: class {unknown[0]!r} is neither animal nor vehicle; expected "
-                    "CIFAR-10's; give its own files, or ask for --label-kind multi_class"
+                    f"{self._title}: class {unknown[0]!r} is neither animal nor vehicle, the "
+                    "levels of CIFAR-10; pass its own files, or use --label-kind multi_class"
                 )
             return np.array([int(name in VEHICLES) for name in fine])
         parents = np.full(len(fine), -1)
@@ -162,13 +160,13 @@ class Cifar(FileSource):
                 row = int(bad[0])
                 raise SourceError(
                     f"{self._title}, {file}: row {row} is {fine[classes[row]]!r} in "
-                    f"{names[0][coarse[row]]!r}; expected {names[0][parents[classes[row]]]!r}, as "
-                    f"in other rows; {DOWNLOAD_AGAIN}"
+                    f"{names[0][coarse[row]]!r}, but in other rows it is in "
+                    f"{names[0][parents[classes[row]]]!r}; {DOWNLOAD_AGAIN}"
                 )
         if len(missing := np.flatnonzero(parents < 0)):
             raise SourceError(
-                f"{self._title}: no row is {fine[missing[0]]!r}, so that its coarse class is not "
-                "known; expected rows of every class; ask for --label-kind multi_class"
+                f"{self._title}: no row is {fine[missing[0]]!r}, so its coarse class is not "
+                "known; use --label-kind multi_class"
             )
         return parents
 
@@ -181,11 +179,11 @@ class Cifar(FileSource):
         edition = max(EDITIONS, key=lambda e: sum(f in present for f in e.files) / len(e.files))
         missing = [file for file in edition.files if file not in present]
         if len(missing) == len(edition.files):
-            fault = f"no file of CIFAR; expected {EXPECTED}; give another --path"
+            fault = f"no file of CIFAR; pass another --path: {EXPECTED}"
         elif missing:
             fault = (
-                f"no {', '.join(missing)}; expected the Python version of {edition.name}, whole; "
-                f"{DOWNLOAD_AGAIN}"
+                f"no {', '.join(missing)}, so this is not the whole Python version of "
+                f"{edition.name}; {DOWNLOAD_AGAIN}"
             )
         else:
             return edition
@@ -197,14 +195,14 @@ class Cifar(FileSource):
         for file, data in self._read_folder() if self.path.is_dir() else _read_archive(self.path):
             where = f"{self._title}, {file}"
             if file in pickles:
-                raise SourceError(f"{where}: comes twice; expected it once; {DOWNLOAD_AGAIN}")
+                raise SourceError(f"{where} occurs twice; {DOWNLOAD_AGAIN}")
             pickles[file] = read_pickle(data, where)
         return pickles
 
     def _read_folder(self) -> Iterator[tuple[str, bytes]]:
         for path in self.files:
             if (size := path.stat().st_size) > MAX_UNPACKED_BYTES:
-                raise SourceError(f"{self._title}, {path.name}: {size:,} bytes; {TOO_MANY}")
+                raise SourceError(f"{self._title}, {path.name}: {size:,} bytes, {TOO_MANY}")
             yield path.name, path.read_bytes()
 
 
@@ -212,7 +210,7 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
     """Yields the files of an archive, and reads it to its end, where gzip verifies its checksum."""
     with archive.open("rb") as stream:
         if is_html(stream.read(64)):
-            raise SourceError(f"{archive.name}: {HTML}; expected {EXPECTED}; {DOWNLOAD_AGAIN}")
+            raise SourceError(f"{archive.name} is {HTML}, not {EXPECTED}; {DOWNLOAD_AGAIN}")
     try:
         with _Bounded(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as tar:
             for member in tar:
@@ -226,8 +224,8 @@ def _read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
                 pass
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as fault:
         raise SourceError(
-            f"{archive.name}: cut short, damaged or no archive ({fault}); expected {EXPECTED}; "
-            f"{DOWNLOAD_AGAIN}"
+            f"{archive.name} is cut short, damaged or not an archive ({fault}); it must be "
+            f"{EXPECTED}; {DOWNLOAD_AGAIN}"
         ) from None
 
 
@@ -237,7 +235,7 @@ class _Bounded(gzip.GzipFile):
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
         if self.tell() > MAX_UNPACKED_BYTES:
-            raise SourceError(f"{Path(self.name).name}: unpacks to too many bytes; {TOO_MANY}")
+            raise SourceError(f"{Path(self.name).name} unpacks to too many bytes, {TOO_MANY}")
         return data
 
 
@@ -246,9 +244,7 @@ def _texts(where: str, meta: Any, key: str) -> list[str]:
     try:
         return [decode_text(name) for name in names]
     except (ValueError, TypeError):
-        raise SourceError(
-            f"{where}: {key!r} is no list of texts; expected names; {DOWNLOAD_AGAIN}"
-        ) from None
+        raise SourceError(f"{where}: {key!r} is not a list of names; {DOWNLOAD_AGAIN}") from None
 
 
 def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]) -> _Batch:
@@ -256,21 +252,21 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
     if getattr(pixels, "shape", ())[1:] != (PIXELS,):
         actual = getattr(pixels, "shape", type(pixels).__name__)
         raise SourceError(
-            f"{where}: 'data' is {actual}; expected bytes [rows, {PIXELS}], of 32 × 32 pixels in "
-            f"three channels; {DOWNLOAD_AGAIN}"
+            f"{where}: 'data' must be bytes [rows, {PIXELS}], of 32 × 32 pixels in three "
+            f"channels, got {actual}; {DOWNLOAD_AGAIN}"
         )
     for key, column, level in zip(keys, columns, names, strict=True):
         if not isinstance(column, list) or len(column) != len(pixels):
             actual = len(column) if isinstance(column, list) else type(column).__name__
             raise SourceError(
-                f"{where}: {key!r} is {actual}; expected a list of {len(pixels)}, a label for each "
-                f"row of 'data'; {DOWNLOAD_AGAIN}"
+                f"{where}: {key!r} must be a list of {len(pixels)}, a label for each row of "
+                f"'data', got {actual}; {DOWNLOAD_AGAIN}"
             )
         for row, label in enumerate(column):
             if type(label) is not int or not 0 <= label < len(level):
                 raise SourceError(
-                    f"{where}: {key!r} of row {row} is {short_repr(label)}; expected 0 to "
-                    f"{len(level) - 1}; {DOWNLOAD_AGAIN}"
+                    f"{where}: {key!r} must be 0 to {len(level) - 1}, got {short_repr(label)} in "
+                    f"row {row}; {DOWNLOAD_AGAIN}"
                 )
     return pixels, np.array(columns, np.int64).T
 
@@ -278,7 +274,5 @@ def _batch(where: str, batch: Any, keys: tuple[str, ...], names: list[list[str]]
 def _entry(where: str, entries: Any, key: str) -> Any:
     if not isinstance(entries, dict) or key not in entries:
         keys = ", ".join(list(entries)[:9]) if isinstance(entries, dict) else "no dict"
-        raise SourceError(
-            f"{where}: no {key!r}; found {keys:.80}; expected it there; {DOWNLOAD_AGAIN}"
-        )
+        raise SourceError(f"{where} has no {key!r}, only {keys:.80}; {DOWNLOAD_AGAIN}")
     return entries[key]

@@ -30,7 +30,7 @@ from heron.shards.sources.base import (
 from heron.shards.sources.zips import Tree
 
 ENDINGS = tuple(f".{suffix}" for suffix in SUFFIXES)
-NO_PICTURE = f"is no picture; expected {ANY_SUFFIX} files and folders of them"
+NO_PICTURE = f"is not a picture; the folder may have {ANY_SUFFIX} files and folders of them"
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
 MAX_KEY_CHARS = (
     64  # characters of a path in a key; a tar name has 100, the member's suffix included
@@ -101,8 +101,8 @@ class Folder(PictureSource):
         None,
         min_length=1,
         description="first-level folders that are splits; others are not read (default: train, "
-        "val and test where there is a train; else all is one split, `all`, and classes begin at "
-        "the first level: say so with `all` where train is a class)",
+        "val and test if there is a train; else all is one split, `all`, and classes begin at "
+        "the first level: write `all` if train is a class)",
     )
 
     @property
@@ -128,8 +128,7 @@ class Folder(PictureSource):
         pictures = {p: _classes(p, top_of[split]) for split, ps in listed.items() for p in ps}
         if not (paths := list(pictures)):
             raise SourceError(
-                f"{self.dataset}: no picture is left; expected some ({list_faults(bad, 1)}); "
-                f"{self.remedy}"
+                f"{self.dataset}: no picture is left ({list_faults(bad, 1)}); {self.remedy}"
             )
         columns = list(zip(*pictures.values(), strict=True))  # of each level of classes
         levels, warning = [sorted(set(column)) for column in columns], ""
@@ -138,7 +137,7 @@ class Folder(PictureSource):
         targets = np.array([[number[name] for name in column] for number, column in pairs]).T
         if not levels:
             labels, targets = Labels(kind="none", names=[]), np.full(len(paths), -1)
-            warning = f"{self.dataset}: the pictures lie in no folders of classes: no labels"
+            warning = f"{self.dataset}: the pictures are not in folders of classes: no labels"
         elif len(levels) == 1:
             labels, targets = Labels(kind="multi_class", names=levels[0]), targets[:, 0]
         else:
@@ -174,20 +173,22 @@ class Folder(PictureSource):
         tops = self._split_folders
         if not self._tree.paths:
             raise SourceError(
-                f"{self.dataset}: the folder . is empty; expected pictures, or folders of them"
+                f"{self.dataset}: the folder . is empty; it needs pictures, or folders of them"
             )
         entries = dict.fromkeys(path.partition("/")[0] for path in self._tree.paths)
         faults = {
-            entry: f"lies beside the split train; expected {', '.join(SPLITS)} alone (name the "
-            f"splits with --split-names, or say --split-names {SINGLE_SPLIT} where train is a "
-            "class)"
+            entry: (
+                f"is beside the split train, where only {', '.join(SPLITS)} can be (name the "
+                f"splits with --split-names, or use --split-names {SINGLE_SPLIT} if train is a "
+                "class)"
+            )
             for entry in entries
             if self.split_names is None and "train" in tops and entry not in SPLITS
         }
         inside = tuple(tops.values())
         for name in self._tree.empty:
             if name.startswith(inside):
-                faults[f"the folder {name}"] = "is empty; expected pictures, or folders of them"
+                faults[f"the folder {name}"] = "is empty; it needs pictures, or folders of them"
         paths = [path for path in self._tree.paths if path.startswith(inside)]
         faults |= {path: NO_PICTURE for path in paths if not _is_picture(path)}
         listed = {
@@ -200,12 +201,12 @@ class Folder(PictureSource):
             for path in pictures:
                 if depths[path] and depths[path] != usual:
                     faults[path] = (
-                        f"lies {depths[path]} folders of classes deep; expected {usual}, as most "
-                        "do (see --split-names)"
+                        f"is {depths[path]} folders of classes deep, but most are {usual} (see "
+                        "--split-names)"
                     )
                 elif depths[path] != usual:
                     expected = f"{tops[split]}CLASS/NAME.jpg"
-                    faults[path] = f"lies in no folder of a class; expected {expected}"
+                    faults[path] = f"is not in the folder of a class; it must be {expected}"
         return {s: [p for p in ps if depths[p] == usual] for s, ps in listed.items()}, faults
 
     @cached_property
@@ -218,7 +219,7 @@ class Folder(PictureSource):
             for name in self.split_names:
                 if name not in folders:
                     raise SourceError(
-                        f"{self.dataset}: no folder {name!r} for a split; it has "
+                        f"{self.dataset} has no folder {name!r} for a split, only "
                         f"{', '.join(folders) or 'none'}; see --split-names"
                     )
             return {name: f"{name}/" for name in self.split_names}

@@ -79,7 +79,7 @@ class Idx(FileSource):
         for name in unused:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"{name} is {value!r}, but {where} none; leave it out, or ask for {remedy}"
+                    f"{name} is {value!r}, but {where} none; remove it or use {remedy}"
                 )
         return self
 
@@ -104,9 +104,8 @@ class Idx(FileSource):
         test_images, test_numbers = _read_pair(test, test_labels)
         if images.shape[1:] != test_images.shape[1:]:
             raise SourceError(
-                f"{test.name}: images of {format_shape(test_images.shape[1:])} pixels; expected "
-                f"{format_shape(images.shape[1:])}, as in {train.name}; give the files of one data "
-                "set"
+                f"{test.name}: images of {format_shape(test_images.shape[1:])} pixels, but "
+                f"{train.name} has {format_shape(images.shape[1:])}; pass the files of one data set"
             )
         pictures = np.concatenate([images, test_images])[..., None]
         pixels = pictures.reshape(len(pictures), -1)
@@ -158,8 +157,8 @@ def _find(folder: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise SourceError(
-        f"{folder.resolve().name}: no {name} or {name}.gz; expected the four files as their "
-        "publisher names them; download it, or give another --folder"
+        f"{folder.resolve().name} has no {name} or {name}.gz, one of the four files as their "
+        "publisher names them; download it, or use another --folder"
     )
 
 
@@ -167,14 +166,14 @@ def _read_pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[n
     pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(numbers):
         raise SourceError(
-            f"{images.name}: {len(pixels)} images, but {labels.name} has {len(numbers)} labels; "
-            "expected a label for each image; give the files of one data set"
+            f"{images.name} has {len(pixels)} images, but {labels.name} has {len(numbers)} "
+            "labels; pass the files of one data set"
         )
     if len(bad := np.flatnonzero(numbers >= CLASSES)):
         row = int(bad[0])
         raise SourceError(
-            f"{labels.name}: label of row {row} is {numbers[row]}; expected 0 to {CLASSES - 1}; "
-            "give a data set of the MNIST family"
+            f"{labels.name}: labels must be 0 to {CLASSES - 1}, got {numbers[row]} in row {row}; "
+            "pass a data set of the MNIST family"
         )
     return pixels, numbers
 
@@ -203,19 +202,19 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     magic, expected = int.from_bytes(data[:4], "big"), UNSIGNED_BYTES + axes
     if len(data) >= 4 and magic != expected:
         problem = (
-            f"magic number 0x{magic:08x}; expected 0x{expected:08x}, an idx file of unsigned bytes "
-            f"in {axes} dimensions"
+            f"magic number 0x{magic:08x} instead of 0x{expected:08x}, an idx file of unsigned "
+            f"bytes in {axes} dimensions"
         )
     elif len(data) < start:
-        problem = f"{len(data)} bytes; expected a header of {start} at least"
+        problem = f"{len(data)} bytes, less than a header of {start}"
     elif size > MAX_UNPACKED_BYTES:
-        problem = f"dimensions {format_shape(shape)}; expected {MAX_UNPACKED_BYTES:,} bytes at most"
+        problem = f"dimensions {format_shape(shape)}, over {MAX_UNPACKED_BYTES:,} bytes"
     elif 0 in shape:
-        problem = f"dimensions {format_shape(shape)}; expected none of 0"
+        problem = f"dimensions {format_shape(shape)}, with a 0 among them"
     elif len(data) != size:
         end = "it is cut short" if len(data) < size else "something comes after its end"
         problem = (
-            f"{len(data):,} bytes; expected {size:,}, a header of {start} and "
+            f"{len(data):,} bytes instead of {size:,}, a header of {start} and "
             f"{format_shape(shape)}: {end}"
         )
     else:

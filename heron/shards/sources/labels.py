@@ -19,9 +19,9 @@ LABEL_NAMES = frozenset(
 CAPTIONS = frozenset(("caption", "captions", "text"))
 MAX_LABELS = 1 << 31  # rows times labels, as 0 and 1
 MINUS_ONE = (
-    "what -1 states: unlabelled: a row has no label where all of its labels are -1; no: the other "
-    "of two classes beside 1, or a label that does not hold (default: unlabelled, but labels of "
-    "-1 and 1 alone are an error)"
+    "what -1 means: unlabelled: a row has no label if all of its labels are -1; no: the other of "
+    "two classes beside 1, or a label that does not apply (default: unlabelled, but labels that "
+    "are only -1 and 1 are an error)"
 )
 
 
@@ -41,8 +41,8 @@ def encode_labels(
     """
     if array.ndim not in (1, 2) or array.dtype.kind not in "iubUS" or not array.size:
         raise SourceError(
-            f"{where} is {array.dtype} {array.shape}; expected whole numbers or names [rows], or "
-            "0/1 [rows, labels]"
+            f"{where} must be integers or names [rows], or 0/1 [rows, labels], got {array.dtype} "
+            f"{array.shape}"
         )
     if array.dtype.kind == "S":
         array = _decode(array, where)
@@ -53,8 +53,8 @@ def encode_labels(
         return _encode_binary(array.reshape(len(array), -1), where, kind, names, minus_one)
     if (kind == "hierarchical") != (array.ndim == 2):
         raise SourceError(
-            f"{where} is {array.dtype} {array.shape}; expected [rows, levels] of hierarchical "
-            "labels and [rows] of classes; see --label-kind"
+            f"{where} must be [rows, levels] for hierarchical labels and [rows] for classes, got "
+            f"{array.dtype} {array.shape}; see --label-kind"
         )
     columns = list(array.reshape(len(array), -1).T)
     if array.dtype.kind != "U":
@@ -68,8 +68,8 @@ def encode_labels(
         targets = np.stack(columns, 1)
         if len(bad := np.flatnonzero((targets == -1).any(1) & (targets >= 0).any(1))):
             raise SourceError(
-                f"{where}: label of row {bad[0]} is -1; expected a class number from 0 on, or -1 "
-                "in all of a row that has no label"
+                f"{where}: label of row {bad[0]} is -1, but must be a class number from 0 on, or "
+                "-1 in all of a row that has no label"
             )
         return Labels(kind=kind, names=levels[-1], levels=levels), targets
     return Labels(kind="multi_class", names=levels[0]), columns[0]
@@ -83,7 +83,7 @@ def encode_sets(
     types = {type(value) for value in flat}
     if not types or not (types <= {int, bool} or types == {str}):
         raise SourceError(
-            f"{where}: lists of {short_repr(rows[0])}; expected class numbers or names"
+            f"{where}: lists must have class numbers or names, got {short_repr(rows[0])}"
         )
     lengths = {len(values) for values in rows}
     repeated = any(len(set(values)) < len(values) for values in rows)
@@ -95,13 +95,13 @@ def encode_sets(
     positions = {value: position for position, value in enumerate(classes)}
     if unknown := [value for value in flat if value not in positions]:
         raise SourceError(
-            f"{where}: found {short_repr(unknown[0])}; expected one of the {len(classes)} classes; "
-            "fill the row, or drop it first"
+            f"{where}: {short_repr(unknown[0])} is not one of the {len(classes)} classes; fill "
+            "the row, or drop it first"
         )
     if len(rows) * len(classes) > MAX_LABELS:
         raise SourceError(
-            f"{where}: {len(classes):,} labels of {len(rows):,} rows; expected {MAX_LABELS:,} at "
-            "most in all; these are no labels: give another column"
+            f"{where}: {len(classes):,} labels of {len(rows):,} rows, and the limit is "
+            f"{MAX_LABELS:,} in all; these are not labels: use another column"
         )
     array = np.zeros((len(rows), len(classes)), np.uint8)
     for row, values in zip(array, rows, strict=True):
@@ -122,7 +122,7 @@ def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int6
             if values[a] == values[b]:
                 raise SourceError(
                     f"{where}: classes {a!r} and {b!r} are the same number in two spellings; "
-                    "expected one spelling of each class; write them alike first"
+                    "spell each class in one way first"
                 )
     numbers = {name: number for number, name in enumerate(names)}
     return names, np.array([numbers[text] for text in texts], np.int64)
@@ -134,15 +134,12 @@ def _encode_classes(
     if column.dtype.kind == "U":
         texts = column.tolist()
         if "" in texts:
-            raise SourceError(
-                f"{where}, row {texts.index('')} is empty; expected a name in each; fill it, or "
-                "drop the row"
-            )
+            raise SourceError(f"{where}, row {texts.index('')} is empty; fill it, or drop the row")
         if names is None:
             return classes_of(texts, where)
         if unknown := sorted(set(texts) - set(names)):
             raise SourceError(
-                f"{where}: {short_repr(unknown[0])} is none of the names; add it to them"
+                f"{where}: {short_repr(unknown[0])} is not one of the names; add it to them"
             )
         return names, np.array([names.index(text) for text in texts], np.int64)
     column = column.astype(np.int64)
@@ -154,8 +151,8 @@ def _encode_classes(
         row = int(bad.argmax())
         valid = "from 0 on" if names is None else f"from 0 to {len(names) - 1}"
         raise SourceError(
-            f"{where}: label of row {row} is {column[row]}; expected a class number {valid}, or "
-            "-1 in all of a row that has no label; see --label-names and --minus-one"
+            f"{where}: label of row {row} must be a class number {valid}, or -1 in all of a row "
+            f"that has no label, got {column[row]}; see --label-names and --minus-one"
         )
     if names is not None:
         return names, np.where(labelled, column, -1)
@@ -173,8 +170,7 @@ def _encode_binary(
 ) -> tuple[Labels, NDArray[np.uint8]]:
     if array.dtype.kind == "U":
         raise SourceError(
-            f"{where} is {array.dtype} {array.shape}; expected 0/1 in {kind} labels; see "
-            "--label-kind"
+            f"{where}: {kind} labels must be 0/1, got {array.dtype} {array.shape}; see --label-kind"
         )
     unlabelled = (array == -1).all(1) | (array == 255).all(1)
     if minus_one == "no":
@@ -186,15 +182,14 @@ def _encode_binary(
         row, column = bad[0].tolist()
         expected = "0 or 1, or -1 in all of a row that has no label; see --minus-one"
         if minus_one == "no":
-            expected = "-1 or 1, as --minus-one no says"
+            expected = "-1 or 1, because of --minus-one no"
         value = "neither" if minus_one == "no" else array[row, column]
-        raise SourceError(f"{where}: label of row {row} is {value}; expected {expected}")
+        raise SourceError(f"{where}: label of row {row} must be {expected}, got {value}")
     targets = np.where(unlabelled[:, None], 255, array).astype(np.uint8)
     labels = Labels(kind=kind, names=names or [str(n) for n in range(array.shape[1])])
     if len(labels.names) != array.shape[1]:
         raise SourceError(
-            f"{where}: {array.shape[1]} labels and {len(labels.names)} names; expected a name for "
-            "each; see --label-names"
+            f"{where}: {array.shape[1]} labels but {len(labels.names)} names; see --label-names"
         )
     return labels, targets
 
@@ -203,9 +198,9 @@ def _check_minus_one(array: NDArray[Any], where: str, minus_one: MinusOne | None
     """Refuses labels of -1 and 1 alone where no option says what -1 states."""
     if minus_one is None and set(np.unique(array).tolist()) == {-1, 1}:
         raise SourceError(
-            f"{where}: labels are -1 and 1 alone; expected to know what -1 states: say --minus-one "
-            "no where it is the other class, or a label that does not hold, and --minus-one "
-            "unlabelled where such rows have no label"
+            f"{where}: labels are only -1 and 1, and -1 may mean two things: use --minus-one no "
+            "if it is the other class, or a label that does not apply, and --minus-one "
+            "unlabelled if such rows have no label"
         )
 
 
@@ -213,4 +208,4 @@ def _decode(array: NDArray[np.bytes_], where: str) -> NDArray[np.str_]:
     try:
         return np.char.decode(array, "utf-8")
     except UnicodeDecodeError:
-        raise SourceError(f"{where}: not UTF-8; expected names; write them as strings") from None
+        raise SourceError(f"{where}: names are not UTF-8; write them as strings") from None

@@ -46,8 +46,8 @@ def refuse_leaks(
             if label := _given_away(values, state, labels, level):
                 raise SourceError(
                     f"view {view!r}, column {title!r}: it gives {label} away in all of "
-                    f"{len(known):,} labelled rows; expected features alone; leave the column out "
-                    f"or, if it is meant to be one, say --keep {view}:{title}"
+                    f"{len(known):,} labelled rows; remove the column or, if it is meant to be a "
+                    f"feature, use --keep {view}:{title}"
                 )
 
 

@@ -45,7 +45,7 @@ class Mat(NamedArrays):
         "labels or alike, in upper or lower case); without it no row has a label",
     )
     samples: Literal["rows", "columns"] | None = Field(
-        None, description="what samples are in a matrix (default: what their number tells)"
+        None, description="what samples are in a matrix (default: found from their number)"
     )
 
     @property
@@ -89,14 +89,13 @@ class Mat(NamedArrays):
                     raise SourceError(
                         f"{self.mat.name}: variables {other!r} and {name!r} both have an array "
                         f"{array_name!r}, since the matrices of a cell are numbered from 1; "
-                        "expected one array of each name; rename a variable in the file, or leave "
-                        "the cell out with --ignore"
+                        "rename a variable in the file, or drop the cell with --ignore"
                     )
                 arrays[array_name], variable_of[array_name] = array, name
         if unknown := set(self.ignore).difference(file.variables, arrays):
             raise SourceError(
-                f"{self.mat.name}: no variable {unknown.pop()!r} to ignore; it has "
-                f"{', '.join(file.variables)}; expected one of them"
+                f"{self.mat.name}: no variable {unknown.pop()!r} to ignore; choose one of "
+                f"{', '.join(file.variables)}"
             )
         return arrays
 
@@ -124,8 +123,8 @@ class Mat(NamedArrays):
             count = "two numbers" if shared else "no number"
             raise SourceError(
                 f"{self.mat.name}: {count} of samples that fit all of {shapes or 'no array'}; "
-                "expected one; say which arrays are not used with --ignore, which are the labels "
-                "with --labels-name, and what samples are with --samples rows or columns"
+                "name the arrays that are not used with --ignore, the labels with --labels-name, "
+                "and what samples are with --samples rows or columns"
             )
         return int(shared.pop())
 
@@ -135,8 +134,8 @@ class Mat(NamedArrays):
             return False
         if array.shape[0] == array.shape[-1] and self.samples is None:
             raise SourceError(
-                f"{self.mat.name}: {name} is {format_shape(array.shape)}; expected to know what "
-                "its samples are; say --samples rows or columns"
+                f"{self.mat.name}: {name} is {format_shape(array.shape)}, and samples may be its "
+                "rows or columns; use --samples rows or columns"
             )
         if array.shape[0] == array.shape[-1]:
             return self.samples == "columns"
@@ -197,7 +196,7 @@ def read_value(file: MatlabFile, name: str) -> Value:
         raise SourceError(f"{where} is damaged ({fault}); {DOWNLOAD_AGAIN}") from None
     if isinstance(value, list):
         if any(isinstance(item, list) for item in value):
-            raise SourceError(f"{where} is a cell of cells; expected matrices or texts in it")
+            raise SourceError(f"{where} is a cell of cells; a cell must have matrices or texts")
         if value and all(item.dtype.kind == "U" and not item.ndim for item in value):
             return np.array([str(item) for item in value])
     return value
@@ -229,8 +228,8 @@ def _dense(sparse: Any, where: str) -> NDArray[Any]:
 def _check_real(value: Any, where: str) -> NDArray[Any]:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         raise SourceError(
-            f"{where} has a {'complex' if value.dtype.kind == 'c' else 'struct or another object'}"
-            "; expected matrices of real numbers, or texts; leave it out with --ignore"
+            f"{where} is a {'complex' if value.dtype.kind == 'c' else 'struct or another object'}, "
+            "not a matrix of real numbers, or texts; drop it with --ignore"
         )
     return value
 
@@ -238,8 +237,8 @@ def _check_real(value: Any, where: str) -> NDArray[Any]:
 def _check_size(shape: tuple[int, ...], item_bytes: int, where: str) -> None:
     if (size := math.prod(shape) * item_bytes) > MAX_UNPACKED_BYTES:
         raise SourceError(
-            f"{where} is {format_shape(shape)}, {size:,} bytes in memory; expected "
-            f"{MAX_UNPACKED_BYTES:,} at most; save its matrices as full variables of their own"
+            f"{where} is {format_shape(shape)}, {size:,} bytes in memory, and the limit is "
+            f"{MAX_UNPACKED_BYTES:,}; save its matrices as separate full variables"
         )
 
 
@@ -257,7 +256,7 @@ def _from_hdf5(opened: Any, item: Any, where: str, in_cell: bool = False) -> Any
         arrays = arrays if len(arrays) == 3 else [np.empty(0), np.empty(0, int), arrays[-1]]
         return _dense(csc_array(tuple(arrays), shape=(rows, columns)), where)
     if isinstance(item, h5py.Group):
-        raise SourceError(f"{where} has a struct or another object; leave it out with --ignore")
+        raise SourceError(f"{where} has a struct or another object; drop it with --ignore")
     if "MATLAB_empty" in item.attrs:  # its numbers are its shape
         return [] if kind == "cell" else np.array("") if kind == "char" else np.empty((0, 0))
     if kind == "cell" and not in_cell:
@@ -275,13 +274,11 @@ def _from_hdf5(opened: Any, item: Any, where: str, in_cell: bool = False) -> Any
 def _read_dataset(item: Any, where: str) -> NDArray[Any]:
     """Reads an HDF5 data set that is stored in this file."""
     if item.is_virtual or item.external:
-        raise SourceError(
-            f"{where} lies in another file; expected its numbers here; {DOWNLOAD_AGAIN}"
-        )
+        raise SourceError(f"{where} is in another file, where it cannot be read; {DOWNLOAD_AGAIN}")
     _check_size(item.shape, item.dtype.itemsize, where)
     if item.chunks and (size := math.prod(item.chunks) * item.dtype.itemsize) > MAX_CHUNK_BYTES:
         raise SourceError(
-            f"{where} has chunks of {size:,} bytes; expected {MAX_CHUNK_BYTES:,} at most; "
+            f"{where} has chunks of {size:,} bytes, and the limit is {MAX_CHUNK_BYTES:,}; "
             f"{DOWNLOAD_AGAIN}"
         )
     values: NDArray[Any] = item[()]

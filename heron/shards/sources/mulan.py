@@ -40,8 +40,8 @@ class Mulan(FileSource):
     )
     binary_features: bool = Field(
         False,
-        description="true: nothing is said of attributes {0,1} that the XML does not name, which "
-        "are features; false: they are named, since one may be a label that the XML lacks",
+        description="true: attributes {0,1} that the XML does not name are features, and not "
+        "reported; false: they are reported, since one may be a label that the XML lacks",
     )
     keep: list[str] = Field([], description=KEEP)
     view_kind: Literal["noise", "single"] = Field(
@@ -54,10 +54,7 @@ class Mulan(FileSource):
     @model_validator(mode="after")
     def _check_split_names(self) -> Self:
         if self.split_names and len(self.split_names) != len(self.arff):
-            raise ValueError(
-                f"{len(self.split_names)} split_names of {len(self.arff)} files; expected a name "
-                "for each"
-            )
+            raise ValueError(f"{len(self.split_names)} split_names for {len(self.arff)} files")
         return self
 
     @property
@@ -75,7 +72,7 @@ class Mulan(FileSource):
                 if actual != expected:
                     raise SourceError(
                         f"{table.file}: attribute {actual} where {tables[0].file} has {expected}; "
-                        "give the files of one data set"
+                        "pass the files of one data set"
                     )
             self._check_attributes(table, names)
         features, labels = zip(*(_split_columns(table, names) for table in tables), strict=True)
@@ -102,13 +99,11 @@ class Mulan(FileSource):
         try:
             root = ElementTree.parse(self.xml).getroot()
         except (ElementTree.ParseError, LookupError, ValueError) as fault:  # of its encoding
-            raise SourceError(
-                f"{self.xml.name}: not XML ({fault}); expected Mulan's labels"
-            ) from None
+            raise SourceError(f"{self.xml.name} is not Mulan's XML ({fault})") from None
         names = [label.get("name", "") for label in root.iter(f"{NAMESPACE}label")]
         if not names:
             raise SourceError(
-                f"{self.xml.name}: names no label; expected <label name=...> elements in the "
+                f"{self.xml.name} names no label; it needs <label name=...> elements in the "
                 f"namespace {NAMESPACE.strip('{}')}"
             )
         return names
@@ -130,12 +125,12 @@ class Mulan(FileSource):
             if label not in table.kinds:
                 raise SourceError(
                     f"{table.file}: no attribute {label!r}, which {self.xml.name} names as a "
-                    "label; give the XML of this data set"
+                    "label; pass the XML of this data set"
                 )
             if sorted(kind := table.kinds[label]) != BINARY and kind:
                 raise SourceError(
-                    f"{table.file}: attribute {label!r}, a label, is {type_of(kind)}; expected "
-                    "{0,1}; give the XML of this data set"
+                    f"{table.file}: attribute {label!r}, a label, must be {{0,1}}, got "
+                    f"{type_of(kind)}; pass the XML of this data set"
                 )
 
 
@@ -154,8 +149,8 @@ def _split_columns(
     feature_columns = [column for column in range(len(names)) if column not in set(label_columns)]
     if not feature_columns:
         raise SourceError(
-            f"{table.file}: every attribute is a label; expected a feature; give the XML of this "
-            "data set"
+            f"{table.file}: every attribute is a label, none a feature; pass the XML of this data "
+            "set"
         )
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         single = table.values.astype(np.float32)
@@ -167,8 +162,8 @@ def _split_columns(
         if len(bad := np.argwhere(~valid)):
             row, column = int(bad[0, 0]), columns[bad[0, 1]]
             raise SourceError(
-                f"{table.file}, line {table.lines[row]}, column {names[column]!r}: "
-                f"found {table.values[row, column]:g}; expected {expected}"
+                f"{table.file}, line {table.lines[row]}, column {names[column]!r} must be "
+                f"{expected}, got {table.values[row, column]:g}"
             )
     features = [
         single[:, [column]]

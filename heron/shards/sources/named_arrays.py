@@ -30,8 +30,8 @@ NUMBERS = "fiub"  # kinds of dtypes
 WHOLE_NUMBERS = "iub"
 PICTURE_AXES = 3, 4  # of uint8
 WHOLE_LABELS = (
-    "expected whole numbers; where single labels of a row are not known: --unknown allow; a class "
-    "that is not known is -1"
+    "labels must be integers; if single labels of a row are unknown: --unknown allow; a class "
+    "that is unknown is -1"
 )
 
 
@@ -53,13 +53,11 @@ class NamedArrays(FileSource):
     )
     label_kind: LabelKind | None = Field(
         None,
-        description="what a label is (default: multi_label of two columns or more, multi_class of "
-        "one)",
+        description="what a label is (default: multi_label of several columns, multi_class of one)",
     )
     label_names: list[str] | None = Field(
         None,
-        description="names of the labels, or of the classes 0, 1, ... (default: the values there "
-        "are)",
+        description="names of the labels, or of the classes 0, 1, ... (default: the values)",
     )
     minus_one: MinusOne | None = Field(None, description=MINUS_ONE)
     channels: Literal["first", "last"] | None = Field(
@@ -106,9 +104,9 @@ class NamedArrays(FileSource):
             found = [n for n in found if not ends or ends & {*self.shape(n)}] or found
         if len(found) > 1:
             raise SourceError(
-                f"{', '.join(path.name for path in self.files)}: {' and '.join(found)} may both be "
-                f"the labels; expected to know which; say --labels-name {found[0]}, and leave the "
-                f"other out with --ignore {found[1]}"
+                f"{', '.join(path.name for path in self.files)}: {' and '.join(found)} may both "
+                f"be the labels; choose with --labels-name {found[0]}, and drop the other with "
+                f"--ignore {found[1]}"
             )
         return found[0] if found else self.labels_name
 
@@ -147,7 +145,7 @@ class NamedArrays(FileSource):
             requested.append(self.label_array)
         if unknown := [name for name in requested if name not in self.names]:
             raise SourceError(
-                f"{titles}: no array {unknown[0]!r}; it has {', '.join(self.names)}; "
+                f"{titles}: no array {unknown[0]!r}, only {', '.join(self.names)}; "
                 f"{suggest(unknown[0], list(self.names))}"
             )
         not_views = {self.label_array, SPLIT, *self.ignore, *filter(None, [self.names_array])}
@@ -160,7 +158,7 @@ class NamedArrays(FileSource):
         views = {name: self._column(name) for name in names}
         conversions = [line for line in map(self._describe_conversion, names) if line]
         if self.label_array != self.labels_name:
-            conversions.insert(0, f"{self.label_array!r} holds the labels")
+            conversions.insert(0, f"{self.label_array!r} has the labels")
         if self.names_array:
             conversions.insert(0, f"{self.names_array!r} names the classes")
         lengths = {name: column.shape[0] for name, column in views.items()}
@@ -171,8 +169,8 @@ class NamedArrays(FileSource):
         for name, length in lengths.items():
             if length != rows:
                 raise SourceError(
-                    f"{self.where(name)}: {name!r} has {length} rows and {first!r} {rows}; "
-                    "expected the same rows in every array"
+                    f"{self.where(name)}: {name!r} has {length} rows but {first!r} has {rows}; "
+                    "every array must have the same rows"
                 )
         split_names = [] if split is None else dict.fromkeys(split.tolist())
         return Loaded(
@@ -192,19 +190,19 @@ class NamedArrays(FileSource):
             first = min(maybe_labels, key=lambda name: self.array(name)[:1].size)  # the narrowest
             raise SourceError(
                 f"{titles}: no array {self.labels_name!r}, but {first!r}, which may be the labels; "
-                f"say --labels-name {first} if it is, and --label-kind none where there are none"
+                f"use --labels-name {first} if it is, and --label-kind none if there are none"
             )
         if unused:
             array = self.array(unused[0])
             raise SourceError(
                 f"{titles}: {unused[0]!r} is {array.dtype} {array.shape}, and neither a view nor "
-                "labels nor split; expected a use for every array; add it to --view-names, or "
-                f"leave out what is not used with --ignore {' '.join(unused)}"
+                "labels nor split; add it to --view-names, or drop what is not used with "
+                f"--ignore {' '.join(unused)}"
             )
         if not views:
             raise SourceError(
-                f"{titles}: no 2-D array of numbers and no uint8 one in three dimensions or four; "
-                "expected one for each view"
+                f"{titles}: no 2-D array of numbers and no uint8 one in three dimensions or four, "
+                "which views are"
             )
 
     def _is_integral(self, name: str) -> bool:
@@ -233,8 +231,8 @@ class NamedArrays(FileSource):
         array, pictures = self.array(name), self._is_pictures(name)
         if not self._can_be_view(name) or 0 in array.shape:
             raise SourceError(
-                f"{self.where(name)}: view {name!r} is {array.dtype} {array.shape}; expected "
-                "numbers [rows, width], or uint8 [rows, height, width, channels]"
+                f"{self.where(name)}: view {name!r} must be numbers [rows, width], or uint8 "
+                f"[rows, height, width, channels], got {array.dtype} {array.shape}"
             )
         if not pictures:
             where = f"{self.where(name)}: view {name!r}"
@@ -261,10 +259,10 @@ class NamedArrays(FileSource):
         first, last = array.shape[1] in CHANNEL_COUNTS, array.shape[3] in CHANNEL_COUNTS
         if self.channels is None and first == last:
             raise SourceError(
-                f"{self.where(name)}: view {name!r} is {array.dtype} {array.shape}; expected 1 or "
-                "3 channels on the second axis or on the last, and not on both; say --channels "
-                "last where it is [rows, height, width, channels], and --channels first where it "
-                "is [rows, channels, height, width]"
+                f"{self.where(name)}: view {name!r} is {array.dtype} {array.shape}, without 1 or "
+                "3 channels on either the second axis or the last; use --channels last if it is "
+                "[rows, height, width, channels], and --channels first if it is [rows, channels, "
+                "height, width]"
             )
         return self.channels == "first" if self.channels else first
 
@@ -274,8 +272,8 @@ class NamedArrays(FileSource):
         split = np.array(self.array(SPLIT))
         if split.dtype.kind != "U" or split.ndim != 1:
             raise SourceError(
-                f"{self.where(SPLIT)}: {SPLIT!r} is {split.dtype} {split.shape}; expected "
-                "strings [rows]"
+                f"{self.where(SPLIT)}: {SPLIT!r} must be strings [rows], got {split.dtype} "
+                f"{split.shape}"
             )
         return split
 
@@ -293,9 +291,9 @@ class NamedArrays(FileSource):
             multi_label = array.ndim == 2 and self.label_kind in (None, "multi_label")
             if not multi_label or array.dtype.kind not in NUMBERS or not array.size:
                 raise SourceError(
-                    f"{where} is {array.dtype} {array.shape}, and single labels may be unknown; "
-                    "expected numbers [rows, labels]; a class that is not known is -1, without "
-                    "--unknown"
+                    f"{where} must be numbers [rows, labels], because single labels may be "
+                    f"unknown, got {array.dtype} {array.shape}; a class that is unknown is -1, "
+                    "without --unknown"
                 )
             names = names or [str(number) for number in range(array.shape[1])]
             targets, labels = with_unknown(array, names, where)

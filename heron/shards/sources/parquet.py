@@ -59,9 +59,8 @@ class Parquet(PictureSource):
     remedy: ClassVar[str] = "fill the row, drop it first"
     examples: ClassVar[str] = (
         "heron shards build parquet --data saved/birds --image image --text caption --label kind "
-        "--out data/birds\n"
-        "  heron shards build parquet --hub cifar10@COMMIT --image img --label label "
-        "--out data/cifar10"
+        "--out data/birds\n  heron shards build parquet --hub cifar10@COMMIT --image img --label "
+        "label --out data/cifar10"
     )
 
     data: list[FileOrFolder] | None = Field(
@@ -92,7 +91,7 @@ class Parquet(PictureSource):
     @model_validator(mode="after")
     def _check_data_or_hub(self) -> Self:
         if (self.data is None) == (self.hub is None):
-            raise ValueError("expected either data or hub; give one of them")
+            raise ValueError("set either data or hub, not both or neither")
         return self
 
     @property
@@ -119,7 +118,7 @@ class Parquet(PictureSource):
     def load(self) -> Loaded:
         """Opens the files, and checks the header of every picture and every label."""
         if not sum(self._rows.rows):
-            raise SourceError(f"{self.files[0].name}: no rows; expected some; give other files")
+            raise SourceError(f"{self.files[0].name} has no rows; pass other files")
         views = self._views()
         labels, targets = self._labels()
         offsets = np.cumsum([0, *self._rows.rows]).tolist()
@@ -169,9 +168,8 @@ class Parquet(PictureSource):
         if SINGLE_SPLIT in splits and len(splits) > 1:
             other = next(paths[0].name for split, paths in splits.items() if split != SINGLE_SPLIT)
             raise SourceError(
-                f"{splits[SINGLE_SPLIT][0].name} is of no split, and {other} "
-                "of one; expected the word train, val or test in the name of each, or of its "
-                "folder; rename it"
+                f"{splits[SINGLE_SPLIT][0].name} is in no split, but {other} is in one; rename it "
+                "with the word train, val or test in its name, or its folder's"
             )
         return splits
 
@@ -199,9 +197,9 @@ class Parquet(PictureSource):
         elif len(found["label"]) > 1:
             words = _words(found | {"label": found["label"][:1]})
             raise SourceError(
-                f"{self.files[0].name}: no view is asked for, and the columns "
-                f"{' and '.join(found['label'][:8])} may be the label; expected to know which; "
-                f"choose it with --label, as in {words}"
+                f"{self.files[0].name}: no view was chosen, and the columns "
+                f"{' and '.join(found['label'][:8])} may be the label; choose one with --label, "
+                f"as in {words}"
             )
         return found
 
@@ -214,15 +212,13 @@ class Parquet(PictureSource):
                 view, equals, columns = argument.rpartition("=")
                 view = view if equals else columns
                 if view in views:
-                    raise SourceError(
-                        f"{self.name}: a second view {view!r}; expected each once; give VIEW=COLUMN"
-                    )
+                    raise SourceError(f"{self.name}: a second view {view!r}; use VIEW=COLUMN")
                 views[view] = kind, columns.split(",")
         view_columns = [column for _, columns in views.values() for column in columns]
         for column in [*view_columns, *self._chosen["label"]]:
             if column not in self._rows.schema.names:
                 raise SourceError(
-                    f"{self.files[0].name}: no column {column!r}; it has "
+                    f"{self.files[0].name}: no column {column!r}, only "
                     f"{', '.join(self._rows.schema.names)}; "
                     f"{suggest(column, self._rows.schema.names)}"
                 )
@@ -232,7 +228,7 @@ class Parquet(PictureSource):
         if not self._view_columns:
             columns = [f"{field.name} ({field.type})" for field in self._rows.schema]
             raise SourceError(
-                f"{self.files[0].name}: no view is asked for; it has the columns "
+                f"{self.files[0].name}: no view was chosen; it has the columns "
                 f"{', '.join(columns)}; choose some with --image, --text or --vector, and --label"
             )
         views: dict[str, Column] = {}
@@ -275,8 +271,8 @@ class Parquet(PictureSource):
             for name, values in zip(label, columns, strict=True):
                 if bad := [v for v in values if not isinstance(v, int) or v not in (-1, 0, 1)]:
                     raise SourceError(
-                        f"{self.dataset}: label {name} is {short_repr(bad[0])} in a row; expected "
-                        f"0 or 1 in each of several columns: unknown labels are not read; {FILL}"
+                        f"{self.dataset}: label {name} is {short_repr(bad[0])} in a row; several "
+                        f"label columns must be 0 or 1: unknown labels are not read; {FILL}"
                     )
             array = np.array(columns, int).T
             return encode_labels(array, where, "multi_label", label, self.minus_one)
@@ -284,18 +280,18 @@ class Parquet(PictureSource):
         values, labelled = columns[0], np.array([value is not None for value in columns[0]])
         if not labelled.all() and self.missing_label == "error":
             raise SourceError(
-                f"{where} is null in row {int(labelled.argmin())}; expected a label in each; "
-                "take such rows as unlabelled with --missing-label unlabelled"
+                f"{where} is null in row {int(labelled.argmin())}, but each row needs a label; "
+                "treat such rows as unlabelled with --missing-label unlabelled"
             )
         present = [value for value in values if value is not None]
         if not present:
-            raise SourceError(f"{where}: no row has a label; expected some; leave --label out")
+            raise SourceError(f"{where}: no row has a label; remove --label")
         if isinstance(present[0], list):
             labels, encoded = encode_sets(present, names, where, self.minus_one)
         else:
             if not isinstance(present[0], int | str):
                 raise SourceError(
-                    f"{where} is {short_repr(present[0])}; expected a class in each row"
+                    f"{where} must be a class in each row, got {short_repr(present[0])}"
                 )
             array = np.array(present) * 1 if isinstance(present[0], int) else np.array(present)
             labels, encoded = encode_labels(array, where, None, names, self.minus_one)
@@ -365,7 +361,7 @@ def _bytes_reader(
                 value = value.encode()
             if not isinstance(value, bytes):
                 raise SourceError(
-                    f"{where}, row {row}: found {short_repr(value)}; expected a text; {FILL}"
+                    f"{where}, row {row} must be text, got {short_repr(value)}; {FILL}"
                 )
             payloads.append(value)
         return payloads
@@ -394,7 +390,7 @@ def _vectors(
             if len(widths) > 1:
                 raise SourceError(
                     f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
-                    f"expected as many in every row; {FILL}"
+                    f"every row must have the same number; {FILL}"
                 )
             if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
                 break
@@ -405,8 +401,8 @@ def _vectors(
         if not numeric or values.null_count or len(values) % len(indices):
             problem = "with rows that are missing or of several lengths" * numeric
             raise SourceError(
-                f"{where}: {column} is {dtype} {problem}; expected numbers, as many in every "
-                f"row; {FILL}"
+                f"{where}: {column} is {dtype} {problem}; every row must have the same number of "
+                f"numbers; {FILL}"
             )
         array: NDArray[Any] = np.asarray(values).reshape(len(indices), -1)
         return array

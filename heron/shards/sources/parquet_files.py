@@ -24,9 +24,7 @@ def find_files(path: Path) -> dict[str, list[Path]]:
         return {SINGLE_SPLIT: _saved_files(path)}
     files = sorted(path.rglob("*.parquet"))
     if not files:
-        raise SourceError(
-            f"{path}: no Parquet files, and no state.json of Dataset.save_to_disk; expected either"
-        )
+        raise SourceError(f"{path} has no Parquet files, and no state.json of Dataset.save_to_disk")
     return group_by_split([(str(file.relative_to(path)), file) for file in files])
 
 
@@ -48,7 +46,7 @@ def _read_names(path: Path, key: str) -> list[str]:
         valid = False
     if not valid:
         raise SourceError(
-            f"{path}: no list of names under {key!r}; expected a file of Dataset.save_to_disk"
+            f"{path} has no list of names under {key!r}, as a file of Dataset.save_to_disk does"
         )
     return names
 
@@ -76,8 +74,8 @@ def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:
         raise SourceError(
-            f"hub: {name} needs the package huggingface_hub, which is not installed; expected an "
-            f"extra: {EXTRA}"
+            f"hub: {name} needs the package huggingface_hub, which is not installed; install it "
+            f"with: {EXTRA}"
         ) from None
     data_set, _, commit = name.partition("@")
     pinned = re.fullmatch("[0-9a-f]{40}", commit) is not None
@@ -86,8 +84,8 @@ def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
     )
     if not pinned:
         raise SourceError(
-            f"hub: {short_repr(name)} names no commit; expected one, so that the rows stay the "
-            f"same; this one is --hub {data_set}@{info.sha}"
+            f"hub: {short_repr(name)} names no commit, which keeps the rows the same; the current "
+            f"one is --hub {data_set}@{info.sha}"
         )
     top = f"{subset.strip('/')}/" if subset else ""
     files = [file for file in info.siblings if file.rfilename.endswith(".parquet")]
@@ -96,9 +94,9 @@ def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
         folders = sorted({file.rfilename.rpartition("/")[0] for file in files})
         raise SourceError(
             f"hub: {name} has {len(sizes)} Parquet files of {sum(sizes.values()):,} bytes in "
-            f"{top or 'all'}; expected some, of {MAX_DATASET_BYTES:,} bytes at most; its folders "
-            f"with some are {', '.join(folders) or 'none'}: give a --subset, or a commit of the "
-            "branch refs/convert/parquet"
+            f"{top or 'all'}; there must be some, of {MAX_DATASET_BYTES:,} bytes at most; its "
+            f"folders with some are {', '.join(folders) or 'none'}: use a --subset, or a commit "
+            "of the branch refs/convert/parquet"
         )
     options = {"repo_type": "dataset", "revision": commit}
     return [
@@ -113,6 +111,6 @@ def _call_hub(name: str, function: Any, *arguments: str, **options: Any) -> Any:
     except Exception as fault:  # httpx and the package have their own
         message = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
         raise SourceError(
-            f"hub: {name}: {message}; expected a data set and a network that reaches it; without "
-            "one, give files that are here with --data"
+            f"hub: {name}: {message}; check the name and the network; without one, pass local "
+            "files with --data"
         ) from None

@@ -16,7 +16,7 @@ MAX_OPCODES = 1 << 19  # CIFAR-100's train batch has some 210,000; each may cost
 MAX_TUPLES = 1000  # an array has four; Python's hash of tuples within tuples overflows the stack
 # Opcodes that make or look up instances; lists, numbers and arrays need none of them.
 INSTANCES = ("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
-EXPECTED = "expected lists, texts, numbers and arrays of bytes alone"
+EXPECTED = "it may have lists, texts, numbers and arrays of bytes only"
 
 
 class _Refused(Exception):
@@ -91,7 +91,7 @@ def read_pickle(data: bytes, where: str) -> Any:
         ) from None
     except Exception as fault:  # a damaged pickle makes Python's reader raise anything
         found = HTML if is_html(data) else f"a pickle cut short or damaged ({fault})"
-        raise SourceError(f"{where}: {found}; expected a whole pickle; {DOWNLOAD_AGAIN}") from None
+        raise SourceError(f"{where}: {found} instead of a whole pickle; {DOWNLOAD_AGAIN}") from None
 
 
 def _check_opcodes(data: bytes) -> None:
@@ -115,5 +115,5 @@ def decode_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
-        raise ValueError(f"a {type(value).__name__} where a text was due")
+        raise ValueError(f"a {type(value).__name__} where a text should be")
     return value

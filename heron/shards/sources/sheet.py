@@ -88,8 +88,8 @@ class Sheet:
                 where = f"{self.file}, column {self.shown(column)}"
                 if all(THOUSANDS.fullmatch(text) for text in texts):
                     raise SourceError(
-                        f"{where}: found {texts[0]!r}, a decimal comma or one of thousands; "
-                        "expected to know which; say --decimal comma, or write no thousands"
+                        f"{where}: {texts[0]!r} has a decimal comma or one of thousands; use "
+                        "--decimal comma, or write no thousands"
                     )
                 self.notes.append(f"{where}: {texts[0]} is read with a decimal comma")
         if values is None or not (np.abs(values[~np.isnan(values)]) <= FLOAT32_MAX).all():
@@ -106,8 +106,8 @@ class Sheet:
         names = classes_of(present, f"{self.file}, {where}")[0]
         if len(names) > MAX_CATEGORIES:
             raise SourceError(
-                f"{self.file}, {where}: {len(names):,} categories; expected at most "
-                f"{MAX_CATEGORIES:,}; leave the column out with --ignore"
+                f"{self.file}, {where}: {len(names):,} categories, and the limit is "
+                f"{MAX_CATEGORIES:,}; remove the column with --ignore"
             )
         values = np.zeros((len(cells), len(names) if category else 1))
         positions = {name: position for position, name in enumerate(names)}
@@ -116,12 +116,12 @@ class Sheet:
             value = parse_number(cell)
             if missing and not may_miss:
                 fault = (
-                    "the cell is missing; expected a value; fill it first, or take the column's "
-                    "mean with --missing mean"
+                    "the cell is missing; fill it first, or use the column's mean with --missing "
+                    "mean"
                 )
             elif not missing and not category and (value is None or not abs(value) <= FLOAT32_MAX):
                 fault = (
-                    "expected a finite float32; correct it, leave the column out with --ignore, or "
+                    "must be a finite float32; correct it, remove the column with --ignore, or "
                     "name it in --categories"
                 )
             if fault:
@@ -169,10 +169,10 @@ def dialect_of(
 
 
 def _unreadable(path: Path, fault: Exception) -> SourceError:
-    reason = "expected a table in UTF-8"
+    reason = "a table must be UTF-8"
     if isinstance(fault, UnicodeError):
-        reason += ", or in UTF-16 with a byte order mark; say --encoding latin-1 where it is"
-    return SourceError(f"{path.name}: cannot be read ({fault}); {reason}")
+        reason += ", or UTF-16 with a byte order mark; use --encoding latin-1 if it is"
+    return SourceError(f"cannot read {path.name} ({fault}); {reason}")
 
 
 def read_columns(path: Path, dialect: Dialect, alone: bool = True) -> list[Any]:
@@ -233,20 +233,20 @@ def _read_quoted(path: Path, dialect: Dialect, alone: bool) -> list[Any]:
         ):  # R gives the column of its row names no name
             rows[0].insert(0, "")
             width += 1
-        single = len(cells) == 1 and (alone or "|" in cells[0])  # parted by something unknown
+        single = len(cells) == 1 and (alone or "|" in cells[0])  # separated by something unknown
         if single or len(cells) != width:
-            expected = "two at least, parted by commas, tabs, semicolons or spaces"
+            expected = "two at least, separated by commas, tabs, semicolons or spaces"
             if width > 1:
                 expected = f"{width}, as in line {first}"
             raise SourceError(
-                f"{path.name}, line {line}: {len(cells)} column{'s' * (len(cells) > 1)}; "
-                f"expected {expected}"
+                f"{path.name}, line {line}: {len(cells)} column{'s' * (len(cells) > 1)}, but "
+                f"there must be {expected}"
             )
         rows.append(cells)
         if len(rows) == ROWS_PER_CHUNK:
             flush()
     if not width:
-        raise SourceError(f"{path.name}: no rows; expected a table with a row a line")
+        raise SourceError(f"{path.name} has no rows; write one per line")
     flush()
     chunks = [chunk for chunk in chunks if chunk]
     return [pa.chunked_array(parts) for parts in zip(*chunks, strict=True)]
@@ -311,8 +311,5 @@ def _separator(file: str, lines: list[str]) -> str:
             candidates.remove("comma")
     if len(candidates) > 1:
         splits = " and ".join(f"by {name}s into {counts[name]}" for name in candidates)
-        raise SourceError(
-            f"{file}: its first line is parted {splits} cells; expected one of them; say which "
-            "with --separator"
-        )
+        raise SourceError(f"{file}: its first line can be split {splits} cells; choose --separator")
     return SEPARATORS[candidates[0] if candidates else "comma" if counts["space"] < 2 else "space"]

@@ -36,7 +36,7 @@ NONE = "none"  # no column: the rows have no labels
 
 def _check(value: str) -> str:
     if "\0" in value or not Path(_path_of(value)).is_file():
-        raise ValueError("expected FILE or NAME=FILE, a file that is there")
+        raise ValueError("must be FILE or NAME=FILE, a file that exists")
     return value
 
 
@@ -70,16 +70,16 @@ class Table(FileSource):
     )
 
     csv: Annotated[list[Annotated[str, AfterValidator(_check)]], BeforeValidator(_as_list)] = Field(
-        min_length=1, description="the files, NAME=FILE for a view of another name than its file"
+        min_length=1, description="the files, NAME=FILE to give a view another name than its file"
     )
     separator: Literal["auto", "comma", "tab", "semicolon", "space"] = Field(
-        "auto", description="what parts the cells; auto: the one that parts the first line"
+        "auto", description="what separates the cells; auto: whatever separates the first line"
     )
     encoding: Literal["auto", "utf-8", "utf-16", "latin-1", "windows-1252"] = Field(
         "auto", description="of the text; auto: UTF-8, or UTF-16 with a byte order mark"
     )
     decimal: Literal["auto", "point", "comma"] = Field(
-        "auto", description="what begins a fraction; auto: a comma where it does not part cells"
+        "auto", description="what begins a fraction; auto: a comma unless it separates cells"
     )
     header: Literal["auto", "yes", "no"] = Field(
         "auto",
@@ -98,7 +98,7 @@ class Table(FileSource):
         description="columns of categories, each a feature of 0 and 1; all: every column in which "
         "nothing is like a number",
     )
-    ignore: Columns = Field(None, description="columns that are left out")
+    ignore: Columns = Field(None, description="columns that are not used")
     keep: list[str] = Field([], description=KEEP)
     key: str | None = Field(
         None, description="a column that all files have, whose cells must be the same in each"
@@ -147,16 +147,14 @@ class Table(FileSource):
         for number, sheet in enumerate(self._sheets):
             features = [column for column in range(sheet.width) if (number, column) not in taken]
             if features and sheet.view in views:
-                raise SourceError(
-                    f"{sheet.file}: another view {sheet.view!r}; expected each once; say NAME=FILE"
-                )
+                raise SourceError(f"{sheet.file}: a second view {sheet.view!r}; use NAME=FILE")
             if features:
                 views[sheet.view], columns[sheet.view] = self._features(number, features)
             elif not any(label[0] == number for label in label_columns):
-                raise SourceError(f"{sheet.file}: no column is left; expected a feature or a label")
+                raise SourceError(f"{sheet.file}: no column is left for a feature or a label")
         if not views:
             raise SourceError(
-                f"{self._sheets[0].file}: no column is left; expected a feature beside the labels"
+                f"{self._sheets[0].file}: no column is left for a feature beside the labels"
             )
         rows = len(self._sheets[0])
         unlabelled = Labels(kind="none", names=[]), np.full(rows, -1)
@@ -220,7 +218,7 @@ class Table(FileSource):
                 columns = [column[1:] for column in columns]
                 sheet = replace(sheet, names=names, columns=columns, rows=sheet.rows - 1)
             if not len(sheet):
-                raise SourceError(f"{path.name}: a header and no rows; expected a line for each")
+                raise SourceError(f"{path.name} has a header but no rows")
             sheets.append(sheet)
         return sheets
 
@@ -229,21 +227,22 @@ class Table(FileSource):
         for sheet in others:
             if len(sheet) != len(first):
                 raise SourceError(
-                    f"{sheet.file} has {len(sheet):,} rows and {first.file} {len(first):,}; "
-                    "expected the same rows in every file"
+                    f"{sheet.file} has {len(sheet):,} rows but {first.file} {len(first):,}; every "
+                    "file must have the same rows"
                 )
         if self.key is None:
             return
         keys = {number: self._sheets[number].cells(at) for number, at in self._find(self.key)}
         for number, sheet in enumerate(self._sheets):
             if number not in keys:
-                raise SourceError(f"{sheet.file}: no column {self.key!r}; expected the key in each")
+                raise SourceError(
+                    f"{sheet.file} has no column {self.key!r}, the key that every file needs"
+                )
             for row, (key, expected) in enumerate(zip(keys[number], keys[0], strict=True)):
                 if key != expected:
                     raise SourceError(
-                        f"{sheet.file}, line {sheet.line(row)}: {self.key} is {key!r}, and "
-                        f"{expected!r} in that row of {first.file}; expected the same rows in the "
-                        "same order; sort them"
+                        f"{sheet.file}, line {sheet.line(row)}: {self.key} is {key!r}, but "
+                        f"{expected!r} in that row of {first.file}; sort both files alike"
                     )
 
     def _has_header(self, sheet: Sheet) -> bool:
@@ -274,17 +273,15 @@ class Table(FileSource):
             ):
                 return True
             raise SourceError(
-                f"{sheet.file}, line {sheet.line(0)}: found {first_few(first)}: a row, or "
-                "names as pandas gives columns; expected to know which; say --header yes or "
-                "--header no"
+                f"{sheet.file}, line {sheet.line(0)}: {first_few(first)} may be a row, or names "
+                "as pandas writes columns; use --header yes or --header no"
             )
         words = [cell for cell in cells if parse_number(cell) is None]
         numbers = [cell for cell in cells if resembles_number(cell)]
         if words and numbers:
             raise SourceError(
-                f"{sheet.file}, line {sheet.line(0)}: found {words[0]!r}, as in a header, and "
-                f"{numbers[0]!r}, as in a row; expected names alone or numbers alone; say which it "
-                "is with --header yes or --header no"
+                f"{sheet.file}, line {sheet.line(0)} has {words[0]!r}, as in a header, and "
+                f"{numbers[0]!r}, as in a row; choose with --header yes or --header no"
             )
         return bool(words) or any(
             parse_number(first[i]) is None
@@ -299,8 +296,8 @@ class Table(FileSource):
             return []
         if self.label is None and len(self.csv) > 1:
             raise SourceError(
-                f"{', '.join(sheet.file for sheet in self._sheets)}: no labels are named; expected "
-                "them to be, where there are several files; give --label COLUMN, or --label none"
+                f"{', '.join(sheet.file for sheet in self._sheets)}: there are several files, and "
+                "none is named as having the labels; use --label COLUMN, or --label none"
             )
         return [self._find_one(name, "--label") for name in self.label or ["-1"]]
 
@@ -319,8 +316,8 @@ class Table(FileSource):
             expected = f"such as VIEW:{name}"
         raise SourceError(
             f"{', '.join(s.file for s in self._sheets)}: {len(columns) or 'no'} "
-            f"column{'s are' if columns else ' is'} called {name!r}; {names}; expected a name that "
-            f"one column has, {expected}; see {option} and --header"
+            f"column{'s are' if columns else ' is'} named {name!r}; {names}; use a name that one "
+            f"column has, {expected}; see {option} and --header"
         )
 
     def _find(self, name: str) -> list[tuple[int, int]]:
@@ -345,8 +342,8 @@ class Table(FileSource):
                 if is_missing(text):
                     raise SourceError(
                         f"{sheet.file}, line {sheet.line(row)}: the class in column {column} is "
-                        f"missing (found {text!r}); expected a class for each row: unknown labels "
-                        "are not read; fill it or drop the row first"
+                        f"missing ({text!r}); unknown labels are not read: fill it or drop the "
+                        "row first"
                     )
             texts.append(cells)
         files = ", ".join(dict.fromkeys(self._sheets[number].file for number, _ in columns))
@@ -361,8 +358,8 @@ class Table(FileSource):
         for title, cells, numbers in zip(titles, texts, values, strict=True):
             if bad := [c for c, n in zip(cells, numbers, strict=True) if n not in (-1, 0, 1)]:
                 raise SourceError(
-                    f"{files}: label {title} is {bad[0]!r} in a row; expected 0 or 1 in several "
-                    "label columns; say --label-kind hierarchical where they are levels"
+                    f"{files}: label {title} is {bad[0]!r} in a row; several label columns must "
+                    "be 0 or 1; use --label-kind hierarchical if they are levels"
                 )
         array = np.array(values, float).astype(int).T
         minus_one: MinusOne | None = "no" if (array == -1).any() else None
@@ -394,7 +391,7 @@ class Table(FileSource):
             if missing.all():
                 raise SourceError(
                     f"{sheet.file}, column {sheet.shown(column)}: every cell is missing, so there "
-                    "is no mean; leave the column out with --ignore"
+                    "is no mean; remove the column with --ignore"
                 )
             values[missing] = values[~missing].mean(0)
             features.append(values.astype(np.float32))

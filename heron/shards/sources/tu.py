@@ -34,7 +34,7 @@ class Tu(FileSource):
     examples: ClassVar[str] = "heron shards build tu --folder MUTAG --out data/mutag"
 
     folder: DirectoryPath = Field(description="the folder of NAME_A.txt, NAME_graph_labels.txt, …")
-    ignore: list[Part] = Field([], description="files of the folder that are left out by intent")
+    ignore: list[Part] = Field([], description="files of the folder that are left out on purpose")
 
     @property
     def dataset(self) -> str:
@@ -42,8 +42,9 @@ class Tu(FileSource):
         names = sorted(path.name for path in self.folder.glob("*_A.txt"))
         if len(names) != 1:
             raise SourceError(
-                f"{self.folder}: found {', '.join(names) or 'no *_A.txt'}; expected one set in the "
-                "TU format: NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt"
+                f"{self.folder}: a folder must have one set in the TU format: NAME_A.txt, "
+                "NAME_graph_indicator.txt, NAME_graph_labels.txt; got "
+                f"{', '.join(names) or 'no *_A.txt'}"
             )
         return names[0].removesuffix("_A.txt")
 
@@ -94,15 +95,15 @@ class Tu(FileSource):
         """Refuses folders that lack a required file, or have one that this source cannot read."""
         for suffix in REQUIRED:
             if not self._file(suffix).exists():
-                raise SourceError(f"{self._file(suffix)} is missing; expected it; {DOWNLOAD_AGAIN}")
+                raise SourceError(f"{self._file(suffix)} is missing; {DOWNLOAD_AGAIN}")
         for suffix in OPTIONAL[1:]:
             if self._file(suffix).exists() and suffix not in self.ignore:
                 raise SourceError(
-                    f"{self._file(suffix).name} is there, which this source cannot read; expected "
-                    f"graphs with labels of nodes alone: leave it out with --ignore {suffix}"
+                    f"{self._file(suffix).name} exists, which this source cannot read: it reads "
+                    f"only labels of nodes; leave it out with --ignore {suffix}"
                     if suffix != "graph_attributes"
-                    else f"{self._file(suffix).name} is there: its graphs have numbers for labels; "
-                    "expected classes"
+                    else f"{self._file(suffix).name} exists: its graphs have numbers for labels, "
+                    "and not classes"
                 )
 
     def _column(self, suffix: str) -> Integers:
@@ -114,13 +115,13 @@ class Tu(FileSource):
         steps = np.diff(graph_of, prepend=0)
         if len(bad := np.flatnonzero((steps < 0) | (steps > 1))):
             raise SourceError(
-                f"{where}, line {bad[0] + 1}: graph {graph_of[bad[0]]}; expected the graphs from 1 "
-                f"on, the nodes of each together; {DOWNLOAD_AGAIN}"
+                f"{where}, line {bad[0] + 1}: graph {graph_of[bad[0]]}, but graphs go from 1 on, "
+                f"the nodes of each together; {DOWNLOAD_AGAIN}"
             )
         if graph_of[0] != 1 or graph_of[-1] != graphs:
             raise SourceError(
-                f"{where} has graphs {graph_of[0]} to {graph_of[-1]}; expected 1 to {graphs}, as "
-                f"{self._file('graph_labels').name} has as many lines; {DOWNLOAD_AGAIN}"
+                f"{where} has graphs {graph_of[0]} to {graph_of[-1]} instead of 1 to {graphs}, "
+                f"the lines of {self._file('graph_labels').name}; {DOWNLOAD_AGAIN}"
             )
         return np.searchsorted(graph_of, np.arange(1, graphs + 2))
 
@@ -134,17 +135,17 @@ class Tu(FileSource):
         if len(bad):
             raise SourceError(
                 f"{path.name}, line {bad[0] + 1}: an edge from {pairs[bad[0], 0] + 1} to "
-                f"{pairs[bad[0], 1] + 1}; expected two nodes of one graph, of 1 to {len(graph)}; "
-                f"{DOWNLOAD_AGAIN}"
+                f"{pairs[bad[0], 1] + 1}, which are not two nodes of one graph, of 1 to "
+                f"{len(graph)}; {DOWNLOAD_AGAIN}"
             )
         try:
             edges = normalize_edges(pairs).astype(np.int64)
         except ValueError as fault:
-            raise SourceError(f"{path.name}: {fault} (from 0); expected two nodes") from None
+            raise SourceError(f"{path.name}: {fault} (from 0); an edge has two nodes") from None
         if 2 * len(edges) != len(pairs):
             raise SourceError(
-                f"{path.name} has {len(pairs)} lines for {len(edges)} pairs of nodes; expected "
-                "undirected graphs: each edge once in each direction"
+                f"{path.name} has {len(pairs)} lines for {len(edges)} pairs of nodes; graphs must "
+                "be undirected, with each edge once in each direction"
             )
         return edges
 
@@ -156,12 +157,11 @@ class Tu(FileSource):
         else:
             labels, where = self._column("node_labels"), path.name
         if len(labels) != nodes:
-            raise SourceError(f"{where} has {len(labels)} lines; expected {nodes}, one a node")
+            raise SourceError(f"{where} has {len(labels)} lines for {nodes} nodes")
         if len(bad := np.flatnonzero((labels < 0) | (labels >= GRAPH_LIMITS[2][-1]))):
             raise SourceError(
-                f"{where}, line {bad[0] + 1}: {labels[bad[0]]}; expected 0 to "
-                f"{GRAPH_LIMITS[2][-1] - 1}; renumber them, or leave them out with --ignore "
-                "node_labels"
+                f"{where}, line {bad[0] + 1}: labels must be 0 to {GRAPH_LIMITS[2][-1] - 1}, got "
+                f"{labels[bad[0]]}; renumber them, or leave them out with --ignore node_labels"
             )
         return labels
 
@@ -169,18 +169,18 @@ class Tu(FileSource):
 def _integers(path: Path, columns: int) -> Integers:
     """Reads lines of whole numbers separated by commas, [lines, columns]."""
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
-        raise SourceError(f"{path.name} has {size:,} bytes; expected {MAX_FILE_BYTES:,} at most")
+        raise SourceError(f"{path.name} has {size:,} bytes, and the limit is {MAX_FILE_BYTES:,}")
     lines = split_lines(path.read_bytes().decode(errors="surrogateescape"))
     if not lines:
-        raise SourceError(f"{path.name} is empty; expected a number on each line; {DOWNLOAD_AGAIN}")
+        raise SourceError(f"{path.name} is empty, without a number on each line; {DOWNLOAD_AGAIN}")
     table = np.empty((len(lines), columns), np.int64)
     for number, line in enumerate(lines):
         cells = [cell.strip(" \t") for cell in line.split(",")]
         if len(cells) != columns or not all(map(INTEGER.fullmatch, cells)):
-            expected = "a whole number" if columns == 1 else f"{columns} whole numbers"
+            expected = "an integer" if columns == 1 else f"{columns} integers"
             raise SourceError(
-                f"{path.name}, line {number + 1}: found {short_repr(line)}; expected {expected} of "
-                f"at most 9 digits; {DOWNLOAD_AGAIN}"
+                f"{path.name}, line {number + 1} must be {expected} of at most 9 digits, got "
+                f"{short_repr(line)}; {DOWNLOAD_AGAIN}"
             )
         table[number] = [int(cell) for cell in cells]
     return table

@@ -67,8 +67,8 @@ class Xrmb(FileSource):
     )
     shuffle: bool = Field(
         False,
-        description="true: the rows of a split in an order drawn from the seed, since those of a "
-        "speaker follow one another, in an unshuffled fold as well; false: in the file's",
+        description="true: the rows of a split in a random order given by the seed, since those "
+        "of a speaker follow one another, in an unshuffled fold as well; false: in the file's",
     )
 
     def load(self) -> Loaded:
@@ -85,23 +85,23 @@ class Xrmb(FileSource):
                 width, expected = (columns[s][view].shape[1] for s in (split, first))
                 if width != expected:
                     raise SourceError(
-                        f"{files[i].path.name}: {names[split][i]} has {width} columns; expected "
-                        f"{expected}, as in {names[first][i]}; give the files of one data set"
+                        f"{files[i].path.name}: {names[split][i]} has {width} columns, but "
+                        f"{names[first][i]} has {expected}; pass the files of one data set"
                     )
         labels = {split: _labels(files[1], names[split].labels) for split in names}
         largest = max(int(numbers.max()) for numbers in labels.values())
         if self.classes is not None and self.classes > largest + 1:
             raise SourceError(
-                f"{self.single2.name}: its labels go to {largest}; expected {self.classes} classes "
-                f"from 0 on; give a --classes of at most {largest + 1}"
+                f"{self.single2.name}: its labels go to {largest}, not from 0 to "
+                f"{self.classes - 1}; use a --classes of at most {largest + 1}"
             )
         for split, (view1, view2, label) in names.items():
             rows, view2_rows = (columns[split][view].shape[0] for view in VIEWS)
             for name, count in [(view2, view2_rows), (label, len(labels[split]))]:
                 if count != rows:
                     raise SourceError(
-                        f"{self.single2.name}: {name} has {count:,} rows; expected {rows:,}, as "
-                        f"{view1} has in {self.single1.name}; give the files of one data set"
+                        f"{self.single2.name}: {name} has {count:,} rows, but {view1} in "
+                        f"{self.single1.name} has {rows:,}; pass the files of one data set"
                     )
         starts = np.cumsum([0, *(len(numbers) for numbers in labels.values())])
         chosen = {split: self._choose(split, labels[split]) for split in names}
@@ -133,9 +133,9 @@ class Xrmb(FileSource):
             for name, file in ((view2, first), (view1, second)):
                 if view1 not in first.variables and name in file.variables:
                     raise SourceError(
-                        f"{file.path.name}: found {name}, but no {view1} in {first.path.name}; "
-                        f"expected {view1} in --single1 and {view2} in --single2: are the two "
-                        "swapped?"
+                        f"{file.path.name} has {name}, but there is no {view1} in "
+                        f"{first.path.name}; --single1 needs {view1} and --single2 needs {view2}: "
+                        "are the two swapped?"
                     )
         return names
 
@@ -145,15 +145,15 @@ class Xrmb(FileSource):
         keep = np.ones(len(labels), bool) if self.classes is None else labels < self.classes
         if not keep.any():
             raise SourceError(
-                f"{where} begins with {labels.min()}; expected classes below "
-                f"{self.classes}; give a larger --classes, or leave {split} out with --parts"
+                f"{where} begins with {labels.min()}, but classes must be below {self.classes}; "
+                f"use a larger --classes, or leave {split} out with --parts"
             )
         for number in np.unique(labels[keep]) if self.per_class else []:
             rows = np.flatnonzero(labels == number)
             if self.per_class and len(rows) < self.per_class:
                 raise SourceError(
-                    f"{where} has {len(rows):,} rows of class {number}; expected "
-                    f"{self.per_class:,}; lower --per-class, or leave {split} out with --parts"
+                    f"{where} has {len(rows):,} rows of class {number}, not {self.per_class:,}; "
+                    f"lower --per-class, or leave {split} out with --parts"
                 )
             keep[rows[self.per_class :]] = False
         chosen = np.flatnonzero(keep)
@@ -173,15 +173,15 @@ def _labels(file: MatlabFile, name: str) -> NDArray[np.int64]:
     values = file.matrix(name)
     if 1 not in values.shape:
         raise SourceError(
-            f"{file.path.name}: {name} is {format_shape(values.shape)}; expected a "
-            f"column, a class number for each row; {DOWNLOAD_AGAIN}"
+            f"{file.path.name}: {name} must be a column, a class number for each row, got "
+            f"{format_shape(values.shape)}; {DOWNLOAD_AGAIN}"
         )
     values = values.reshape(-1)
     bad = np.flatnonzero(~((values >= 0) & (values <= MAX_LABEL) & (values == np.floor(values))))
     if len(bad):
         raise SourceError(
-            f"{file.path.name}: {name}, row {bad[0]:,} is {values[bad[0]]}; expected a whole "
-            f"number from 0 to {MAX_LABEL}; {DOWNLOAD_AGAIN}"
+            f"{file.path.name}: {name} must be integers from 0 to {MAX_LABEL}, got "
+            f"{values[bad[0]]} in row {bad[0]:,}; {DOWNLOAD_AGAIN}"
         )
     return values.astype(np.int64)
 

@@ -24,8 +24,10 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
         elif head.startswith(ZIP):
             actual = f"a zip cut short or damaged ({fault})"
         else:
-            actual = f"no zip (it begins with {head[:8]!r})"
-        raise SourceError(f"{path.name}: {actual}; expected {expected}; {DOWNLOAD_AGAIN}") from None
+            actual = f"not a zip (it begins with {head[:8]!r})"
+        raise SourceError(
+            f"{path.name}: {actual}; it must be {expected}; {DOWNLOAD_AGAIN}"
+        ) from None
 
 
 def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
@@ -35,15 +37,14 @@ def list_zip(archive: zipfile.ZipFile, path: Path) -> list[str]:
         parts = info.filename.split("/")
         if ".." in parts or not parts[0] or "\\" in info.filename:
             raise SourceError(
-                f"{path.name}: the path {info.filename!r} may leave its folder; expected "
-                f"FOLDER/NAME without '..' or a backslash; {DOWNLOAD_AGAIN} from its publisher"
+                f"{path.name}: the path {info.filename!r} may lead out of its folder; a path must "
+                f"be FOLDER/NAME without '..' or a backslash; {DOWNLOAD_AGAIN} from its publisher"
             )
         if info.is_dir() or parts[0] == "__MACOSX" or parts[-1].startswith("."):
             continue
         if info.flag_bits & 1:
             raise SourceError(
-                f"{path.name}: {info.filename} is encrypted; expected a zip without a password; "
-                "unpack it and give what comes out"
+                f"{path.name}: {info.filename} is encrypted; unpack it and pass the files"
             )
         members.append(info.filename)
     return members
@@ -53,15 +54,14 @@ def read_zip(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
     """Reads a file of at most MAX_MEMBER_BYTES in a zip, and verifies its checksum."""
     if (size := archive.getinfo(member).file_size) > MAX_MEMBER_BYTES:
         raise SourceError(
-            f"{path.name}: {member} has {size:,} bytes unpacked; expected {MAX_MEMBER_BYTES:,} at "
-            f"most; {DOWNLOAD_AGAIN} from its publisher"
+            f"{path.name}: {member} has {size:,} bytes unpacked, and the limit is "
+            f"{MAX_MEMBER_BYTES:,}; {DOWNLOAD_AGAIN} from its publisher"
         )
     try:
         return archive.read(member)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as fault:
         raise SourceError(
-            f"{path.name}: {member} cannot be read ({fault}); expected a whole zip; "
-            f"{DOWNLOAD_AGAIN}"
+            f"cannot read {member} of {path.name} ({fault}); {DOWNLOAD_AGAIN}"
         ) from None
 
 
