@@ -227,7 +227,7 @@ def test_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["init", str(vague), "--out", str(tmp_path / "vague.yaml")]) == 1
     assert "leave several classes; expected a split 'test'" in capsys.readouterr().err
     assert main(["init", str(tmp_path / "none")]) == 1
-    assert "no such file; expected a manifest" in capsys.readouterr().err
+    assert "no such file; pass a folder that" in capsys.readouterr().err
 
 
 def test_the_name_of_a_data_set_brings_no_keys(tmp_path: Path) -> None:

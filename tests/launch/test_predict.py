@@ -50,7 +50,7 @@ def test_predictions_have_the_scores_of_the_run(
         predicted(tmp_path / "all.csv")[300:].reset_index(drop=True), tables["test.csv"], rtol=1e-5
     )
     assert main(list(whole)) == 1
-    assert "all.csv is there already; choose another --out" in capsys.readouterr().err
+    assert "all.csv already exists; choose another --out" in capsys.readouterr().err
     other = (*whole, "--overwrite", "--data", config.data.path)
     assert main(list(other)) == (1 if terms else 0)
     if terms:
@@ -82,4 +82,4 @@ def test_the_roles_and_fingerprint_of_the_run_do_not_bind_another_data_set(
     build(make_source("frames", {"train": 300, "test": 70}), Path(own.data.path), progress=False)
     words = ["embed", run.run.dir, "--out", str(tmp_path / "own"), f"data.path={own.data.path}"]
     assert main(words) == 1  # the run's own data set is still the one that it pins
-    assert f"expected {fingerprint}, which" in capsys.readouterr().err
+    assert f"pins {fingerprint}; restore" in capsys.readouterr().err

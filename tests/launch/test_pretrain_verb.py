@@ -133,12 +133,12 @@ def test_what_cannot_be_started_is_named(
         environments(tmp_path / "none.yaml", None)
     assert main(["launchers", str(tmp_path / "cluster")]) == 0
     assert len(environments(tmp_path / "cluster" / "accelerate" / "cpu.yaml", 2)) == 2
-    with pytest.raises(ConfigError, match="no study named 'nosie'; did you mean 'noise'"):
+    with pytest.raises(ConfigError, match="No study named 'nosie'. Did you mean 'noise'"):
         find_shipped("nosie", STUDIES, "study")
     assert main(["pretrain", "facse"]) == 1
-    assert "did you mean 'faces'?" in capsys.readouterr().err
+    assert "Did you mean 'faces'?" in capsys.readouterr().err
     assert main(["pretrain", "faces", "--accelerate", "cpu_zero"]) == 1
-    assert "no Accelerate configuration named 'cpu_zero'; did you mean" in capsys.readouterr().err
+    assert "No Accelerate configuration named 'cpu_zero'. Did you mean" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

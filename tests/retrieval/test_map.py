@@ -112,7 +112,7 @@ def test_the_label_that_neighbours_tell_best() -> None:
     assert truth[1] > truth[0] + 0.2
 
     def search(rows: NDArray[Any], k: int) -> NDArray[np.int64]:
-        return np.linalg.norm(rows[:, None] - vectors[None], axis=2).argsort(1)[:, :k]
+        return np.argsort(np.linalg.norm(rows[:, None] - vectors[None], axis=2), 1)[:, :k]
 
     assert best_learnt(search, lambda numbers: vectors[numbers], samples) == 1
     swapped = replace(samples, targets=targets[:, [1, 0, 2]])

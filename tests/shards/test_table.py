@@ -191,7 +191,7 @@ def test_uci(file: str, options: dict[str, str], rows: int, width: int, classes:
 
 @pytest.mark.skipif(not UCI.exists(), reason="no UCI files in the data folder")
 def test_uci_ages_that_are_missing() -> None:
-    message = r"dermatology.csv, line 35, column 'Age' must be a, got '\?'; the cell is missing"
+    message = r"dermatology.csv, line 35, column 'Age': found '\?'; the cell is missing"
     with pytest.raises(SourceError, match=message):
         _ = make_source("table", {"csv": UCI / "dermatology.csv"}).splits
 

@@ -102,8 +102,7 @@ def test_lars_scales_all_parameters_at_once_as_one_by_one() -> None:
         other.copy_(one)
         one.grad = torch.randn_like(one) * 3
         other.grad = one.grad.clone()
-    options = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.02}
-    optimizers = [Lars(together, **options), *(Lars([p], **options) for p in alone)]
+    optimizers = [Lars(params, 0.5, 0.9, 0.01) for params in (together, *([p] for p in alone))]
     for _ in range(3):
         for optimizer in optimizers:
             optimizer.step()
