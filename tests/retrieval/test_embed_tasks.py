@@ -26,7 +26,7 @@ from tests.retrieval.test_embed import whole as whole
 from tests.studies.nodes import Losing, Nodes, joined
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # a cluster that has lost a node may take the next one for it
 def nodes() -> Iterator[Nodes]:
     """A cluster of two nodes of one CPU each."""
     with joined() as cluster:
@@ -71,7 +71,6 @@ def test_a_cluster_that_loses_a_worker_and_a_node(
     assert files(tmp_path / "one") == files(whole.folder) and (tmp_path / "try-0").exists()
     found = embed_on(Losing(nodes=nodes), run, tmp_path / "two", SMALL, progress=False)
     assert len(found) == ROWS and files(tmp_path / "two") == files(whole.folder)
-    nodes.ask("add")
 
 
 def test_either_goes_on_where_the_other_stopped(
@@ -81,7 +80,8 @@ def test_either_goes_on_where_the_other_stopped(
     with pytest.raises(ShardError, match=r"^part 2: the processes that worked on it were lost, 4"):
         embed_on(Killing(1, folder=tmp_path, often=9), run, out, SMALL, progress=False)
     finished = sorted(path.name for path in (out / "parts").glob("*.json"))
-    assert finished == ["00000.json", "00001.json"]
+    # The third part may have been whole just before its process was killed.
+    assert finished[:2] == ["00000.json", "00001.json"] and finished[2:] in ([], ["00002.json"])
     times = {path: path.stat().st_mtime_ns for path in (out / "hidden").glob("0*")}
     embed(run, out, SMALL, progress=False)
     assert files(out) == files(whole.folder)
