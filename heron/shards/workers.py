@@ -5,6 +5,7 @@ item killed a process, and end no process at work.
 """
 
 import multiprocessing
+import os
 import signal
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -112,7 +113,9 @@ def _start(function: Callable[[Item], Result]) -> tuple[Connection, SpawnProcess
     # Spawn, as forking a process with threads (torch, a GPU) may hang.
     spawn = multiprocessing.get_context("spawn")
     parent_end, child_end = spawn.Pipe()
-    process = spawn.Process(target=_worker_loop, args=(function, child_end), daemon=True)
+    # Libraries that move C's environment (Ray does) leave what Python sets later out of it.
+    given = function, child_end, dict(os.environ)
+    process = spawn.Process(target=_worker_loop, args=given, daemon=True)
     resource_tracker.ensure_running()  # else the first process starts it, which would lift the mask
     # A terminal sends Ctrl-C to all processes; workers inherit a mask, so only the parent gets it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -132,7 +135,10 @@ def _send_next(pipe: Connection, pending: Iterator[Item], busy: dict[Connection,
         return
 
 
-def _worker_loop(function: Callable[[Item], Result], pipe: Connection) -> None:
+def _worker_loop(
+    function: Callable[[Item], Result], pipe: Connection, environment: dict[str, str]
+) -> None:
+    os.environ.update(environment)
     with suppress(EOFError, OSError):
         while True:
             pipe.send(outcome(function, pipe.recv()))
