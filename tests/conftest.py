@@ -11,6 +11,9 @@ from pathlib import Path
 # Two threads wait for each other longer than they work, most of all under load: one here and in
 # every process that a test starts. It is read when torch and faiss are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray reads them once, when it is imported: a process that joins a cluster later needs them before.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)  # of tests/studies/nodes.py
 if "HERON_CACHE" not in os.environ:  # what was verified here is of no use to the user's own runs
     os.environ["HERON_CACHE"] = tempfile.mkdtemp(prefix="heron-cache-")
     atexit.register(shutil.rmtree, os.environ["HERON_CACHE"], ignore_errors=True)

@@ -24,8 +24,16 @@ from tests.serve.served import Site
 class Quiet(SimpleHTTPRequestHandler):
     """Python's own server of files, without its log."""
 
+    timeout = 0.5  # of a connection that a browser holds open
+
     def log_message(self, *_: object) -> None:
         """Says nothing."""
+
+
+class Files(ThreadingHTTPServer):
+    """A server that ends with its connections."""
+
+    daemon_threads = False
 
 
 def written(site: Site, folder: Path) -> Path:
@@ -42,7 +50,7 @@ def address(faces: Site, frames: Site, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("www")
     for name, site in (("faces", faces), ("frames", frames)):
         written(site, folder / "deep" / name)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server = Files(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     thread = Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/deep/"

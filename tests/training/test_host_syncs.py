@@ -112,7 +112,8 @@ def test_augmentations_of_pictures_wait_for_nothing_else() -> None:
         y = pictures.flip(y, Flip(), draws)
         y = pictures.blur(y, Blur(), draws)
     assert y.shape == (5, 3, 16, 16)
-    assert syncs.calls == {"data/pictures.py:color lift_fresh"}  # kornia's hue copies a number
+    # kornia's hue copies a number, the first time that it is asked for
+    assert syncs.calls <= {"data/pictures.py:color lift_fresh"}
 
 
 WAITS = {
