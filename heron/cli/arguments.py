@@ -43,21 +43,22 @@ class Group(NamedTuple):
 
     about: str
     verbs: Mapping[str, "Verb | Group"]
-    noun: str = "verb"
+    noun: str = "command"  # what a user calls one of them
 
 
 def _key_and_value(text: str) -> str:
     if "=" not in text:
-        raise ValueError(f"found {text!r}; expected key=value")
+        raise ValueError(f"must be key=value, got {text!r}")
     return text
 
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
 Location = Annotated[str, AfterValidator(expand_home)]  # a path, a name, or a URL
 MethodName = Annotated[str, AfterValidator(str.lower)]  # as configs/methods.yaml has it
-Overwrite = Annotated[bool, "move what --out holds aside, whole, and write anew"]
+Overwrite = Annotated[bool, "move what is in --out aside, and start over"]
+Quiet = Annotated[bool, "no progress bar"]
 Address = Annotated[
-    str | None, "of a Ray cluster that does it: HOST:PORT or auto (default: this machine does)"
+    str | None, "Ray cluster to run on: HOST:PORT or auto (default: run on this machine)"
 ]
 OVERRIDE = re.compile(r"[a-z_]+(\.[\w-]+)*=")  # begins an override
 UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
@@ -101,7 +102,7 @@ def choose(prog: str, group: Group, words: Sequence[str]) -> Verb | Group:
     parser = Parser(prog, f"{about}\n\n{listed}", examples)
     parser.add_argument("name", metavar=group.noun.upper(), help="one of those above")
     if words and words[0].startswith("-") and parser.parse_known_args(["", words[0]])[1]:
-        parser.error(f"unknown option {words[0]!r}; a {group.noun} comes first")
+        parser.error(f"unknown option {words[0]!r}; the {group.noun} comes first")
     name = parser.parse_args(words[:1]).name
     try:
         return group.verbs[name]
@@ -200,7 +201,9 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
             if isinstance(value, Path):
                 value = Path(expand_home(str(value)))
             if isinstance(value, Path) and CONTROL.search(text):
-                raise argparse.ArgumentTypeError(f"found {text!r}; expected a path one can print")
+                raise argparse.ArgumentTypeError(
+                    f"the path {text!r} has a character that cannot be printed; rename it"
+                )
             return value
         except ValidationError as error:
             fault = error.errors()[0]

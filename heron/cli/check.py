@@ -8,17 +8,17 @@ from heron.shards.terminal import print_table
 
 def check(
     loss: Annotated[str, "dotted path of a class, a loss function, or a function that builds one"],
-    *options: Annotated[Override, "its keyword arguments: tau=0.1; $RANK and $WORLD are filled in"],
+    *options: Annotated[Override, "its keyword arguments: tau=0.1; $RANK and $WORLD are replaced"],
     inputs: Annotated[
         Literal["views", "pair", "clip", "siglip", "stacked", "rows", "labelled", "logits"] | None,
-        "what it is called with; left out: guessed from its arguments",
+        "what to call it with (default: guess from its arguments)",
     ] = None,
-    processes: Annotated[list[int] | None, "numbers of processes; left out: 2 and 3"] = None,
+    processes: Annotated[list[int] | None, "numbers of processes to try (default: 2 and 3)"] = None,
 ) -> int:
-    """Checks a loss: on several processes against one, in other precisions, at hard inputs.
+    """Checks a loss on several processes, in other precisions and with hard inputs.
 
-    The true loss is that of one process with all rows in float64. Gradients are averaged over the
-    processes, as DistributedDataParallel does. The exit status is 1 if a line says FAILS.
+    The reference is the loss of one process with all rows in float64. Gradients are averaged over
+    the processes, as in DistributedDataParallel. The exit status is 1 if any line says FAILS.
 
     heron check heron.losses.NtXent tau=0.1
     heron check open_clip.loss.ClipLoss 'rank=$RANK' 'world_size=$WORLD'

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 from heron.cli.arguments import UsageError
 from heron.config.errors import ConfigError
 from heron.config.sections import dump_yaml
+from heron.shards.dotted import suggest
 
 LINE_WIDTH = 100
 
 
 def config(
     *arguments: Annotated[str, "name of a shipped experiment or a file; a key; key=value"],
-    method: Annotated[str | None, "make the experiment into a method: herocon-u"] = None,
+    method: Annotated[str | None, "change the experiment to a method: herocon-u"] = None,
 ) -> None:
     """Shows every key with its type, default and meaning, or the values of an experiment.
 
@@ -34,10 +35,10 @@ def config(
         if top_key not in Config.model_fields or rest in ("yaml", "yml"):  # not a key
             file = find_config(words.pop(0))
     if len(words) > 1:
-        raise UsageError(f"found {' '.join(words)}; expected one experiment and one key at most")
+        raise UsageError(f"pass one experiment and one key at most, got {' '.join(words)}")
     if file is None:
         if overrides or method:
-            raise UsageError("overrides and --method change an experiment; expected its name")
+            raise UsageError("overrides and --method need an experiment to change; pass its name")
         for row in keys_at(words[0]) if words else describe_keys():
             default = "required" if row.default == "required" else f"default {row.default}"
             print(f"{row.shown}: {row.type}, {default}")
@@ -53,8 +54,8 @@ def _yaml_at(tree: Any, key: str) -> str:
         tree = dict(enumerate(tree)) if isinstance(tree, list) else tree
         children = {str(k): value for k, value in tree.items()} if isinstance(tree, dict) else {}
         if name not in children:
-            keys = ", ".join(children) or "no key below it"
-            raise ConfigError(f"the experiment has no {key}: found no {name!r}; there is {keys}")
+            hint = suggest(name, list(children)) if children else "there are no keys below a value"
+            raise ConfigError(f"the experiment has no {key} (no {name!r}); {hint}")
         tree = children[name]
     text = dump_yaml(tree)
     return text.removesuffix("...\n").rstrip()

@@ -88,17 +88,17 @@ def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Fac
     if manifest.labels.kind == "complementary":
         views = views[:1]  # the momentum encoder of MulCo is shared by the views
     if splits[split] < 4:
-        raise ConfigError(f"{data}: split '{split}' has {splits[split]} rows; expected 4 or more")
+        raise ConfigError(f"{data}: split '{split}' must have 4 or more rows, got {splits[split]}")
     min_labelled = 2 if test or not scorable else 3  # two in a batch, and one for a test
     if 0 < labelled < min_labelled:
         raise ConfigError(
-            f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label; expected "
-            f"none, or {min_labelled} or more to train on and to test: label more"
+            f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label, but "
+            f"training and testing need {min_labelled} or more; label more rows, or none"
         )
     if not (scorable or test or labelled < splits[split]):
         raise ConfigError(
-            f"{data}: every row has complementary labels that leave several classes; expected a "
-            "split 'test' whose labels leave one, for the scores"
+            f"{data}: every row has complementary labels, and some leave several classes, so none "
+            "can be tested; add a split 'test' whose labels leave one class"
         )
     kept = 0 if test or not scorable else 1  # for the test
     used = _number_of_labels(data, labelled, kept, wanted, validation, max(2, len(classes)))
@@ -107,9 +107,9 @@ def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Fac
         why = f"--labelled {wanted}, {why}"
     elif kept and labelled:
         used -= max(1, labelled // TEST_EVERY)
-        why = f"no test split: one labelled row in {TEST_EVERY} is kept for the test"
+        why = f"no test split: one labelled row in {TEST_EVERY} is held out for testing"
     if validation:
-        why += f"; --validation {validation}: set aside to choose by"
+        why += f"; --validation {validation}: held out for model selection"
     rest = splits[split] - used
     return Facts(manifest, views, split, test, used - validation, rest, validation, why, scorable)
 
@@ -121,22 +121,22 @@ def _number_of_labels(
     most = labelled - kept
     used = labelled if wanted is None else wanted
     if (wanted is not None or validation) and not labelled:
-        raise ConfigError(f"{data}: no row has a label; leave --labelled and --validation out")
+        raise ConfigError(f"{data} has no labelled rows; remove --labelled and --validation")
     if wanted is not None and wanted > most:
-        why = ", and one or more are for the test, as there is no test split" if kept else ""
+        why = ", and one or more must be left to test on, without a test split" if kept else ""
         raise ConfigError(
-            f"--labelled {wanted}: {labelled} rows of {data} have a label{why}; give {most} or "
-            "fewer, or leave --labelled out"
+            f"--labelled must be at most {most}, got {wanted}: {labelled} rows of {data} have a "
+            f"label{why}; lower it, or remove it"
         )
     if wanted is not None and wanted < fewest:
         raise ConfigError(
-            f"--labelled {wanted}: the labels of {data} need a row of each of {fewest} classes; "
-            f"give {fewest} or more, or leave --labelled out to use all {labelled}"
+            f"--labelled must be at least {fewest}, got {wanted}: {data} has {fewest} classes, and "
+            f"each needs a row; raise it, or remove it to use all {labelled}"
         )
     spare = used - (max(1, labelled // TEST_EVERY) if kept and wanted is None else 0) - fewest
     if validation > max(0, spare):
         raise ConfigError(
-            f"--validation {validation}: of {used} labelled rows {fewest} or more are to be "
-            f"trained on; give {max(0, spare)} or fewer, or more labelled rows"
+            f"--validation must be at most {max(0, spare)}, got {validation}: {fewest} or more of "
+            f"{used} labelled rows must be left to train on; lower it, or use more labelled rows"
         )
     return used

@@ -58,13 +58,13 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
         why = facts.why_labels
         protocol = {"labelled": used, "stratified": True, "test": facts.test or "unlabelled"}
     elif facts.test is None:
-        why = "no label says what a row is"
+        why = "labels that leave several classes give no scores"
     if facts.validation:
         protocol["validation"] = facts.validation / used
     batch = _batch(facts)
     sizes = f"of {labelled:,} labelled and {other_rows:,} other rows"
     if other_rows and not batch["unlabelled"]:
-        sizes += ", which are not trained on"
+        sizes += ", which training does not use"
     epoch = "labelled" if batch["unlabelled"] == 0 or labelled > other_rows else "unlabelled"
     lines: list[Line] = [
         ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
@@ -79,7 +79,7 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
         lines.append(("    -", {"stored": view.name} | _view_options(facts, view), ""))
     vectors = [view for view in facts.views if view.kind == "vector"]
     if vectors and all(view.mean for view in vectors):
-        lines.append(("  standardise", True, "columns of several units count alike"))
+        lines.append(("  standardise", True, "columns may have different units"))
     if any(-1 in view.shape for view in facts.views if view.kind == "image"):
         lines.append(("  decode_size", MAX_SIDE * 4 // 3, "the pictures have several sizes"))
     rows = labelled if epoch == "labelled" else other_rows
@@ -88,7 +88,7 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
 
 def _why_views(facts: Facts) -> str:
     left_out = [view.name for view in facts.manifest.views if view not in facts.views]
-    why = "a pair a sample"
+    why = "one pair per sample"
     if facts.single_view:
         why = "one view, seen twice: augmentation makes the pair"
     if facts.plain:
@@ -125,10 +125,10 @@ def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[s
         bert: dict[str, Any] = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2}
         bert |= {"num_attention_heads": 4, "intermediate_size": 128}
         bert |= {"max_position_embeddings": TOKENS}
-        why = "a small one from scratch; weights: a folder begins with a trained one"
+        why = "a small one from scratch; weights: FOLDER starts from a pretrained one"
         return {"kind": "transformers", "config": bert}, 64, why
     if views[0].kind == "graph":
-        return {"kind": "gin", "width": 32, "layers": 3}, 96, "what published figures have"
+        return {"kind": "gin", "width": 32, "layers": 3}, 96, "as in published results"
     if views[0].kind == "image":
         side = max(MAX_SIDE if -1 in v.shape else min(MAX_SIDE, *v.shape[:2]) for v in views)
         stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))
@@ -145,19 +145,19 @@ def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[s
 def _model(facts: Facts) -> list[Line]:
     lines: list[Line] = [("model", None, "")]
     if facts.mixed:
-        lines.append(("  encoders", None, "views of several kinds: one each"))
+        lines.append(("  encoders", None, "one for each kind of view"))
         encoders = [(view.name, *_encoder([view], facts.backbone)) for view in facts.views]
         lines += [(f"    {as_typed(name)}", encoder, why) for name, encoder, _, why in encoders]
         width = min(width for _, _, width, _ in encoders)
     else:
         encoder, width, why = _encoder(facts.views, facts.backbone)
         lines.append(("  encoder", encoder, why))
-    lines.append(("  projection_width", width, "of what the loss compares"))
+    lines.append(("  projection_width", width, "dimension that the loss compares"))
     if len(facts.looks) > len(facts.views):
         lines += [
             ("  shared_encoder", True, "both views are of one kind"),
             ("  shared_projector", True, ""),
-            ("  classify_on", "first_view", "scores need no second look"),
+            ("  classify_on", "first_view", "the second view is only for training"),
         ]
     return lines
 
@@ -168,15 +168,15 @@ def _objective(facts: Facts, name: str) -> list[Line]:
     classifier = {"cross_entropy" if single else "bce": {"weight": 1.0}}
     if facts.plain:
         why = (
-            f"one {KINDS[facts.views[0].kind]}: a second look at it adds nothing, so labels alone. "
-            "A forest or logistic regression is often better here: "
+            f"one {KINDS[facts.views[0].kind]}: a second view of it would add nothing, so training "
+            "uses only labels. A forest or logistic regression is often better here; try "
             f"heron compare --quick {name}.yaml"
         )
         terms = classifier
     elif single and all(view.kind == "image" for view in facts.views):
         why = (
-            "a classifier, SupCon on rows with a label, SimCLR's loss on all rows. Where pictures "
-            "are aligned, as portraits are, logistic regression may be better with few labels: "
+            "a classifier, SupCon on rows with a label, SimCLR's loss on all rows. With aligned "
+            "pictures, such as portraits, and few labels, logistic regression may be better; try "
             f"heron compare --quick {name}.yaml"
         )
         terms = classifier | {
@@ -184,22 +184,22 @@ def _objective(facts: Facts, name: str) -> list[Line]:
             "nt_xent": {"weight": 0.5, "tau": 0.5},
         }
     elif facts.kind in ("multi_class", "multi_label"):
-        why = "HeroCon: a classifier, pairs of views, and pairs weighed by their labels"
+        why = "HeroCon: a classifier, pairs of views, and pairs weighted by their labels"
         terms = classifier | {
             "weighted_unsupervised": {"weight": 0.1, "tau": 0.1},
             "weighted_supervised": {"weight": 0.02, "tau": 1.0}
             | ({"distance": "indicator"} if single else {}),
         }
     elif facts.kind == "hierarchical":
-        why = "HiMulCon: pairs weighed by the levels that they share; then a linear probe"
+        why = "HiMulCon: pairs weighted by the levels that they share; then a linear probe"
         terms = {"hierarchical": {"tau": 0.1, "constrain": False, "penalty": "exp_inverse"}}
     elif facts.kind == "complementary":
-        why = "MulCo: labels say what a row is not"
+        why = "MulCo: labels name classes that a row is not in"
         queue = max(1024, batch_of(facts.labelled))
         terms = {"ub_log": {"weight": 1.0}}
         terms["mulco"] = {"weight": 1.0, "tau": 0.05, "kind": "soft", "queue": queue}
     elif facts.mixed:
-        why, terms = "CLIP's loss: no row has a label, and views find each other", {"clip": {}}
+        why, terms = "CLIP's loss: no row has a label, and views are matched", {"clip": {}}
     else:
         why, terms = "SimCLR's loss: no row has a label", {"nt_xent": {"tau": 0.5}}
     return [
@@ -213,18 +213,18 @@ def experiment(path: str, facts: Facts, name: str) -> str:
     data, per_epoch = _data(path, facts)
     steps = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch))) * per_epoch
     train = {"epochs": None, "steps": steps, "evaluate_every_steps": max(1, steps // 4)}
-    lr, why = 0.002, "a rate that small networks bear"
+    lr, why = 0.002, "a learning rate for small networks"
     if facts.backbone:
-        lr, why = facts.backbone.lr, f"a rate for a backbone of which {facts.backbone.why}"
+        lr, why = facts.backbone.lr, f"a learning rate for a backbone: {facts.backbone.why}"
     optim = {"kind": "adamw", "lr": lr, "weight_decay": 0.05, "schedule": "cosine"}
     lines: Sequence[Line] = [
-        ("seed", 0, "another number draws other weights and batches"),
+        ("seed", 0, "sets initial weights, batches and augmentations"),
         ("run", {"dir": f"runs/{name}"}, "checkpoints, scores and the report"),
         *data,
         *_model(facts),
         *_objective(facts, name),
         ("optim", optim | {"warmup_epochs": 1}, why),
-        ("train", train, f"{steps / per_epoch:g} epochs; other rows change that, not the steps"),
+        ("train", train, f"{steps / per_epoch:g} epochs of these rows; more rows, fewer epochs"),
     ]
     return "".join(map(_format_line, lines))
 
@@ -242,8 +242,8 @@ def _fitting(backbone: "Backbone", facts: Facts, words: str) -> "Backbone":
     kinds = sorted({view.kind for view in facts.views})
     if backbone.kind not in kinds:
         raise ConfigError(
-            f"--backbone {words} is a network for views of kind {backbone.kind}, and the views of "
-            f"this data set are of kind {', '.join(kinds)}; leave --backbone out"
+            f"--backbone {words} is a network for views of kind {backbone.kind}, but this data set "
+            f"has views of kind {', '.join(kinds)}; remove --backbone"
         )
     return backbone
 
@@ -252,18 +252,18 @@ def init(
     data: Annotated[Location, "folder of shards, or a URL of one"],
     *,
     labelled: Annotated[
-        Count | None, "rows whose label is used, the others being unlabelled (default: all)"
+        Count | None, "rows whose label is used; the others count as unlabelled (default: all)"
     ] = None,
-    validation: Annotated[Count, "of these, rows that are set aside to choose by"] = 0,
+    validation: Annotated[Count, "how many of these to hold out for model selection"] = 0,
     backbone: Annotated[
         Location | None,
         "pretrained encoder: a folder with config.json and safetensors files, hf://ORG/NAME, or "
         "timm:NAME=FILE.safetensors",
     ] = None,
-    tune: Annotated[Tuning, "what is trained of the backbone"] = "frozen",
+    tune: Annotated[Tuning, "how to train the backbone"] = "frozen",
     out: Annotated[Path, "file to write"] = Path("experiment.yaml"),
 ) -> None:
-    """Writes a first experiment for a data set, with comments that give the reason of each value.
+    """Writes a first experiment for a data set, with a comment on why each value was chosen.
 
     heron init data/mine
     heron init data/mine --labelled 200 --validation 50 --out mine.yaml
@@ -273,7 +273,7 @@ def init(
     from heron.config.sections import parse_yaml
 
     if out.exists():
-        raise ConfigError(f"{out} is there already; expected a new file: --out another")
+        raise ConfigError(f"{out} already exists; name a new file with --out")
     facts = read_facts(data, labelled, validation)
     if backbone is not None:
         from heron.training.backbone import read_backbone
@@ -286,6 +286,6 @@ def init(
     print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")
     if facts.plain:
         print(
-            f"one {KINDS[facts.views[0].kind]}: a forest may do better; "
-            f"heron compare --quick {out} says so in five minutes"
+            f"with one {KINDS[facts.views[0].kind]}, a forest may do better; to find out in five "
+            f"minutes, run heron compare --quick {out}"
         )

@@ -13,10 +13,10 @@ from heron.cli.compare import compare, tune
 from heron.cli.completion import script
 from heron.cli.config import config
 from heron.cli.init import init
-from heron.cli.models import export, predict, save
+from heron.cli.models import embed, export, predict, save
 from heron.cli.next_step import next_commands
 from heron.cli.pretrain import launchers, pretrain
-from heron.cli.retrieval import embed, index, negatives, query, serve
+from heron.cli.retrieval import index, negatives, query, serve
 from heron.cli.runs import runs
 from heron.cli.shards import SHARDS
 from heron.cli.study import report, run_table, study
@@ -30,7 +30,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], "bash, zsh or fish"]) -> None:
-    """Prints the shell's completion: source it, or put the line into the shell's start-up file.
+    """Prints the completion script of a shell; source it, or add it to the shell's startup file.
 
     heron completion bash > ~/.local/share/bash-completion/completions/heron
     heron completion zsh >> ~/.zshrc
@@ -41,7 +41,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], "bash, zsh or fi
 
 VERBS = Group(
     "Contrastive pretraining for data with several views and several labels.\n\n"
-    "--version says which Heron this is.",
+    "--version prints the version.",
     {
         "pretrain": Verb(pretrain),
         "init": Verb(init),
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for word in words:
         if SURROGATE.search(word):
             print_error(
-                "error", f"argument {ascii(word)} is not UTF-8; expected text or a path in UTF-8"
+                "error", f"argument {ascii(word)} is not UTF-8; pass text or a path in UTF-8"
             )
             return 2
     if words == ["--version"]:
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error("error", str(fault))
         return 1
     except Stopped as stopped:
-        print_error("stopped", f"{stopped}; run again to go on")
+        print_error("stopped", f"{stopped}; run the same command again to continue")
         return STOPPED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -1,25 +1,121 @@
-"""`heron predict | save | export`: predictions of a trained model, and the model as files."""
+"""`heron embed | predict | save | export`: what a trained model computes, and the model as files.
+
+A verb imports what it needs when it runs, so that `heron --help` is quick.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from heron.cli.arguments import Location, Override, Overwrite, UsageError
+from heron.cli.arguments import Address, Location, Override, Overwrite, Quiet, UsageError
 from heron.config.errors import InputError
-from heron.retrieval.embeddings import Role
+from heron.retrieval.embeddings import Layer, Role, used
 from heron.shards.atomic import atomic_write, make_room, refuse_taken
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels
+LOST_SHOWN = 5  # lost rows named on the terminal; the manifest names all
 
 Trained = Annotated[Location, "folder of a run, a checkpoint or a saved model, or hf://org/name"]
+
+
+def embed(
+    run: Annotated[Path, "folder of a run or a checkpoint"],
+    *overrides: Annotated[Override, "key=value of the run's configuration: data.workers=4"],
+    out: Annotated[Path, "folder to write, or to continue"],
+    split: Annotated[str | None, "rows of one split (default: all)"] = None,
+    role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
+    layers: Annotated[list[Layer] | None, "layers to write (default: all of the model)"] = None,
+    dtype: Annotated[Literal["float32", "float16"], "type of the values"] = "float32",
+    part_rows: Annotated[int, "rows per file"] = 65_536,
+    address: Address = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Embeds a data set with a trained model.
+
+    heron embed runs/faces --out embeddings/faces
+    heron embed runs/faces --out embeddings/faces --address auto
+    """
+    from heron.distributed import collectives
+    from heron.retrieval import embed as embedding
+    from heron.retrieval.embed import Choice
+
+    choice = Choice(split, role, layers, dtype, part_rows)
+    if address is None:
+        written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
+    else:
+        from heron.distributed.cluster import Tasks, connected, has_gpus
+        from heron.retrieval.embed_tasks import embed_on
+
+        with connected(address, "--address"):
+            tasks = Tasks(gpus=int(has_gpus()))
+            written = embed_on(tasks, run, out, choice, overrides, not quiet, overwrite)
+    if collectives.rank() == 0:
+        layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
+        print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")
+        manifest = written.manifest
+        if said := used(written.views, manifest.missing, manifest.data):
+            print(said)
+        lost = written.manifest.lost
+        for row, fault in list(lost.items())[:LOST_SHOWN]:
+            print(f"skipped row {row}: {fault}")
+        if len(lost) > LOST_SHOWN:
+            print(f"skipped {len(lost):,} rows in all; {out}/manifest.json lists them")
+    collectives.close()
+
+
+def predict(
+    run: Annotated[Path, "folder of a run or a checkpoint"],
+    *overrides: Annotated[Override, "key=value of the run's configuration: evaluate.batch=64"],
+    out: Annotated[Path, "file to write: .csv or .parquet"],
+    data: Annotated[Location | None, "folder of shards, or a URL (default: the run's)"] = None,
+    split: Annotated[str | None, "rows of one split (default: all)"] = None,
+    role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Predicts rows of a data set: a line per row, with a probability for each label.
+
+    Columns are the row's number, its key, and the labels by name. As in the run's scores, the
+    probabilities are the classifier's or, if the model has none, those of a linear probe on the
+    labelled rows of the run's own data set. The data may lack some of the views of the run.
+
+    heron predict runs/faces --role test --out predictions.csv
+    heron predict runs/faces --data data/new --out predictions.parquet
+    """
+    if out.suffix not in FORMATS:
+        raise UsageError(f"--out must end with {' or '.join(FORMATS)}, got {out}")
+    refuse_taken(out, overwrite, InputError)
+    import pandas as pd
+
+    from heron.retrieval.embedding_model import predict_rows
+
+    keys, predictions, labels, note = predict_rows(run, overrides, data, split, role)
+    names = [f"label {name}" if name in COLUMNS else name for name in labels]
+    if predictions.probability is None:
+        raise InputError(
+            "the model has no classifier, and there is no labelled row to train a probe on; use a "
+            "run with one of them, such as one with a term bce or cross_entropy"
+        )
+    table = pd.DataFrame(predictions.probability, columns=names)
+    table.insert(0, "row", predictions.rows)
+    table.insert(1, "key", list(keys))
+    make_room(out, overwrite, InputError)
+    with atomic_write(out) as stream:
+        if out.suffix == ".csv":
+            stream.write(table.to_csv(index=False).encode())
+        else:
+            table.to_parquet(stream, index=False)
+    print(f"{out}: {len(keys):,} rows, {len(labels):,} labels")
+    if note:
+        print(note)
 
 
 def save(
     run: Trained,
     *,
-    out: Annotated[Path | None, "folder to make"] = None,
-    push: Annotated[str | None, "org/name on Hugging Face's hub to publish it as"] = None,
-    private: Annotated[bool, "a repository that --push makes is private"] = False,
+    out: Annotated[Path | None, "folder to write"] = None,
+    push: Annotated[str | None, "publish it on the Hugging Face Hub, as org/name"] = None,
+    private: Annotated[bool, "make a new repository of --push private"] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Saves a model as a folder that loads anywhere, or publishes it.
@@ -30,7 +126,7 @@ def save(
     from heron.api.model import from_pretrained
 
     if out is None and push is None:
-        raise UsageError("neither --out nor --push is given; expected one of them, or both")
+        raise UsageError("nothing to do; pass --out, --push, or both")
     model = from_pretrained(run)
     if out is not None:
         model.save_pretrained(out, overwrite)
@@ -45,7 +141,7 @@ def export(
     *,
     out: Annotated[Path, "file to write, such as faces.onnx or faces.pt2"],
     format: Annotated[Literal["torch", "onnx"], "torch.export's archive, or ONNX"] = "torch",
-    layer: Annotated[Literal["hidden", "projection", "logits"], "what it computes"] = "hidden",
+    layer: Annotated[Literal["hidden", "projection", "logits"], "layer to compute"] = "hidden",
     overwrite: Overwrite = False,
 ) -> None:
     """Exports a model as one file that takes raw rows and needs no Heron.
@@ -55,50 +151,4 @@ def export(
     from heron.api.model import from_pretrained
 
     from_pretrained(model).export(out, format, layer, overwrite)
-    print(f"{out}: layer {layer}, {out.stat().st_size:,} bytes, as the model computes it")
-
-
-def predict(
-    run: Annotated[Path, "folder of a run or a checkpoint"],
-    *overrides: Annotated[Override, "of the run's configuration: evaluate.batch=64"],
-    out: Annotated[Path, "file to write: .csv or .parquet"],
-    data: Annotated[Location | None, "folder of shards, or a URL (default: the run's)"] = None,
-    split: Annotated[str | None, "rows of one split (default: all)"] = None,
-    role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Predicts rows of a data set: a line per row, with a probability for each label.
-
-    Columns are the row's number, its key, and the labels by name. The probabilities are those that
-    the run is scored by: the classifier's or, where there is none, those of a linear probe on the
-    labelled rows of the run's own data set. Data may lack some of the views that the run has.
-
-    heron predict runs/faces --role test --out predictions.csv
-    heron predict runs/faces --data data/new --out predictions.parquet
-    """
-    if out.suffix not in FORMATS:
-        raise UsageError(f"--out is {out}; expected a file that ends with {' or '.join(FORMATS)}")
-    refuse_taken(out, overwrite, InputError)
-    import pandas as pd
-
-    from heron.retrieval.embedding_model import predict_rows
-
-    keys, predictions, labels, used = predict_rows(run, overrides, data, split, role)
-    names = [f"label {name}" if name in COLUMNS else name for name in labels]
-    if predictions.probability is None:
-        raise InputError(
-            "the model has no classifier, and no labelled row trains a probe; expected a run with "
-            "one of them, such as a term bce or cross_entropy"
-        )
-    table = pd.DataFrame(predictions.probability, columns=names)
-    table.insert(0, "row", predictions.rows)
-    table.insert(1, "key", list(keys))
-    make_room(out, overwrite, InputError)
-    with atomic_write(out) as stream:
-        if out.suffix == ".csv":
-            stream.write(table.to_csv(index=False).encode())
-        else:
-            table.to_parquet(stream, index=False)
-    print(f"{out}: {len(keys):,} rows, {len(labels):,} labels")
-    if used:
-        print(used)
+    print(f"{out}: layer {layer}, {out.stat().st_size:,} bytes, checked against the model")

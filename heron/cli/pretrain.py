@@ -21,7 +21,7 @@ POLL_S = 0.2
 LAUNCHERS = ("accelerate", "hosts", "ray", "slurm")  # folders of `launch`
 Configuration = Annotated[
     str | None,
-    f"accelerate's configuration: a file, or {', '.join(names_in(ACCELERATE))} "
+    f"Accelerate configuration: a file, or {', '.join(names_in(ACCELERATE))} "
     "(default: ddp with GPUs, cpu without)",
 ]
 
@@ -29,14 +29,14 @@ Configuration = Annotated[
 def pretrain(
     config: Annotated[Location, "name of a shipped experiment, or a YAML file"],
     *overrides: Annotated[Override, "key=value of the experiment: optim.lr=0.1"],
-    method: Annotated[str | None, "make the experiment into a method: herocon-u"] = None,
-    processes: Annotated[Natural | None, "processes on this machine (default: this one)"] = None,
+    method: Annotated[str | None, "change the experiment to a method: herocon-u"] = None,
+    processes: Annotated[Natural | None, "processes to start (default: train in this one)"] = None,
     accelerate: Configuration = None,
-    overwrite: Annotated[bool, "move a finished run in the folder aside, and begin anew"] = False,
+    overwrite: Annotated[bool, "move a finished run in the folder aside, and start over"] = False,
 ) -> int:
     """Trains an experiment, evaluates it and writes its report.
 
-    Status 0: done; 1: an error; 75: a signal came, the state is saved; 76: a process is dead.
+    Exit status: 0 done, 1 error, 75 stopped by a signal with the state saved, 76 a process died.
 
     heron pretrain faces optim.lr=0.002
     heron pretrain faces --processes 2 --accelerate cpu_zero2 optim.kind=sgd run.dir=runs/zero2
@@ -56,15 +56,15 @@ def pretrain(
     return run_together(words, environments(file, processes))
 
 
-def launchers(out: Annotated[Path, "folder to make"]) -> None:
-    """Copies the files that start the main job on several machines, for you to edit.
+def launchers(out: Annotated[Path, "folder to write"]) -> None:
+    """Copies the files that start training on several machines, for you to edit.
 
-    They are a script for SLURM, one for hosts without a scheduler, and accelerate's configurations.
+    They are a script for SLURM, one for hosts without a scheduler, and Accelerate configurations.
 
     heron launchers cluster
     """
     if out.exists():
-        raise ConfigError(f"{out} is there already; expected a new folder: choose another")
+        raise ConfigError(f"{out} already exists; choose a new folder")
     for name in LAUNCHERS:
         shutil.copytree(LAUNCH / name, out / name)
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
@@ -87,18 +87,18 @@ def environments(configuration: Path, processes: int | None) -> list[dict[str, s
         args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise TrainingError(
-            f"{configuration} is no configuration that accelerate reads "
-            f"({' '.join(str(error).split())}); expected one that `accelerate config` or "
-            "`heron launchers` writes"
+            f"accelerate cannot read {configuration} ({' '.join(str(error).split())}); write it "
+            "with `accelerate config` or `heron launchers`"
         ) from None
     if args.num_machines > 1:
         raise TrainingError(
-            f"{configuration} asks for {args.num_machines} machines; expected one: of several, "
-            "take hosts/pretrain.sh or slurm/pretrain.sbatch of `heron launchers FOLDER`"
+            f"{configuration} is for {args.num_machines} machines, but --accelerate starts "
+            "processes on one; for several, use hosts/pretrain.sh or slurm/pretrain.sbatch from "
+            "`heron launchers FOLDER`"
         )
     if args.num_processes < 1:
         raise TrainingError(
-            f"{configuration} asks for {args.num_processes} processes; expected 1 or more"
+            f"{configuration} must start 1 or more processes, got {args.num_processes}"
         )
     if args.use_deepspeed:
         args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
@@ -108,8 +108,8 @@ def environments(configuration: Path, processes: int | None) -> list[dict[str, s
     else:
         if args.num_processes > 1:
             raise TrainingError(
-                f"asked for {args.num_processes} processes, of which {configuration} starts one; "
-                "expected --processes 1, or a configuration for several: take cpu, ddp or fsdp"
+                f"{configuration} starts one process, but {args.num_processes} were requested; "
+                "pass --processes 1, or --accelerate cpu, ddp or fsdp"
             )
         _, common = launch.prepare_simple_launcher_cmd_env(args)
         return [common]

@@ -1,4 +1,4 @@
-"""`heron embed | index | query | negatives | serve`.
+"""`heron index | query | negatives | serve`.
 
 A verb imports what it needs when it runs, so that `heron --help` is quick.
 """
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.cli.arguments import ONE_EACH, Address, Location, Override, Overwrite, UsageError
+from heron.cli.arguments import ONE_EACH, Location, Overwrite, Quiet, UsageError
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
-from heron.retrieval.embeddings import Layer, Role, used
+from heron.retrieval.embeddings import Layer
 from heron.retrieval.index_plan import MapKind, Metric, RequestedKind, parse_bytes
 from heron.shards.atomic import new_folder, refuse_taken
 
@@ -30,76 +30,30 @@ EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
 IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
 OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]
 OtherRun = Annotated[Location | None, "run whose model encodes files (default: the index's)"]
-OtherData = Annotated[Location | None, "shards that pictures are in (default: the index's)"]
-Quiet = Annotated[bool, "no progress bar"]
-NoVerify = Annotated[bool, "compare no checksums, only sizes"]
+OtherData = Annotated[Location | None, "shards with the pictures (default: the index's)"]
+NoVerify = Annotated[bool, "check only the sizes of files, not their checksums"]
 Gpu = Annotated[bool, "search on the GPUs that faiss-gpu sees"]
 Size = Annotated[int, BeforeValidator(parse_bytes)]
-LOST_SHOWN = 5  # lost rows named on the terminal; the manifest names all
-
-
-def embed(
-    run: Annotated[Path, "folder of a run or a checkpoint"],
-    *overrides: Annotated[Override, "of the run's configuration: data.workers=4"],
-    out: Annotated[Path, "folder to write, or to go on with"],
-    split: Annotated[str | None, "rows of one split (default: all)"] = None,
-    role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
-    layers: Annotated[list[Layer] | None, "layers to write (default: all of the model)"] = None,
-    dtype: Annotated[Literal["float32", "float16"], "type of the numbers"] = "float32",
-    part_rows: Annotated[int, "rows of a file"] = 65_536,
-    address: Address = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-) -> None:
-    """Embeds a data set with a trained model.
-
-    heron embed runs/faces --out embeddings/faces
-    heron embed runs/faces --out embeddings/faces --address auto
-    """
-    from heron.distributed import collectives
-    from heron.retrieval import embed as embedding
-    from heron.retrieval.embed import Choice
-
-    choice = Choice(split, role, layers, dtype, part_rows)
-    if address is None:
-        written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
-    else:
-        from heron.distributed.cluster import Tasks, connected, has_gpus
-        from heron.retrieval.embed_tasks import embed_on
-
-        with connected(address, "--address"):
-            tasks = Tasks(gpus=int(has_gpus()))
-            written = embed_on(tasks, run, out, choice, overrides, not quiet, overwrite)
-    if collectives.rank() == 0:
-        layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
-        print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")
-        manifest = written.manifest
-        if said := used(written.views, manifest.missing, manifest.data):
-            print(said)
-        lost = written.manifest.lost
-        for row, fault in list(lost.items())[:LOST_SHOWN]:
-            print(f"left out row {row}: {fault}")
-        if len(lost) > LOST_SHOWN:
-            print(f"left out {len(lost):,} rows in all; {out}/manifest.json names them")
-    collectives.close()
 
 
 def index(
     embeddings: EmbeddingsFolder,
     *,
-    out: Annotated[Path, "folder to make"],
-    layer: Annotated[Layer | None, "of the model (default: hidden, or the only one)"] = None,
+    out: Annotated[Path, "folder to write"],
+    layer: Annotated[Layer | None, "layer to index (default: hidden, or the only one)"] = None,
     kind: Annotated[
-        RequestedKind, "auto: the most exact that is fast enough and fits --memory"
+        RequestedKind, "auto picks the most exact that is fast enough and fits --memory"
     ] = "auto",
-    metric: Annotated[Metric, "how near two vectors are"] = "cosine",
-    memory: Annotated[Size | None, "budget: 2GB (default: half of what is free)"] = None,
-    recall: Annotated[float, "target of recall@k"] = 0.95,
-    queries: Annotated[int, "queries that recall is measured on"] = 1000,
-    k: Annotated[int, "neighbours that recall is measured on"] = 10,
-    seed: Annotated[int, "seed of the draw of queries and training sample"] = 0,
-    width: Annotated[int | None, "numbers of a view's vector that count (default: all)"] = None,
-    map: Annotated[MapKind, "how the page's map is drawn; umap takes long"] = "pca",
+    metric: Annotated[Metric, "how to compare vectors"] = "cosine",
+    memory: Annotated[Size | None, "memory to use: 2GB (default: half of what is free)"] = None,
+    recall: Annotated[float, "recall@k to reach"] = 0.95,
+    queries: Annotated[int, "queries to measure recall with"] = 1000,
+    k: Annotated[int, "neighbours to measure recall with"] = 10,
+    seed: Annotated[int, "seed that selects queries and training sample"] = 0,
+    width: Annotated[
+        int | None, "leading values to use of each view's vector (default: all)"
+    ] = None,
+    map: Annotated[MapKind, "projection of the page's map; umap is slow"] = "pca",
     gpu: Gpu = False,
     no_verify: NoVerify = False,
     overwrite: Overwrite = False,
@@ -152,7 +106,7 @@ def index(
         f"target {measured.target}{setting}"
     )
     if not measured.reached:
-        print("the target is out of reach of this index; give more --memory, or another --kind")
+        print("the index does not reach the target; raise --memory, or choose another --kind")
 
 
 def query(
@@ -160,24 +114,24 @@ def query(
     *,
     key: Annotated[str | None, "query by a sample's key (or --file, --text, --vector)"] = None,
     file: Annotated[
-        tuple[str, ...], ONE_EACH, "query by [VIEW=]picture or npy; again for more views, or not"
+        tuple[str, ...], ONE_EACH, "query by [VIEW=]picture or npy; may be repeated for more views"
     ] = (),
     across: Annotated[
-        bool, "compare files with the views that are not given: an index of --layer projection"
+        bool, "compare files with the other views; needs an index of --layer projection"
     ] = False,
-    text: Annotated[str | None, "query by words: an index of --layer projection"] = None,
-    vector: Annotated[Path | None, "query by a vector of the index's layer: an npy file"] = None,
+    text: Annotated[str | None, "query by words; needs an index of --layer projection"] = None,
+    vector: Annotated[Path | None, "query by a vector of the index's layer, an npy file"] = None,
     row: Annotated[int, "row of an npy file"] = 0,
     k: Annotated[int, "samples to find"] = 10,
     where: Annotated[str, 'filter by label: "Smiling and not Male"'] = "",
     relation: Annotated[
-        Relation, "hard: with labels far from the query's; false: with its labels, or close ones"
+        Relation, "hard: samples with labels far from the query's; false: with the same or close"
     ] = "neighbours",
     far: Annotated[
-        float | None, "least label distance of a hard one (default: the median; of classes, any)"
+        float | None, "minimum label distance of hard (default: the median; with classes, any)"
     ] = None,
-    format: Annotated[Literal["table", "json"], "how the answer is printed"] = "table",
-    sheet: Annotated[Path | None, "picture to draw query and hits on"] = None,
+    format: Annotated[Literal["table", "json"], "how to print the answer"] = "table",
+    sheet: Annotated[Path | None, "file to draw the query and its hits to"] = None,
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
     data: OtherData = None,
@@ -193,9 +147,9 @@ def query(
     from heron.retrieval.query import Retriever
 
     if [key is not None, bool(file), text is not None, vector is not None].count(True) != 1:
-        raise UsageError("expected one of --key, --file, --text and --vector")
+        raise UsageError("pass exactly one of --key, --file, --text and --vector")
     if across and not file:
-        raise UsageError("--across compares files with the views that are not given; give --file")
+        raise UsageError("--across compares files with the other views; pass --file")
     if sheet is not None:
         from heron.retrieval.sheet import check_sheet, draw_answer
         from heron.shards.show import save_sheet
@@ -250,7 +204,7 @@ def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
         *([f"views   {query.compares}"] if query.compares else []),
         f"index   {manifest.kind} of {manifest.count:,} x {manifest.dim} '{manifest.layer}', "
         f"{answer.metric}",
-        f"found   {len(answer.hits):,} of {answer.k:,} asked for, among {answer.allowed:,} "
+        f"found   {len(answer.hits):,} of {answer.k:,} requested, among {answer.allowed:,} "
         f"{candidates}",
     ]
 
@@ -258,7 +212,7 @@ def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
 def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
     """Yields a line per hit, with the labels that it adds to the query's (+) and lacks (-)."""
     width = max([3, *(len(hit.key) for hit in answer.hits)])
-    titles = " apart  labels (+ beside the query's, - without)" if has_labels else "labels"
+    titles = " apart  labels (+ not the query's, - only the query's)" if has_labels else "labels"
     yield f"      {answer.metric:>13}  {'key':<{width}}  {titles}"
     query_labels = answer.query.labels
     for number, hit in enumerate(answer.hits, 1):
@@ -277,20 +231,20 @@ def negatives(
     out: Annotated[Path, "folder for the report"],
     encoder: Annotated[
         Location | None,
-        "any encoder of --data, untrained: timm:NAME, hf:PATH or a folder with safetensors",
+        "encoder for --data, used as it is: timm:NAME, hf:PATH or a folder with safetensors",
     ] = None,
     view: Annotated[
-        tuple[str, ...], ONE_EACH, "view to compare; again for more (default: all)"
+        tuple[str, ...], ONE_EACH, "view to compare; may be repeated (default: all)"
     ] = (),
-    index: Annotated[Path | None, "take neighbours from an index (default: exact ones)"] = None,
+    index: Annotated[Path | None, "index to take neighbours from (default: exact search)"] = None,
     layer: Annotated[
-        NearLayer | None, "where neighbours are near (default: the index's, or hidden)"
+        NearLayer | None, "layer to find neighbours in (default: the index's, or hidden)"
     ] = None,
-    k: Annotated[int, "neighbours that are looked at"] = 10,
-    anchors: Annotated[int, "samples that are compared; 0: all with labels"] = 2000,
-    seed: Annotated[int, "seed of the draw of anchors"] = 0,
+    k: Annotated[int, "neighbours per sample"] = 10,
+    anchors: Annotated[int, "samples to find neighbours of; 0: all with labels"] = 2000,
+    seed: Annotated[int, "seed that selects these samples"] = 0,
     data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
-    page: Annotated[str, "address of `heron serve` that links open"] = "http://127.0.0.1:8000/",
+    page: Annotated[str, "address of `heron serve` for links"] = "http://127.0.0.1:8000/",
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
 ) -> None:
@@ -309,7 +263,7 @@ def negatives(
     from heron.retrieval.some_views import EmbeddingsOfViews
 
     if (embeddings is None) == (encoder is None):
-        raise UsageError("expected either a folder of embeddings, or --encoder and --data")
+        raise UsageError("pass either a folder of embeddings, or --encoder and --data")
     if encoder is not None and (data is None or index is not None or len(view) > 1):
         raise UsageError("--encoder needs --data, takes one --view at most, and no --index")
     refuse_taken(out, overwrite, RetrievalError)
@@ -333,7 +287,7 @@ def negatives(
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(
         f"{numbers['anchors']:,} anchors: {percent(rate)} of the {k} nearest are false negatives, "
-        f"of random pairs {percent(float(rates['close']['random'].value))}"
+        f"against {percent(float(rates['close']['random'].value))} of random pairs"
     )
     if source.compares:
         print(f"views: {source.compares}")
@@ -344,11 +298,11 @@ def negatives(
 
 def serve(
     index: IndexFolder,
-    *others: Annotated[Path, "further indexes, of other data or models"],
-    host: Annotated[str, "address; beyond loopback whoever has the token may search"] = "127.0.0.1",
-    port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000,
+    *others: Annotated[Path, "more indexes, of other data or models"],
+    host: Annotated[str, "address to listen on; only loopback needs no token"] = "127.0.0.1",
+    port: Annotated[int, "port to listen on; 0 picks a free one"] = 8000,
     token: Annotated[
-        str | None, "what requests must carry (default: HERON_TOKEN; off loopback a random one)"
+        str | None, "that requests must send (default: HERON_TOKEN; off loopback, a random one)"
     ] = None,
     embeddings: OtherEmbeddings = None,
     run: OtherRun = None,
@@ -373,7 +327,7 @@ def serve(
     given_token = os.environ.get("HERON_TOKEN") or None if token is None else token
     if others and (embeddings, run, data, export) != (None, None, None, None):
         raise UsageError(
-            "--embeddings, --run, --data and --export are of one index; name one with them"
+            "--embeddings, --run, --data and --export work with one index only; pass one"
         )
     if export is not None:
         _export(Retriever.open(index, embeddings, run, data, not no_verify, gpu), export, overwrite)
@@ -388,7 +342,7 @@ def serve(
         count = sum(len(retriever.samples) for retriever in retrievers.values())
         folders = ", ".join(map(str, (index, *others)))
         print(f"{folders}: {count:,} samples at {address(listening, token)}")
-        print("Ctrl-C ends it", flush=True)
+        print("press Ctrl-C to stop", flush=True)
         server.run(sockets=[listening])
 
 

@@ -59,15 +59,15 @@ class Condition(NamedTuple):
 
 
 def runs(
-    *folders: Annotated[Path, "folders that runs lie in, at any depth (default: runs)"],
-    sort: Annotated[str, "column or key of the configuration to sort by, as optim.lr"] = "started",
-    where: Annotated[str | None, "only those runs: optim.lr>0.01 and state=='ended'"] = None,
-    best: Annotated[str | None, "only the ended run that is best by this score"] = None,
+    *folders: Annotated[Path, "folders to search for runs, at any depth (default: runs)"],
+    sort: Annotated[str, "column or configuration key to sort by, such as optim.lr"] = "started",
+    where: Annotated[str | None, "only matching runs: optim.lr>0.01 and state=='ended'"] = None,
+    best: Annotated[str | None, "only the ended run with the best value of this score"] = None,
     living: Annotated[bool, "only runs that a process is working on"] = False,
-    compare: Annotated[bool, "keys of the configuration in which they differ, and scores"] = False,
-    json: Annotated[bool, "a JSON list instead of a table"] = False,
+    compare: Annotated[bool, "show the configuration keys that differ, and the scores"] = False,
+    json: Annotated[bool, "print a JSON list instead of a table"] = False,
 ) -> int:
-    """Lists runs: how far each has come, whether it is alive, its scores.
+    """Lists runs with their progress, their state and their scores.
 
     heron runs runs studies
     heron runs --where "optim.lr>0.01 and state=='ended'" --sort f1_macro
@@ -92,7 +92,7 @@ def runs(
     if best:
         selected = _best_run(selected, best)
     if compare and len(selected) < 2:
-        raise UsageError(f"--compare found {len(selected)} runs; expected two or more")
+        raise UsageError(f"--compare needs two or more runs, got {len(selected)}")
     selected.sort(key=lambda run: _sort_key(_values(run).get(sort)))
     if compare:
         by_run = _differing(selected)
@@ -122,15 +122,15 @@ def parse_conditions(text: str) -> list[Condition]:
     """Parses `optim.lr > 0.01 and state == 'ended'`; a StudyError quotes the faulty part."""
     if len(text) > MAX_CONDITION:
         raise StudyError(
-            f"a condition of {len(text):,} characters; expected {MAX_CONDITION:,} at most"
+            f"a condition must have at most {MAX_CONDITION:,} characters, got {len(text):,}"
         )
     conditions, rest = [], text
     while True:
         match = CONDITION.fullmatch(rest)
         if match is None:
             raise StudyError(
-                f"--where: {short_repr(rest)} is no comparison; expected KEY SIGN VALUE, such as "
-                "optim.lr>0.01 or state == 'ended', and 'and' between two of them"
+                f"--where: {short_repr(rest)} is not a comparison; write KEY SIGN VALUE, such as "
+                "optim.lr>0.01 or state == 'ended', with 'and' between two of them"
             )
         quoted = match["single"] if match["single"] is not None else match["double"]
         value = quoted if quoted is not None else _value(match["word"])
@@ -140,9 +140,7 @@ def parse_conditions(text: str) -> list[Condition]:
             return conditions
         word, _, rest = rest.partition(" ")
         if word != "and":
-            raise StudyError(
-                f"--where: found {short_repr(word)} after a comparison; expected 'and'"
-            )
+            raise StudyError(f"--where: only 'and' can follow a comparison, got {short_repr(word)}")
 
 
 def _value(word: str) -> Any:

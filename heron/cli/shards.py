@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from heron.cli.arguments import Address, Group, Location, Overwrite, Verb
+from heron.cli.arguments import Address, Group, Location, Overwrite, Quiet, Verb
 from heron.config.sections import Natural
 from heron.shards import build, foreign, show, verify
 from heron.shards.artefact import INT64_MAX
@@ -18,8 +18,7 @@ from heron.shards.layout import Layout
 from heron.shards.sources import SOURCES, find_source, make_source
 from heron.shards.workers import Executor, Processes
 
-Quiet = Annotated[bool, "no progress bar"]
-Workers = Annotated[Natural | None, "at once: processes here (default: 1), or tasks of the cluster"]
+Workers = Annotated[Natural | None, "processes here (default: 1), or tasks of the cluster at once"]
 Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
 
 
@@ -45,8 +44,8 @@ def build_from(name: str) -> Verb:
     source = find_source(name)
     if taken := source.model_fields.keys() & {"help", *signature(build_shards).parameters}:
         raise SourceError(
-            f"{name}: an option is called {' and '.join(sorted(taken))}, as one of `heron shards "
-            "build` is; expected another name; rename it"
+            f"{name}: `heron shards build` already has an option named "
+            f"{' and '.join(sorted(taken))}; rename it"
         )
     return Verb(partial(build_shards, name), source, f"{source.__doc__ or name}\n{source.examples}")
 
@@ -63,12 +62,12 @@ def build_shards(
     out: Annotated[Location, "folder to write, or s3://bucket/folder"],
     workers: Workers = None,
     address: Address = None,
-    shard_rows: Annotated[int | None, "rows of a shard"] = None,
+    shard_rows: Annotated[int | None, "rows per shard"] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Writes a source as shards, or goes on with a build."""
+    """Writes a source as shards, or continues an unfinished build."""
     made = make_source(source, options)
     with executor(workers, address) as spread:
         build.build(
@@ -86,11 +85,11 @@ def index_tars(
     *,
     workers: Workers = None,
     address: Address = None,
-    overwrite: Annotated[bool, "index again what was indexed"] = False,
+    overwrite: Annotated[bool, "index tars again that already are"] = False,
     quiet: Quiet = False,
     **layout: Any,
 ) -> None:
-    """Indexes WebDataset tars of others where they lie.
+    """Indexes WebDataset tars in place.
 
     heron shards index data/cats --image jpg --label cls --workers 2
     """
@@ -105,7 +104,7 @@ def index_tars(
 def verify_shards(
     folder: Folder,
     *,
-    decode: Annotated[bool, "decode pictures, too"] = False,
+    decode: Annotated[bool, "also decode the pictures"] = False,
     workers: Workers = None,
     address: Address = None,
 ) -> int:
@@ -122,12 +121,12 @@ def verify_shards(
 def show_shards(
     folder: Folder,
     *,
-    sheet: Annotated[Path | None, "contact sheet to draw"] = None,
+    sheet: Annotated[Path | None, "file to draw a contact sheet to"] = None,
     split: Annotated[str | None, "split of the contact sheet (default: the first)"] = None,
     count: Annotated[int, "pictures on it"] = 48,
     captions: Annotated[bool, "write keys under the pictures"] = False,
 ) -> None:
-    """Shows what is inside.
+    """Shows what is in a data set.
 
     heron shards show data/faces --sheet faces.png
     """
@@ -142,9 +141,9 @@ def write_protocol(
     folder: Annotated[Path, "new folder for the roles"],
     *overrides: Annotated[str, "key=value, such as data.path=data/faces"],
 ) -> None:
-    """Writes which rows are labelled, unlabelled, for test and for validation, once and for all.
+    """Decides once which rows are labelled, unlabelled, for testing and for validation.
 
-    Needs the labels of all rows in memory; training with data.roles=FOLDER needs none.
+    This needs the labels of all rows in memory; training with data.roles=FOLDER does not.
 
     heron shards protocol scene data/scene-roles
     """
@@ -161,7 +160,7 @@ def write_protocol(
     rows, labels = int(reader.starts[-1]), reader.manifest.labels
     row_bytes = labels.dtype.itemsize * math.prod(labels.row_shape) + 16
     gib = rows * row_bytes / 2**30
-    print(f"{rows:,} rows of {reader.store}: about {gib:.1f} GiB of memory or more")
+    print(f"{rows:,} rows of {reader.store}: needs about {gib:.1f} GiB of memory or more")
     written = write_roles(reader, load_or_assign_roles(reader, data), data, folder)
     print(f"{folder}: {written.fingerprint}; train with data.roles={folder}")
 
@@ -170,8 +169,8 @@ SHARDS = Group(
     "Builds, indexes, verifies and shows data sets on disk.",
     {
         "build": Group(
-            "Writes a source as shards, or goes on with a build.\n\nThe source is one of these, or "
-            "a class of yours as PACKAGE.MODULE.CLASS.",
+            "Writes a source as shards, or continues an unfinished build.\n\nThe source is one of "
+            "these, or your own class as PACKAGE.MODULE.CLASS.",
             Sources({name: build_from(name) for name in SOURCES}),
             "source",
         ),

@@ -299,4 +299,4 @@ def test_an_export_that_differs_leaves_nothing(
 
 def test_a_verb_that_is_asked_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["save", "runs/none"]) == 2
-    assert "neither --out nor --push is given; expected one of them" in capsys.readouterr().err
+    assert "nothing to do; pass --out, --push, or both" in capsys.readouterr().err

@@ -206,7 +206,7 @@ def test_a_path_of_the_command_line(option: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as status:
         main(words)
     said = capsys.readouterr().err
-    assert status.value.code == 2 and "expected a path one can print" in said
+    assert status.value.code == 2 and "has a character that cannot be printed; rename it" in said
     assert len(said.splitlines()) == 1
 
 

@@ -83,9 +83,9 @@ def test_a_file_that_is_called_as_a_section_is(
     ("words", "status", "told"),
     [
         (("train.stps",), 1, "unknown key 'train.stps'; did you mean 'train.steps'?"),
-        (("scene", "data.views.7"), 1, "the experiment has no data.views.7: found no '7'; there i"),
-        (("scene", "train", "optim"), 2, "found train optim; expected one experiment and one key"),
-        (("optim.lr=2",), 2, "overrides and --method change an experiment; expected its name"),
+        (("scene", "data.views.7"), 1, "has no data.views.7 (no '7'); choose one of 0, 1"),
+        (("scene", "train", "optim"), 2, "one experiment and one key at most, got train optim"),
+        (("optim.lr=2",), 2, "overrides and --method need an experiment to change; pass its"),
         (("scnee",), 1, "Did you mean 'scene'?"),
     ],
 )

@@ -65,8 +65,8 @@ def test_a_backbone_of_another_kind_is_refused(
     words = ["init", str(classes(tmp_path)), "--backbone", str(vit), "--out", str(tmp_path / "x")]
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "for views of kind image, and the views of this data set are of kind vector" in said
-    assert main([*words[:2], *words[4:]]) == 0  # as it says: --backbone left out
+    assert "for views of kind image, but this data set has views of kind vector; remove" in said
+    assert main([*words[:2], *words[4:]]) == 0  # as it says: --backbone removed
 
 
 def config(folder: Path, **tree: Any) -> Path:

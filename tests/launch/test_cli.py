@@ -157,9 +157,9 @@ def test_help_says_all(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "the following arguments are required: VERB (see `heron --help`)"),
-        ("--verison", "unknown option '--verison'; a verb comes first (see `heron --help`)"),
-        ("embd", "unknown verb 'embd'; did you mean 'embed'? (see `heron --help`)"),
+        ("", "the following arguments are required: COMMAND (see `heron --help`)"),
+        ("--verison", "unknown option '--verison'; the command comes first (see `heron --help`)"),
+        ("embd", "unknown command 'embd'; did you mean 'embed'? (see `heron --help`)"),
         (
             "shards build nothing",
             "unknown source 'nothing'; choose one of mulan, arrays, mat, parquet, table",
@@ -171,7 +171,7 @@ def test_help_says_all(
             "unrecognized arguments: --rloe test; did you mean --role?",
         ),
         ("index emb --out x =stray", "unrecognized arguments: =stray (see"),
-        ("embed run --out x stray", "argument OVERRIDES: found 'stray'; expected key=value (see"),
+        ("embed run --out x stray", "argument OVERRIDES: must be key=value, got 'stray' (see"),
         (
             "embed run --out x --role tests",
             "argument --role: must be 'labelled', 'unlabelled', 'test' or",
@@ -206,7 +206,7 @@ def test_help_says_all(
         ("query --file a.jpg", "the following arguments are required: INDEX (see `heron query"),
         (
             "query folder",
-            "expected one of --key, --file, --text and --vector (see `heron query --help`)",
+            "pass exactly one of --key, --file, --text and --vector (see `heron query --help`)",
         ),
         ("reproduce sceen", "argument TABLE: unknown table 'sceen'; did you mean 'scene'? (see"),
     ],
@@ -238,7 +238,7 @@ def test_bytes_that_are_not_utf8_are_named(words: str, capsys: pytest.CaptureFix
     assert main(words.split()) == 2
     out, error = capsys.readouterr()
     word = ascii(words.split()[-1])
-    assert error.startswith(f"error: argument {word} is not UTF-8; expected") and not out
+    assert error.startswith(f"error: argument {word} is not UTF-8; pass text or") and not out
     assert error.count("\n") == 1
 
 

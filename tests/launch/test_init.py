@@ -122,7 +122,7 @@ def test_choices_go_with_the_data(tmp_path: Path) -> None:
     assert text["data"]["standardise"] is True and "augment" not in text["data"]["views"][0]
     assert text["train"]["epochs"] is None
     assert text["train"]["steps"] == 200 * (48 // 16)  # of the 48 rows that stay labelled
-    assert "# 200 epochs; other rows change that, not the steps" in experiment("x", facts, "x")
+    assert "# 200 epochs of these rows; more rows, fewer epochs" in experiment("x", facts, "x")
     assert [batch_of(rows) for rows in (5, 100, 1000, 10**6)] == [5, 16, 64, 256]
 
 
@@ -149,7 +149,7 @@ def test_few_labels_use_the_rows_without(tmp_path: Path) -> None:
     assert (config.data.protocol.labelled, config.data.protocol.validation) == (30, 0.2)
     assert {*config.objective.terms()} == {"cross_entropy", "supcon", "nt_xent"}
     assert (config.data.batch.labelled, config.data.batch.unlabelled) == (24, 50)
-    assert "--labelled 30, of 80 rows with a label; --validation 6: set aside" in text
+    assert "--labelled 30, of 80 rows with a label; --validation 6: held out" in text
     assert "of 24 labelled and 50 other rows" in text
     result = pretrain(config)
     assert result["steps"] == 2 and "validation_accuracy" in result
@@ -159,20 +159,26 @@ def test_one_table_is_told_of_a_forest(tmp_path: Path, capsys: pytest.CaptureFix
     data, out = classes(tmp_path), tmp_path / "mine.yaml"
     capsys.readouterr()
     assert main(["init", str(data), "--labelled", "12", "--out", str(out)]) == 0
-    assert f"a forest may do better; heron compare --quick {out}" in capsys.readouterr().out
+    assert (
+        f"a forest may do better; to find out in five minutes, run heron compare --quick {out}"
+        in capsys.readouterr().out
+    )
     text = out.read_text()
-    assert "# one table: a second look at it adds nothing" in text
-    assert "of 12 labelled and 28 other rows, which are not trained on" in text
+    assert "# one table: a second view of it would add nothing" in text
+    assert "of 12 labelled and 28 other rows, which training does not use" in text
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--labelled", "0"], "need a row of each of 3 classes; give 3 or more, or leave"),
-        (["--labelled", "2"], "need a row of each of 3 classes; give 3 or more, or leave"),
-        (["--labelled", "81"], "80 rows of DATA have a label; give 80 or fewer, or leave"),
-        (["--labelled", "30", "--validation", "28"], "give 27 or fewer, or more labelled rows"),
-        (["--validation", "78"], "--validation 78: of 80 labelled rows 3 or more are to be"),
+        (["--labelled", "0"], "--labelled must be at least 3, got 0: DATA has 3 classes, and each"),
+        (["--labelled", "2"], "needs a row; raise it, or remove it to use all 80"),
+        (
+            ["--labelled", "81"],
+            "be at most 80, got 81: 80 rows of DATA have a label; lower it, or remove it",
+        ),
+        (["--labelled", "30", "--validation", "28"], "must be at most 27, got 28: 3 or more of 30"),
+        (["--validation", "78"], "of 80 labelled rows must be left to train on; lower it, or"),
     ],
 )
 def test_a_number_of_labels_that_cannot_be(
@@ -190,11 +196,11 @@ def test_without_a_test_split_some_rows_are_left_for_it(
 ) -> None:
     data = str(vectors(tmp_path))
     assert read_facts(data, 59).labelled == 59
-    with pytest.raises(ConfigError, match="for the test, as there is no test split; give 59 or"):
+    with pytest.raises(ConfigError, match="at most 59, got 60: 60 .* must be left to test on"):
         read_facts(data, 60)
     facts = read_facts(data, validation=8)
     assert (facts.labelled, facts.validation, facts.unlabelled) == (40, 8, 12)
-    with pytest.raises(ConfigError, match="no row has a label; leave --labelled and --validation"):
+    with pytest.raises(ConfigError, match="has no labelled rows; remove --labelled and --valid"):
         read_facts(str(arrays(tmp_path, None, "--overwrite", one=np.ones((9, 6)) * 1.5)), 5)
 
 
@@ -207,7 +213,7 @@ def test_too_few_labels_to_train_and_test(
     data = arrays(tmp_path, labels, one=DRAW.normal(size=(40, 6)).astype(np.float32))
     assert main(["init", str(data), "--out", str(tmp_path / "made.yaml")]) == 1
     assert (
-        f"{data}: {known} of 40 rows of split 'all' have a label; expected none, or 3 or more"
+        f"{data}: {known} of 40 rows of split 'all' have a label, but training and testing need 3"
     ) in capsys.readouterr().err
     assert not (tmp_path / "made.yaml").exists()
 
@@ -216,16 +222,19 @@ def test_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     data = unlabelled(tmp_path)
     (out := tmp_path / "there.yaml").touch()
     assert main(["init", str(data), "--out", str(out)]) == 1
-    assert f"{out} is there already; expected a new file: --out another" in capsys.readouterr().err
+    assert f"{out} already exists; name a new file with --out" in capsys.readouterr().err
     few = arrays(tmp_path, None, "--overwrite", one=np.ones((3, 6), np.float32))
     assert main(["init", str(few), "--out", str(tmp_path / "few.yaml")]) == 1
-    assert "split 'all' has 3 rows; expected 4 or more" in capsys.readouterr().err
+    assert "split 'all' must have 4 or more rows, got 3" in capsys.readouterr().err
     wrong = np.eye(4, dtype=np.uint8)[DRAW.integers(0, 4, 40)]
     one = np.ones((40, 6), np.float32)
     told = "--label-kind", "complementary"
     vague = arrays(tmp_path, wrong, *told, "--overwrite", one=one)
     assert main(["init", str(vague), "--out", str(tmp_path / "vague.yaml")]) == 1
-    assert "leave several classes; expected a split 'test'" in capsys.readouterr().err
+    assert (
+        "leave several classes, so none can be tested; add a split 'test'"
+        in capsys.readouterr().err
+    )
     assert main(["init", str(tmp_path / "none")]) == 1
     assert "no such file; pass a folder that" in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def test_predictions_have_the_scores_of_the_run(
     if terms:
         assert "has no classifier, and a probe is trained on the run's" in capsys.readouterr().err
     assert main([*whole[:3], str(tmp_path / "all.txt")]) == 2
-    assert "expected a file that ends with .csv or .parquet" in capsys.readouterr().err
+    assert "--out must end with .csv or .parquet, got " in capsys.readouterr().err
 
 
 def test_the_roles_and_fingerprint_of_the_run_do_not_bind_another_data_set(

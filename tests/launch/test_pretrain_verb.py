@@ -126,10 +126,12 @@ def test_what_each_configuration_starts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_cannot_be_started_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(TrainingError, match="asks for 2 machines; expected one: of several, take"):
+    with pytest.raises(
+        TrainingError, match="is for 2 machines, but .* processes on one; for several, use"
+    ):
         environments(ACCELERATE / "multi_node.yaml", None)
     (tmp_path / "none.yaml").write_text(yaml.safe_dump({"compute_environment": "NOWHERE"}))
-    with pytest.raises(TrainingError, match="is no configuration that accelerate reads"):
+    with pytest.raises(TrainingError, match=r"accelerate cannot read .*none.yaml \("):
         environments(tmp_path / "none.yaml", None)
     assert main(["launchers", str(tmp_path / "cluster")]) == 0
     assert len(environments(tmp_path / "cluster" / "accelerate" / "cpu.yaml", 2)) == 2
@@ -144,10 +146,13 @@ def test_what_cannot_be_started_is_named(
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: [\n", "no configuration that accelerate reads .while parsing a flow node"),
-        ("distributed_type: MULTI_GPU, num_processes: 0", "asks for 0 processes; expected 1 or"),
-        ("distributed_type: MULTI_CPU, num_processes: 2", "2 processes, of which .* starts one"),
-        ("distributed_type: 'NO', num_processes: 2", "2 processes, of which .* starts one"),
+        ("a: [\n", "accelerate cannot read .*given.yaml .while parsing a flow node"),
+        ("distributed_type: MULTI_GPU, num_processes: 0", "must start 1 or more processes, got 0"),
+        (
+            "distributed_type: MULTI_CPU, num_processes: 2",
+            "starts one process, but 2 were requested",
+        ),
+        ("distributed_type: 'NO', num_processes: 2", "starts one process, but 2 were requested"),
     ],
 )
 def test_a_configuration_that_starts_no_such_processes(
@@ -187,7 +192,10 @@ def test_a_process_that_cannot_be_started_ends_the_others(monkeypatch: pytest.Mo
 
 
 def test_more_processes_than_a_configuration_starts() -> None:
-    with pytest.raises(TrainingError, match="3 processes, of which .* starts one; .* take cpu"):
+    with pytest.raises(
+        TrainingError,
+        match="starts one process, but 3 were .*; pass --processes 1, or --accelerate cpu",
+    ):
         environments(ACCELERATE / "single_gpu.yaml", 3)
     assert len(environments(ACCELERATE / "single_gpu.yaml", 1)) == 1
     for name in ("cpu", "ddp", "fsdp"):
@@ -200,4 +208,4 @@ def test_launchers_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"{out}/slurm/pretrain.sbatch\n" in capsys.readouterr().out
     assert os.access(out / "hosts" / "pretrain.sh", os.X_OK)
     assert main(["launchers", str(out)]) == 1
-    assert f"{out} is there already; expected a new folder" in capsys.readouterr().err
+    assert f"{out} already exists; choose a new folder" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_a_signal_is_a_status_and_the_run_goes_on(
     words = ["reproduce", "scene", data, "--only", "DNN", "--out", str(tmp_path / "out")]
     assert main(words) == STOPPED
     assert capsys.readouterr().err == (
-        "stopped: a signal came; step 3 of 9 is saved; run again to go on\n"
+        "stopped: a signal came; step 3 of 9 is saved; run the same command again to continue\n"
     )
 
 

@@ -176,7 +176,7 @@ CASES = [
         ["--count", 0],
     ),
     Case(
-        "expected a new file: --out another",
+        "already exists; name a new file with --out",
         faces("init", "FACES", "--out", "OUT/taken"),
         ["--out", "OUT/new.yaml"],
         ["--out", "OUT/taken"],

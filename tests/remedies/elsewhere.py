@@ -16,20 +16,20 @@ VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
 PERFORMED = {
-    "no row has a label; leave --labelled and --validation": f"{INIT}::"
+    "has no labelled rows; remove --labelled and --valid": f"{INIT}::"
     "test_without_a_test_split_some_rows_are_left_for_it",
-    "or fewer, or leave": f"{INIT}::test_a_number_of_labels_that_cannot_be",
-    "or more, or leave": f"{INIT}::test_a_number_of_labels_that_cannot_be",
-    "or fewer, or more labelled rows": f"{INIT}::test_a_number_of_labels_that_cannot_be",
+    "; lower it, or remove it": f"{INIT}::test_a_number_of_labels_that_cannot_be",
+    "needs a row; raise it": f"{INIT}::test_a_number_of_labels_that_cannot_be",
+    "must be left to train on; lower it": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "for views of kind ": "tests/launch/test_backbone.py::"
     "test_a_backbone_of_another_kind_is_refused",
     "samples, and a page of files takes at most ": "tests/serve/test_static_site.py::test_the_verb",
     "cannot be called with ": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
     "a check takes 2 to ": f"{CHECK}::test_every_number_of_processes_has_rows_for_each",
     "say how by --inputs (": f"{CHECK}::test_how_a_loss_is_called_is_guessed",
-    "--compare found ": "tests/launch/test_runs.py::test_compared",
-    " starts one; ": f"{VERB}::test_more_processes_than_a_configuration_starts",
-    "is no configuration that accelerate reads": f"{VERB}::test_what_cannot_be_started_is_named",
+    "--compare needs two or more runs": "tests/launch/test_runs.py::test_compared",
+    "starts one process, but ": f"{VERB}::test_more_processes_than_a_configuration_starts",
+    "accelerate cannot read ": f"{VERB}::test_what_cannot_be_started_is_named",
     "of which no fold can be made": f"{COMPARE}::test_a_stream_of_tars_is_indexed_first",
     " more --memory, or --kind ivfpq": "tests/retrieval/test_index_plan.py::"
     "test_what_cannot_be_is_refused",
@@ -50,10 +50,10 @@ PERFORMED = {
     "has the fingerprint ": SAME,
     " has weights of sha256 ": SAME,
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
-    "--across compares files with the views": f"{SOME}::test_the_command_says_what_it_compares",
+    "files with the other views; pass": f"{SOME}::test_the_command_says_what_it_compares",
     "the index compares whole vectors": f"{SOME}::test_negatives_of_a_view_that_is_not_there",
     "which alone is given; expected a": f"{SOME}::test_a_data_set_without_two_views_of_six",
-    "expected either a folder of emb": f"{ANY}::test_a_folder_of_transformers",
+    "pass either a folder of emb": f"{ANY}::test_a_folder_of_transformers",
     "--encoder needs --data, takes": f"{ANY}::test_a_folder_of_transformers",
     "sees a view of kind ": f"{ANY}::test_a_folder_of_transformers",
     "compared with the samples' other views": f"{SOME}::"
@@ -98,7 +98,7 @@ PERFORMED = {
     "test_a_damaged_picture_is_named_by_verify",
     "was built of vectors in memory, and names no data": f"{BY_HAND}::"
     "test_shards_that_an_index_does_not_name",
-    ": an option is called ": "tests/shards/test_own_source.py::"
+    " already has an option named ": "tests/shards/test_own_source.py::"
     "test_an_option_that_the_command_has",
     "the protocol needs the ": "tests/data/test_written_roles.py::"
     "test_labels_that_are_too_many_are_not_read",
@@ -115,7 +115,7 @@ PERFORMED = {
 
 NEEDS = {
     " has no GPU of its own: ": "several GPUs, and a scheduler that shows them to processes",
-    " machines; expected one: of several, take": "two machines: tests/launch/test_two_hosts.py "
+    " processes on one; for several, use": "two machines: tests/launch/test_two_hosts.py "
     "runs hosts/pretrain.sh on two, and test_slurm.py slurm/pretrain.sbatch by a SLURM",
     "the launcher was asked for several processes and started one": "half a minute of accelerate's "
     "launcher: test_on_ray.py's test_strategies_and_workers_here runs it with cpu.yaml",

@@ -50,7 +50,7 @@ def views(size: int) -> str:
 
 ON_INDEXES = [
     Case(
-        "are of one index; name one with them",
+        "work with one index only; pass one",
         lambda folder: [*SERVE, "PLACE/./index", "--run", "RUN"],
         [],
         ["PLACE/./index"],

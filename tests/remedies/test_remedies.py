@@ -35,7 +35,7 @@ NEGATIVES = ("negatives", "EMBEDDINGS", "--out", "OUT/report")
 # Commands on a run of one step, its embeddings and its index.
 ON_A_RUN = [
     Case(
-        "expected one of --key, --file, --text and --vector",
+        "pass exactly one of --key, --file, --text and --vector",
         lambda folder: ["query", "INDEX"],
         ["--key", "000001"],
     ),
@@ -82,12 +82,12 @@ ON_A_RUN = [
         ["run.resume=auto"],
     ),
     Case(
-        "neither --out nor --push is given",
+        "nothing to do; pass --out, --push, or both",
         lambda folder: ["save", "RUN"],
         ["--out", "OUT/model"],
     ),
     Case(
-        "expected a file that ends with",
+        "--out must end with ",
         lambda folder: ["predict", "RUN", "--out", "OUT/rows.txt"],
         ["--out", "OUT/rows.csv"],
         ["--out", "OUT/rows.txt"],
@@ -105,19 +105,19 @@ ON_A_RUN = [
         ["--layer", "projection"],
     ),
     Case(
-        "is no comparison; expected KEY SIGN VALUE",
+        "is not a comparison; write KEY SIGN VALUE",
         lambda folder: ["runs", "PLACE", "--where", "optim.lr"],
         ["--where", "optim.lr>0"],
         ["--where", "optim.lr"],
     ),
     Case(
-        "after a comparison; expected 'and'",
+        "only 'and' can follow a comparison",
         lambda folder: ["runs", "PLACE", "--where", "optim.lr>0 or optim.lr<1"],
         ["--where", "optim.lr>0 and optim.lr<1"],
         ["--where", "optim.lr>0 or optim.lr<1"],
     ),
     Case(
-        "overrides and --method change an experiment",
+        "overrides and --method need an experiment",
         lambda folder: ["config", "--method", "simclr"],
         ["faces"],
     ),

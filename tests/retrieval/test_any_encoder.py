@@ -159,7 +159,7 @@ def test_what_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     data = str(pictures[0])
-    either = "expected either a folder of embeddings, or --encoder and --data"
+    either = "pass either a folder of embeddings, or --encoder and --data"
     for arguments, message in (
         ({}, either),
         ({"encoder": "x", "embeddings": Path("e")}, either),

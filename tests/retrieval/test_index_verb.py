@@ -43,7 +43,7 @@ def test_a_target_out_of_reach_is_said(
     out = str(tmp_path / "index")
     heron_index(folder, "--out", out, "--kind", "ivfpq", "--recall", "1", "--quiet")
     told, bars = capsys.readouterr()
-    assert "the target is out of reach of this index; give more --memory" in told
+    assert "the index does not reach the target; raise --memory" in told
     assert bars == ""
 
 

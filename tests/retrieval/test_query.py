@@ -279,12 +279,12 @@ def test_the_verb_prints_a_table(retriever: Retriever, capsys: pytest.CaptureFix
         f"query   s000: {labels}",
         f"vector  the embeddings of {retriever.index.manifest.embeddings}",
         "index   flat of 720 x 12 'hidden', cosine",
-        f"found   6 of 6 asked for, among {answer.allowed} hard negatives, at a label distance of "
+        f"found   6 of 6 requested, among {answer.allowed} hard negatives, at a label distance of "
         f"{answer.far:.4g} or more, where a",
     ]
     title, *lines = table.splitlines()
     assert title.split(maxsplit=3) == [
-        *("cosine", "key", "apart", "labels (+ beside the query's, - without)")
+        *("cosine", "key", "apart", "labels (+ not the query's, - only the query's)")
     ]
     assert len(lines) == 6
     for place, (line, hit) in enumerate(zip(lines, answer.hits, strict=True)):
@@ -360,5 +360,7 @@ def test_the_verb_says_what_is_wrong(retriever: Retriever, tmp_path: Path) -> No
         with pytest.raises(RetrievalError, match=message):
             ask(*words_)
     for given in ((), ("--key", "s000", "--file", "x.png")):
-        with pytest.raises(UsageError, match="expected one of --key, --file, --text and --vector"):
+        with pytest.raises(
+            UsageError, match="pass exactly one of --key, --file, --text and --vector"
+        ):
             ask(folder, *given)

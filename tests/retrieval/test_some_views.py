@@ -250,7 +250,7 @@ def test_the_command_says_what_it_compares(
     shown = capsys.readouterr().out
     assert "views   b with the same view of each sample; a is not given" in shown
     assert shown.splitlines()[7].split()[2] == key
-    with pytest.raises(UsageError, match="--across compares files with the views that"):
+    with pytest.raises(UsageError, match="files with the other views; pass"):
         ask(found.index.folder, "--key", key, "--across")
     ask(found.index.folder, "--file", f"b={face}", "--k", 3, "--across", "--format", "json")
     answer = json.loads(capsys.readouterr().out)

@@ -173,7 +173,7 @@ def test_the_verb_takes_several(
     assert main(["serve", *folders, "--port", "0"]) == 0
     assert f"{', '.join(folders)}: 96 samples at http://127.0.0.1:" in capsys.readouterr().out
     assert main(["serve", *folders, "--port", "0", "--run", "x"]) == 2
-    assert "--export are of one index; name one with them" in capsys.readouterr().err
+    assert "--export work with one index only; pass one" in capsys.readouterr().err
 
 
 def test_json_is_whole_over_many_pieces() -> None:

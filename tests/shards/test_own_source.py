@@ -120,7 +120,9 @@ def test_an_option_that_the_command_has(
     with pytest.raises(SystemExit) as status:
         main(["shards", "build", "my_lab.sources.Blobs", "--out", "out"])
     assert status.value.code == 2
-    assert f"Blobs: an option is called {name}, as one of `heron" in capsys.readouterr().err
+    assert (
+        f"Blobs: `heron shards build` already has an option named {name}" in capsys.readouterr().err
+    )
     del sys.modules["my_lab.sources"]
     renamed = documented().replace("    rows: int", "    count: int").replace(".rows", ".count")
     (lab / "sources.py").write_text(renamed)
