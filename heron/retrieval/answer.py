@@ -98,15 +98,15 @@ def allowed_samples(
     if where.strip():
         masks[f"pass {where!r}"] = filter_mask(where, samples)
     if among is not None:
-        masks["lie in the outline"] = among.copy()
+        masks["are inside the outline"] = among.copy()
     for mask in masks.values():
         mask[query.sample_numbers] = False
     if relation not in RELATIONS:
-        raise RetrievalError(f"unknown relation '{relation}'; expected {', '.join(RELATIONS)}")
+        raise RetrievalError(f"relation must be one of {', '.join(RELATIONS)}, got '{relation}'")
     if far is not None and (relation != "hard" or not 0 < far <= 1):
         raise RetrievalError(
-            f"far is {far} with relation '{relation}'; expected above 0 and at most 1, a label "
-            "distance, with relation 'hard'"
+            f"far must be a label distance above 0 and at most 1, with relation 'hard', got {far} "
+            f"with relation '{relation}'"
         )
     close = distances = None
     if relation != "neighbours":
@@ -129,8 +129,8 @@ def allowed_samples(
     if not allowed.any():
         counts = (f"{int(mask.sum()):,} others {what}" for what, mask in masks.items())
         raise RetrievalError(
-            f"'{query.key}' has no other sample to choose from: {', '.join(counts)}; expected "
-            "one at least; ask for less"
+            f"no sample meets every condition for '{query.key}': {', '.join(counts)}; relax one of "
+            "them"
         )
     return Allowed(allowed, int(allowed.sum()), far, close)
 
@@ -139,10 +139,10 @@ def _label_distances(samples: Samples, query: Query, relation: Relation) -> NDAr
     """Returns the label distances to a query, [N]; NaN for itself and for unlabelled samples."""
     number = query.number
     if number is None or not samples.known[number]:
-        what = "is no sample, and" if number is None else "is a sample that"
+        what = "is not a sample and" if number is None else "is a sample that"
         raise RetrievalError(
-            f"'{query.key}' {what} has no labels; relation '{relation}' needs a query with "
-            "labels; ask for neighbours, or by the key of another sample"
+            f"'{query.key}' {what} has no labels, which relation '{relation}' needs; ask for "
+            "neighbours, or query by the key of another sample"
         )
     distances = samples.label_distance(np.array([number]), np.arange(len(samples)))
     distances[number] = np.nan  # NaN compares as false
@@ -176,8 +176,8 @@ def find_answer(
     candidates = len(index.samples) - len(query_numbers)
     if not 1 <= k <= candidates:
         raise RetrievalError(
-            f"k is {k:,}; expected 1 to {candidates:,}, as the index holds "
-            f"{len(index.samples):,} samples{' with the query' if query_numbers else ''}"
+            f"k must be 1 to {candidates:,}, because the index has {len(index.samples):,} "
+            f"samples{', including the query' if query_numbers else ''}, got {k:,}"
         )
     allowed = allowed_samples(index.samples, query, where, relation, far, among)
     if allowed.label_distances is not None:

@@ -192,13 +192,13 @@ def _refuse_options(
     embeddings: Embeddings | VectorsInMemory, metric: Metric, recall: float, k: int, queries: int
 ) -> None:
     if not len(embeddings):
-        raise RetrievalError(f"{embeddings.folder} has no vectors; expected some to index")
+        raise RetrievalError(f"{embeddings.folder} has no vectors to index")
     if metric not in METRICS:
-        raise RetrievalError(f"unknown metric '{metric}'; expected {', '.join(METRICS)}")
+        raise RetrievalError(f"metric must be one of {', '.join(METRICS)}, got '{metric}'")
     if not 0 < recall <= 1 or k < 1 or queries < 1:
         raise RetrievalError(
-            f"recall {recall}, k {k}, queries {queries}; expected a target of recall in (0, 1], "
-            "and at least one neighbour and query to measure it on"
+            "recall must be above 0 and at most 1, and k and queries at least 1, got recall "
+            f"{recall}, k {k}, queries {queries}"
         )
 
 
@@ -314,8 +314,8 @@ def write_lists(
     full = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"full", index.nlist)
     if not header.endswith(empty):
         raise RetrievalError(
-            f"FAISS {faiss.__version__} writes inverted files in a way that this version of heron "
-            "does not know; expected that of FAISS 1.15; install faiss-cpu 1.15 or faiss-gpu 1.15"
+            f"FAISS {faiss.__version__} writes inverted files in a format that this version of "
+            "heron does not know; install faiss-cpu 1.15 or faiss-gpu 1.15"
         )
     header[-len(empty) :] = full
     sizes = np.bincount(assigned, minlength=index.nlist).astype("<u8")

@@ -185,10 +185,10 @@ class Embedder:
             if len(bad := np.flatnonzero(~np.isfinite(vectors).all(1))):
                 keys = self.reader.sample_keys(rows[readable][bad[:5]])
                 is_half = vectors.dtype == np.float16
-                remedy = "embed in float32" if is_half else "look at the samples and the run's loss"
+                remedy = "embed in float32" if is_half else "check the samples and the run's loss"
                 raise RetrievalError(
-                    f"layer '{name}' of {len(bad)} samples is not finite in {vectors.dtype}, the "
-                    f"first {', '.join(keys)}; expected finite numbers; {remedy}"
+                    f"layer '{name}' of {len(bad)} samples has NaN or infinite values in "
+                    f"{vectors.dtype}, first in {', '.join(keys)}; {remedy}"
                 )
             path = self.out / part_name(name, number)
             path.parent.mkdir(exist_ok=True)
@@ -243,8 +243,8 @@ def embed_by(
     for other_rank, other_plan in enumerate(gather_objects(plan)):
         if differ := differences(plan, other_plan):
             raise RetrievalError(
-                f"rank {other_rank} would embed something else: {'; '.join(differ)}; expected the "
-                "same on all; is the run still training? give a checkpoint's folder"
+                f"rank {other_rank} would embed something different: {'; '.join(differ)}; if the "
+                "run is still training, pass the folder of a checkpoint"
             )
     _fail_together(lambda: start_folder(embedder, plan, overwrite) if rank() == 0 else None)
     _fail_together(lambda: embedder.run_missing(embedder.run, progress and rank() == 0))
@@ -275,7 +275,7 @@ def open_embedder(
 ) -> tuple[Embedder, dict[str, Any]]:
     """Chooses rows and layers; the plan identifies this embedding, to resume it."""
     if choice.part_rows < 1:
-        raise RetrievalError(f"part_rows is {choice.part_rows}; expected at least 1 row a file")
+        raise RetrievalError(f"part_rows must be at least 1, got {choice.part_rows}")
     rows, layers = (
         chosen_rows(model.reader, config, choice.split, choice.role),
         _layers(model, choice),
@@ -301,7 +301,7 @@ def open_embedder(
 
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
     if choice.dtype not in ("float32", "float16"):
-        raise RetrievalError(f"unknown dtype '{choice.dtype}'; expected float32 or float16")
+        raise RetrievalError(f"dtype must be float32 or float16, got '{choice.dtype}'")
     widths = model.widths
     for name in choice.layers or ():
         if name not in widths:
@@ -328,17 +328,16 @@ def start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> N
     if path.exists():
         try:
             if not isinstance(saved_plan := parse_json(path.read_bytes()), dict):
-                raise ValueError(f"found {short_repr(saved_plan)}")
+                raise ValueError(f"it is {short_repr(saved_plan)}")
         except ValueError as error:
             raise RetrievalError(
-                f"{path} is no plan: {error}; expected the plan of an unfinished embedding; choose "
-                f"another --out, or add --overwrite, which moves {out} to {aside_name(out)}"
+                f"{path} is not the plan of an unfinished embedding: {error}; choose another "
+                f"--out, or add --overwrite, which moves {out} to {aside_name(out)}"
             ) from None
         if differ := differences(plan, saved_plan):
             raise RetrievalError(
-                f"{out} holds embeddings of another kind: {'; '.join(differ)}; expected the same, "
-                f"to go on with; choose another --out, or add --overwrite, which moves it to "
-                f"{aside_name(out)}"
+                f"{out} has embeddings with other settings: {'; '.join(differ)}; choose another "
+                f"--out, or add --overwrite, which moves it to {aside_name(out)}"
             )
         return
     refuse_taken(out, overwrite, RetrievalError)

@@ -59,8 +59,8 @@ def embed_on(
     """
     if world_size() > 1:
         raise RetrievalError(
-            f"{world_size()} processes were launched to embed in tasks; expected one, which has "
-            "the tasks of a cluster do it: leave out `accelerate launch`, or --address"
+            f"{world_size()} processes were started, but embedding in tasks needs only one, "
+            "because the tasks of a cluster do the work; remove `accelerate launch`, or --address"
         )
     choice = choice or Choice()
     choice = replace(choice, layers=None if choice.layers is None else tuple(choice.layers))
@@ -97,7 +97,7 @@ def _embed_part(job: _Job, plan: dict[str, Any], number: int) -> int:
     embedder, own_plan = _opened(job)
     if differ := differences(plan, own_plan):
         raise RetrievalError(
-            f"a task would embed something else: {'; '.join(differ)}; expected the same on all "
-            "nodes; is the run still training? give a checkpoint's folder"
+            f"a task would embed something different: {'; '.join(differ)}; if the run is still "
+            "training, pass the folder of a checkpoint"
         )
     return sum(embedder.run([number]))

@@ -44,9 +44,10 @@ def refuse_options(data: Data, trusted: bool) -> None:
     remote = [path for path in data.paths if is_remote(path)]
     if data.storage_options and remote and not trusted:
         raise RetrievalError(
-            f"the run reads {remote[0]} with data.storage_options {', '.join(data.storage_options)}"
-            ", which may lead elsewhere; expected data.storage_options on the command line of "
-            "`heron embed`, your own --run, or --data with a folder of the shards"
+            f"the run reads {remote[0]} with data.storage_options "
+            f"{', '.join(data.storage_options)}, which could send your credentials elsewhere; add "
+            "data.storage_options to the command line of `heron embed`, or pass your own --run, "
+            "or a folder of the shards with --data"
         )
 
 
@@ -88,8 +89,8 @@ def check_data(data: Data, overrides: Sequence[str]) -> None:
     remote = [path for path in data.paths if is_remote(path)]
     if remote and not any(override.startswith("data.path=") for override in overrides):
         raise RetrievalError(
-            f"the run names the data set {remote[0]}, which is fetched only when you give it; "
-            f"expected data.path={remote[0]} on the command line"
+            f"the run uses the data set {remote[0]}, which is only fetched if you name it; add "
+            f"data.path={remote[0]} to the command line"
         )
     own_options = any(override.startswith("data.storage_options") for override in overrides)
     refuse_options(data, own_options)
@@ -97,8 +98,8 @@ def check_data(data: Data, overrides: Sequence[str]) -> None:
         options = [f"--{key}={value}" for key, value in data.build.items() if key != "source"]
         command = ["heron", "shards", "build", str(data.build.get("source")), "--out", data.path]
         raise RetrievalError(
-            f"{data.path} is not there; expected the data set of the run, or another by data.path; "
-            f"if you trust the run, build it with: {shlex.join(command + options)}"
+            f"{data.path}, the data set of the run, does not exist; set data.path to another one, "
+            f"or, if you trust the run, build it with: {shlex.join(command + options)}"
         )
 
 
@@ -138,8 +139,8 @@ class LayerModel:
         """
         unknown = [name for name in given if name not in self.stored]
         if unknown or not given:
-            fault = f"no view is called '{unknown[0]}'" if unknown else "no view is given"
-            raise InputError(f"{fault}; expected one or more of {', '.join(self.stored)}")
+            fault = f"no view named '{unknown[0]}'" if unknown else "no view is given"
+            raise InputError(f"{fault}; pass one or more of {', '.join(self.stored)}")
         flags = [name in given for name in self.stored_by_view]
         return None if all(flags) else torch.tensor(flags).expand(rows, -1)
 
@@ -215,17 +216,17 @@ class EmbeddingModel(LayerModel):
         expected, shapes = signature.shapes, [list(s) for s in views.shapes]
         if expected != shapes:
             raise RetrievalError(
-                f"the views of {reader.store} are {shapes}; expected {expected}, which the model "
-                f"of {checkpoint} was trained on; give data of those shapes (data.path, or --data "
-                "of a query), or set data.views"
+                f"the views of {reader.store} have the shapes {shapes}, but the model of "
+                f"{checkpoint} was trained on {expected}; use data of those shapes (data.path, or "
+                "--data of a query), or set data.views"
             )
         model = from_pretrained(checkpoint)
         model.precision = config.train.precision
         opened = cls(model.to(device), views, reader)
         if opened.missing == opened.stored:
             raise RetrievalError(
-                f"{reader.store} lacks {', '.join(opened.stored)}, all that the model of "
-                f"{checkpoint} sees; expected one of them at least; give data that has it"
+                f"{reader.store} has none of {', '.join(opened.stored)}, which are all that the "
+                f"model of {checkpoint} sees; use data with at least one of them"
             )
         return opened
 
@@ -242,10 +243,11 @@ def open_encoder(words: str, data: str, view: str = "") -> tuple[EmbeddingModel,
     fitting = [name for name, kind in kinds.items() if kind == encoder.kind]
     if view not in fitting if view else len(fitting) != 1:
         listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
-        found = f"view '{view}'" if view else f"{len(fitting)} views that it may be"
+        found = f"view '{view}' is not one" if view else f"{len(fitting)} of them fit"
+        remedy = " or ".join(f"--view {name}" for name in fitting) or "other data"
         raise RetrievalError(
-            f"--encoder {words} sees a view of kind {encoder.kind}, and {data} holds {listed}: "
-            f"{found}; expected {' or '.join(f'--view {x}' for x in fitting) or 'one of that kind'}"
+            f"--encoder {words} needs a view of kind {encoder.kind}, and {data} has {listed}: "
+            f"{found}; use {remedy}"
         )
     seen: dict[str, Any] = {"stored": view or fitting[0], "size": encoder.side}
     if encoder.tokenizer is not None:
@@ -273,9 +275,7 @@ def open_encoder(words: str, data: str, view: str = "") -> tuple[EmbeddingModel,
 
 def no_layer(layer: str, layers: Iterable[str]) -> InputError:
     """Returns the error for a layer that is not among a model's layers."""
-    return InputError(
-        f"the model has no layer '{layer}'; found {', '.join(layers)}; expected one of them"
-    )
+    return InputError(f"the model has no layer '{layer}', only {', '.join(layers)}")
 
 
 def predict_rows(
@@ -301,8 +301,9 @@ def predict_rows(
     reader, model = opened.reader, opened.model
     if model.classifier is None and other_data:
         raise InputError(
-            f"the model of {checkpoint} has no classifier, and a probe is trained on the run's own "
-            "data set; expected rows of that, or a run with a term such as cross_entropy"
+            f"the model of {checkpoint} has no classifier, and a probe can only be trained on the "
+            "run's own data set; predict rows of that, or use a run with a term such as "
+            "cross_entropy"
         )
     if role is not None:
         roles = load_or_assign_roles(reader, config.data, split)
@@ -340,7 +341,7 @@ def chosen_rows(reader: Reader, config: Config, split: str | None, role: Role | 
     """
     if role is not None:
         if role not in ROLES:
-            raise RetrievalError(f"unknown role '{role}'; expected {', '.join(ROLES)}")
+            raise RetrievalError(f"role must be one of {', '.join(ROLES)}, got '{role}'")
         roles = _roles(reader, config.data, split or config.data.split)
         rows = roles.rows_of(role)
     elif split is not None:
@@ -351,8 +352,8 @@ def chosen_rows(reader: Reader, config: Config, split: str | None, role: Role | 
         chosen = {"role": role, "split": split}
         names = ", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None)
         raise RetrievalError(
-            f"{config.data.path} has no row{f' of {names}' if names else ''}; expected some; give "
-            "another --role or --split; `heron shards show` counts the rows of each split"
+            f"{config.data.path} has no rows{f' with {names}' if names else ''}; use another "
+            "--role or --split; `heron shards show` counts the rows of each split"
         )
     return np.sort(rows).astype(np.int64)
 

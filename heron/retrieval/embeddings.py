@@ -95,11 +95,13 @@ class EmbeddingsManifest(Artefact):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if any(part.files.keys() != self.layers.keys() for part in self.parts):
-            raise ValueError(f"a part has not one file of each layer: {', '.join(self.layers)}")
+            raise ValueError(
+                f"every part must have one file of each layer: {', '.join(self.layers)}"
+            )
         if sorted(self.samples) != sorted(FILES):
-            raise ValueError(f"samples are {sorted(self.samples)}; expected {', '.join(FILES)}")
+            raise ValueError(f"samples must be {', '.join(FILES)}, got {sorted(self.samples)}")
         if (total := sum(part.count for part in self.parts)) != self.rows:
-            raise ValueError(f"parts of {total:,} vectors; expected {self.rows:,}")
+            raise ValueError(f"the parts have {total:,} vectors instead of {self.rows:,}")
         return self
 
     @property
@@ -122,7 +124,8 @@ class Embeddings:
         self._starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
         if len(self.samples) != len(self):
             raise RetrievalError(
-                f"{folder}: {len(self.samples):,} samples and {len(self):,} vectors; {EMBED_AGAIN}"
+                f"{folder} has {len(self.samples):,} samples but {len(self):,} vectors; "
+                f"{EMBED_AGAIN}"
             )
 
     @classmethod
@@ -132,9 +135,9 @@ class Embeddings:
         Raises a RetrievalError if it holds none, or they are unfinished or damaged.
         """
         folder = Path(folder)
-        remedy = "give the folder that `heron embed` wrote"
+        remedy = "pass a folder that `heron embed` wrote"
         if (folder / PLAN).exists():
-            remedy = "this is an unfinished `heron embed`; run the same again to finish it"
+            remedy = "this is an unfinished `heron embed`; run the same command again to finish it"
         manifest = EmbeddingsManifest.read(folder / MANIFEST, remedy)
         manifest.check_files(folder, manifest.files, verify)
         return cls(folder, manifest)
@@ -161,8 +164,8 @@ class Embeddings:
         """Returns the record of a layer; raises a RetrievalError if there is no such layer."""
         if name not in self.layers:
             raise RetrievalError(
-                f"{self.folder} has no layer '{name}'; found {', '.join(self.layers)}; expected "
-                "one of them, or embed a model that has it"
+                f"{self.folder} has no layer '{name}', only {', '.join(self.layers)}; use one of "
+                "these, or embed a model that has it"
             )
         return self.layers[name]
 
@@ -198,7 +201,7 @@ class Embeddings:
         shape = (self.manifest.parts[number].count, record.dim)
         if array.shape != shape or array.dtype != record.dtype:
             raise RetrievalError(
-                f"{path} is {array.dtype} {array.shape}; expected {record.dtype} {shape}; "
+                f"{path} is {array.dtype} {array.shape} instead of {record.dtype} {shape}; "
                 f"{EMBED_AGAIN}"
             )
         return array
@@ -240,8 +243,8 @@ def choose_data(data: str | None, named: str, by: Path) -> str:
     """
     if data is None and is_remote(named):
         raise RetrievalError(
-            f"{by} names the data set {named}, which is fetched only when you give it; expected "
-            f"--data {named}"
+            f"{by} uses the data set {named}, which is only fetched if you name it; add --data "
+            f"{named}"
         )
     return named if data is None else data
 
@@ -309,12 +312,14 @@ def vectors_in_memory(
     array = np.asarray(vectors)
     if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
         raise RetrievalError(
-            f"vectors are {array.dtype} {list(array.shape)}; expected numbers [rows, dim], a "
-            "vector for each sample, such as `Model.encode` returns"
+            "vectors must be numbers [rows, dim], one vector for each sample, such as "
+            f"`Model.encode` returns, got {array.dtype} {list(array.shape)}"
         )
     keys = [str(n) for n in range(len(array))] if keys is None else [str(key) for key in keys]
     if len(keys) != len(array):
-        raise RetrievalError(f"{len(keys):,} keys; expected {len(array):,}, one for each vector")
+        raise RetrievalError(
+            f"there must be one key for each of {len(array):,} vectors, got {len(keys):,} keys"
+        )
     return VectorsInMemory(array, _samples(keys, labels, label_names))
 
 
@@ -325,19 +330,19 @@ def _samples(
     count = len(keys)
     values = np.asarray(np.full(count, -1) if labels is None else labels)
     expected = (
-        f"expected {count:,} class numbers [rows], -1 where none is known, or 0 and 1 "
-        "[rows, names], a column for each label; `label_names` names them in order"
+        f"must be {count:,} class numbers [rows], -1 where unknown, or 0 and 1 [rows, names], one "
+        "column for each label, in the order of `label_names`"
     )
     are_integers = values.dtype.kind in "biu" or (
         values.dtype.kind == "f" and (values % 1 == 0).all()
     )
     if not are_integers or values.ndim not in (1, 2) or len(values) != count:
-        raise RetrievalError(f"labels are {values.dtype} {list(values.shape)}; {expected}")
+        raise RetrievalError(f"labels {expected}, got {values.dtype} {list(values.shape)}")
     width = values.shape[1] if values.ndim == 2 else int(values.max() if count else -1) + 1
     if label_names is None and width > MAX_CLASSES:
         raise RetrievalError(
-            f"labels: class {width - 1:,} is the largest; expected {MAX_CLASSES - 1:,} at most; "
-            "number the classes from 0 on: np.unique(labels, return_inverse=True)"
+            f"labels: class numbers must be at most {MAX_CLASSES - 1:,}, got {width - 1:,}; number "
+            "the classes from 0: np.unique(labels, return_inverse=True)"
         )
     names = [str(n) for n in range(width)] if label_names is None else list(label_names)
     kind = "multi_label" if values.ndim == 2 else "multi_class" if names else "none"
@@ -349,7 +354,7 @@ def _samples(
         if fault := label_info.fault(stored, count):
             raise ValueError(fault)
     except ValueError as fault:
-        raise RetrievalError(f"labels: {fault}; {expected}") from None
+        raise RetrievalError(f"labels: {fault}; they {expected}") from None
     labelled = label_info.is_labelled(stored)
     targets = np.zeros((count, len(names)), np.uint8)
     if values.ndim == 2:
@@ -378,15 +383,14 @@ def prepare_vectors(
         squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
     least = TINY if unit else 0.0
     if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
-        bad, fault, condition = ~np.isfinite(squares), "not finite, or too large to square", ""
+        bad, fault = ~np.isfinite(squares), "not finite, or too large to square"
         if not bad.any():
             bad, fault = squares < least, "zero, which has no cosine"
-            condition = ", none of them zero"
         rows = np.flatnonzero(bad).tolist()
         names = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
         raise RetrievalError(
-            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; expected finite vectors"
-            f"{condition}; leave these samples out, or look at the model that made them"
+            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; remove these samples, or "
+            "check the model that made the vectors"
         )
     if not unit:
         return np.ascontiguousarray(vectors)

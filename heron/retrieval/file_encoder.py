@@ -45,8 +45,9 @@ class FileVector:
         given = [name for name in self.given if name not in self.lacking]
         if not given:
             raise RetrievalError(
-                f"the samples have no {', '.join(self.given)}, which alone is given; expected a "
-                f"file of {', '.join(self.others)}, or --across on an index of --layer projection"
+                f"the samples have no {', '.join(self.given)}, and no other view is given; pass a "
+                f"file of {', '.join(self.others)}, or use --across on an index of --layer "
+                "projection"
             )
         return compared(given, self.others, self.lacking)
 
@@ -89,9 +90,9 @@ class FileEncoder:
         model = EmbeddingModel.open(folder, config, torch.device("cpu"))
         if (fingerprint := model.reader.manifest.fingerprint) != index.data_fingerprint:
             raise RetrievalError(
-                f"{data} has the fingerprint {fingerprint[:19]}; expected "
-                f"{index.data_fingerprint[:19]}, that of the data set that was embedded; give it "
-                "(--data), or embed this one"
+                f"{data} has the fingerprint {fingerprint[:19]}, but the data set that was "
+                f"embedded has {index.data_fingerprint[:19]}; pass that one with --data, or embed "
+                "this one"
             )
         return cls(model, index.layer, index.missing)
 
@@ -108,13 +109,14 @@ class FileEncoder:
                 path = argument
                 if len(stored) > 1 and equals and not Path(argument).exists():
                     raise RetrievalError(
-                        f"--file {argument} names no view; expected one of "
+                        f"--file {argument}: no view named '{name}'; use one of "
                         f"{', '.join(f'{view}=PATH' for view in stored)}"
                     )
                 name = self._view_that_reads(path, row, "--file {view}=" + path)
             if name in files:
                 raise RetrievalError(
-                    f"--file {argument}: view '{name}' has a file already; expected one of each"
+                    f"--file {argument}: view '{name}' already has a file; pass one file for each "
+                    "view"
                 )
             files[name] = Path(path)
         return files
@@ -132,11 +134,11 @@ class FileEncoder:
         fits, said = [name for name in stored if name not in faults], read_file(file)[1]
         if not fits:
             listed = "; ".join(f"'{name}': {fault}" for name, fault in faults.items())
-            raise RetrievalError(f"{said} fits none of the views. {listed}")
+            raise RetrievalError(f"{said} fits none of the views: {listed}")
         if len(fits) > 1:
             remedies = " or ".join(remedy.replace("{view}", name) for name in fits)
             raise RetrievalError(
-                f"{said} may be of any of the views {', '.join(fits)}; say which: {remedies}"
+                f"{said} fits several views ({', '.join(fits)}); say which: {remedies}"
             )
         return fits[0]
 
@@ -166,8 +168,8 @@ class FileEncoder:
         vector = model.forward(batch, [self.layer])[self.layer][0].float()
         if not bool(torch.isfinite(vector).all()):
             raise RetrievalError(
-                f"layer '{self.layer}' of the file is not finite; expected finite numbers; look at "
-                "the values that it holds"
+                f"layer '{self.layer}' of the file has NaN or infinite values; check the values in "
+                "the file"
             )
         array = np.asarray(vector.numpy(), np.float32)
         missing = [name for name in model.stored if name not in files]
@@ -188,11 +190,11 @@ class FileEncoder:
         index is of another layer.
         """
         if self.layer != "projection" or found.columns is None or not found.others:
-            fault = f"is of layer '{self.layer}'" if found.others else "has no others"
+            fault = f"is of layer '{self.layer}'" if found.others else "has no other views"
             raise RetrievalError(
-                f"files of {', '.join(found.given)} are to be compared with the samples' other "
-                f"views, and the index {fault}; expected an index of --layer projection, and a "
-                "model that sees more views than are given"
+                f"cannot compare files of {', '.join(found.given)} with the samples' other views, "
+                f"because the index {fault}; use an index of --layer projection, and a model that "
+                "sees more views than these"
             )
         views = self.model.model.classified
         given = found.columns.reshape(views, -1)
@@ -209,16 +211,15 @@ class FileEncoder:
         if view.kind == "image":
             if data.startswith(NPY):
                 raise RetrievalError(
-                    f"{name} is an npy file; expected a picture, as view '{view.name}' holds "
-                    "pictures"
+                    f"{name} is an npy file, but view '{view.name}' needs a picture"
                 )
             return self._picture(view, data, name)
         if view.kind in ("text", "graph"):
             return self._decoded(view, data, name)
         if not data.startswith(NPY):
             raise RetrievalError(
-                f"{name} begins with {data[:8]!r}; expected an npy file, as view '{view.name}' "
-                f"holds vectors of {view.shape[0]:,}"
+                f"{name} must be an npy file, because view '{view.name}' has vectors of "
+                f"{view.shape[0]:,} numbers, but it begins with {data[:8]!r}"
             )
         return vector_row(np.frombuffer(data, np.uint8), name, row, view.shape[0])
 
@@ -230,7 +231,7 @@ class FileEncoder:
         try:
             decoder.decode(data, row)
         except (ValueError, ShardError) as fault:
-            remedy = "; expected a graph, as its member of a tar" * (view.kind == "graph")
+            remedy = "; pass a graph in the form that a tar has it" * (view.kind == "graph")
             raise RetrievalError(f"{name} {fault}{remedy}") from None
         return row
 
@@ -244,8 +245,8 @@ class FileEncoder:
         if not texts or self.layer != "projection":
             fault = f"of layer '{self.layer}'" if texts else "of a model that sees no text"
             raise RetrievalError(
-                f"the index is {fault}; a text is compared with the projections of other views: "
-                "expected an index of --layer projection, and a model with a view of text"
+                f"the index is {fault}, but a text is compared with the projections of other "
+                "views; use an index of --layer projection, and a model with a view of text"
             )
         return self.across(self({texts[0]: text.encode()}))
 
@@ -264,13 +265,13 @@ class FileEncoder:
             try:
                 decoder.decode(data, out)
             except ValueError as fault:
-                raise RetrievalError(f"{name} {fault}; expected a whole picture") from None
+                raise RetrievalError(f"{name} {fault}; pass a complete picture") from None
             return out
         height, width, channels = decoder.shape
         if channels not in DRAWABLE_CHANNELS:
             raise RetrievalError(
-                f"view '{view.name}' has {channels} channels, which {name} cannot hold; expected a "
-                "view of 1 or 3; ask by the key of a sample, or by a vector"
+                f"view '{view.name}' has {channels} channels, but {name} can only have 1 or 3; "
+                "query by the key of a sample, or by a vector"
             )
         picture = upright_picture(data, name).convert("L" if channels == 1 else "RGB")
         scale = min(picture.width / width, picture.height / height)
@@ -300,8 +301,8 @@ def _checkpoint_with(run: str, sha256: str) -> Path:
     if (folder := next(matches, None)) is None:
         newest_sha256 = weights_sha256(newest)
         raise RetrievalError(
-            f"{newest} has weights of sha256 {newest_sha256[:12]}; expected {sha256[:12]}, those "
-            "that the index was made with; give their run or checkpoint (--run), or embed and "
-            "index again"
+            f"{newest} has weights of sha256 {newest_sha256[:12]}, but the index was made with "
+            f"{sha256[:12]}; pass the run or checkpoint of those with --run, or embed and index "
+            "again"
         )
     return folder

@@ -24,13 +24,13 @@ def read_file(file: File) -> tuple[bytes, str]:
         return file, "the file"
     path = Path(file)
     if not path.is_file():
-        fault = "is no file" if path.exists() else "is not there"
-        raise RetrievalError(f"{path} {fault}; expected a picture or an npy file")
+        fault = "is not a file" if path.exists() else "does not exist"
+        raise RetrievalError(f"{path} {fault}; pass a picture or an npy file")
     with path.open("rb") as stream:
         data = stream.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise RetrievalError(
-            f"{path} has {path.stat().st_size:,} bytes; expected at most {MAX_FILE_BYTES:,}; make "
+            f"{path} has {path.stat().st_size:,} bytes, and the limit is {MAX_FILE_BYTES:,}; make "
             "it smaller"
         )
     return data, str(path)
@@ -50,23 +50,25 @@ def vector_row(
         array = array_at(data, 0, len(data), name)
     except ShardError as fault:
         raise RetrievalError(
-            f"{str(fault).removesuffix(f'; {RESTORE}')}; expected what numpy.save writes"
+            f"{str(fault).removesuffix(f'; {RESTORE}')}; write it with numpy.save"
         ) from None
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
         raise RetrievalError(
-            f"{name} is {array.dtype} {array.shape}; expected numbers, [width] or [rows, width]"
+            f"{name} must have numbers, [width] or [rows, width], got {array.dtype} {array.shape}"
         )
     rows = array[None] if array.ndim == 1 else array
     if not 0 <= row < len(rows):
-        raise RetrievalError(f"{name} has {len(rows):,} rows; expected one of number {row} (--row)")
+        raise RetrievalError(
+            f"{name} has {len(rows):,} rows, counted from 0, so --row cannot be {row}"
+        )
     with np.errstate(over="ignore"):  # overflow gives infinity, which is refused below
         vector = np.array(rows[row], np.float32)
     if width is not None and len(vector) != width:
-        raise RetrievalError(f"{name} has rows of {len(vector):,}; expected {width:,} numbers")
+        raise RetrievalError(f"{name} must have {width:,} numbers in each row, got {len(vector):,}")
     if len(bad := np.flatnonzero(~np.isfinite(vector))):
         raise RetrievalError(
             f"{name}: {len(bad):,} numbers of row {row} are not finite in float32, the first in "
-            f"column {bad[0]}; expected finite ones"
+            f"column {bad[0]}"
         )
     return vector
 
@@ -76,7 +78,7 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
     try:
         return np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as fault:
-        raise RetrievalError(f"{path} cannot be read: {fault}; expected an npy file") from None
+        raise RetrievalError(f"cannot read {path} as an npy file: {fault}") from None
 
 
 def read_size(data: bytes, name: str) -> tuple[int, int]:
@@ -87,14 +89,14 @@ def read_size(data: bytes, name: str) -> tuple[int, int]:
     """
     if len(data) > MAX_FILE_BYTES:
         raise RetrievalError(
-            f"{name} has {len(data):,} bytes; expected at most {MAX_FILE_BYTES:,}; make it smaller"
+            f"{name} has {len(data):,} bytes, and the limit is {MAX_FILE_BYTES:,}; make it smaller"
         )
     try:
         header = read_header(data)
         size = header.height, header.width
         if size[0] * size[1] > MAX_PIXELS:
             raise ValueError(
-                f"is {size[0]} × {size[1]}; expected {MAX_PIXELS:,} pixels at most; make it smaller"
+                f"is {size[0]} × {size[1]}, and the limit is {MAX_PIXELS:,} pixels; make it smaller"
             )
         return size
     except ValueError as fault:
@@ -110,4 +112,4 @@ def upright_picture(data: bytes, name: str) -> Image.Image:
     try:
         return Image.fromarray(decode(data))
     except ValueError as fault:
-        raise RetrievalError(f"{name} {fault}; expected a whole picture") from None
+        raise RetrievalError(f"{name} {fault}; pass a complete picture") from None

@@ -72,7 +72,7 @@ def parse_filter(text: str, names: Sequence[str]) -> Filter:
     """
     if len(text) > MAX_LENGTH:
         raise RetrievalError(
-            f"a filter of {len(text):,} characters; expected at most {MAX_LENGTH:,}; shorten it"
+            f"the filter has {len(text):,} characters, and the limit is {MAX_LENGTH:,}; shorten it"
         )
     postfix: list[int | str] = []
     stack: list[_Token] = []  # open parentheses, and operators without their last operand
@@ -87,26 +87,29 @@ def parse_filter(text: str, names: Sequence[str]) -> Filter:
                 stack.append(token)
                 depth += token.kind == "("
                 if depth > MAX_DEPTH:
-                    fault = f"more than {MAX_DEPTH} parentheses are open"
-                    raise _fault(text, token.position, fault, "fewer of them")
+                    fault = f"more than {MAX_DEPTH} parentheses are open; use fewer"
+                    raise _fault(text, token.position, fault)
             elif token.kind == "end" and not postfix and not stack:
-                raise _fault(text, token.position, "it is empty", "a label, or no filter at all")
+                raise _fault(
+                    text, token.position, "it is empty; write a label, or remove the filter"
+                )
             else:
-                expected = "a label, 'not' or '('; a label of such a name is quoted"
-                raise _fault(text, token.position, f"found {token_text}", expected)
+                quote = "" if token.kind == "end" else "; put a label of that name in quotes"
+                fault = f"{token_text} instead of a label, 'not' or '('{quote}"
+                raise _fault(text, token.position, fault)
             continue
         if token.kind in ("name", "not", "("):
             end = "')'" if depth else "the end"
-            raise _fault(text, token.position, f"found {token_text}", f"'and', 'or' or {end}")
+            raise _fault(text, token.position, f"{token_text} instead of 'and', 'or' or {end}")
         while stack and BINDS[stack[-1].kind] >= BINDS[token.kind]:
             postfix.append(stack.pop().kind)
         if token.kind == ")":
             if not stack:
-                raise _fault(text, token.position, f"found {token_text}", "a '(' before it")
+                raise _fault(text, token.position, "')' has no '(' before it")
             stack.pop()
             depth -= 1
         elif token.kind == "end" and stack:
-            raise _fault(text, stack[-1].position, "this '(' is not closed", "a ')' after it")
+            raise _fault(text, stack[-1].position, "this '(' is not closed; add a ')'")
         elif token.kind != "end":
             stack.append(token)
             expects_operand = True
@@ -119,8 +122,8 @@ def filter_mask(where: str, samples: Samples) -> NDArray[np.bool_]:
     mask = label_filter.mask(samples)
     if not mask.any():
         raise RetrievalError(
-            f"no sample passes the filter {where!r}; found {label_filter.counts(samples)} of "
-            f"{int(samples.known.sum()):,} labelled samples; ask for less"
+            f"no sample passes the filter {where!r}: of {int(samples.known.sum()):,} labelled "
+            f"samples, {label_filter.counts(samples)}; relax the filter"
         )
     return mask
 
@@ -131,7 +134,7 @@ def _tokens(text: str) -> list[_Token]:
         word = match[match.lastgroup or 0]
         position = match.end() - len(word)
         if match.lastgroup == "quote":
-            raise _fault(text, position, "this quote is not closed", f"another {word} after it")
+            raise _fault(text, position, f"this quote is not closed; add another {word}")
         if match.lastgroup == "quoted":
             kind, word = "name", word[1:-1].replace(word[0] * 2, word[0])
         else:
@@ -145,23 +148,23 @@ def _column(token: _Token, names: Sequence[str]) -> int:
         return names.index(token.text)
     if not names:
         raise RetrievalError(
-            f"no label is called '{token.text}': these samples have no labels; leave it out"
+            f"no label named '{token.text}': these samples have no labels; remove the filter"
         )
     by_lowercase = {name.lower(): name for name in reversed(names)}
     closest = difflib.get_close_matches(token.text.lower(), by_lowercase, 1, 0.0)
     more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
     raise RetrievalError(
-        f"no label is called '{token.text}' (character {token.position + 1} of the filter); did "
-        f"you mean {quoted(by_lowercase[closest[0]])}? expected one of "
+        f"no label named '{token.text}' (character {token.position + 1} of the filter). Did you "
+        f"mean {quoted(by_lowercase[closest[0]])}? The labels are "
         f"{', '.join(names[:MAX_LISTED])}{more}"
     )
 
 
-def _fault(text: str, position: int, fault: str, expected: str) -> RetrievalError:
+def _fault(text: str, position: int, fault: str) -> RetrievalError:
     line = re.sub(r"\s", " ", text)
     return RetrievalError(
-        f"the filter cannot be read at character {position + 1}: {fault}; expected {expected}; "
-        f"in: {line[:position]}⟨here⟩{line[position:]}"
+        f"cannot read the filter at character {position + 1}: {fault}; in: "
+        f"{line[:position]}⟨here⟩{line[position:]}"
     )
 
 

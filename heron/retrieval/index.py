@@ -153,14 +153,14 @@ class Index:
         if gpu:
             require_gpus()
         folder = Path(folder)
-        remedy = "give a folder that `heron index` wrote"
+        remedy = "pass a folder that `heron index` wrote"
         manifest = IndexManifest.read(folder / MANIFEST, remedy)
         manifest.check_files(folder, manifest.files, verify)
         samples = Samples.load(folder)
         if gpu and manifest.kind in CPU_ONLY:
             raise RetrievalError(
-                f"{folder} is of kind {manifest.kind}, which FAISS searches on no GPU; expected "
-                f"one of {', '.join(k for k in KINDS if k not in CPU_ONLY)}; leave --gpu out"
+                f"{folder} is of kind {manifest.kind}, which FAISS cannot search on a GPU; remove "
+                f"--gpu, or build one of {', '.join(k for k in KINDS if k not in CPU_ONLY)}"
             )
         faiss_index = read_faiss(folder / INDEX, manifest.plan)
         pairs = [
@@ -169,7 +169,7 @@ class Index:
             ("samples", len(samples), manifest.count),
             ("the metric of FAISS", faiss_index.metric_type, FAISS_METRICS[manifest.compared_by]),
         ]
-        if differ := [f"{name}: {a}, expected {b}" for name, a, b in pairs if a != b]:
+        if differ := [f"{name}: {a} instead of {b}" for name, a, b in pairs if a != b]:
             raise RetrievalError(f"{folder}: {'; '.join(differ)}; {REBUILD_INDEX}")
         index = cls(folder, manifest, samples, faiss_index)
         if gpu:
@@ -198,8 +198,7 @@ class Index:
         if differ := [f"{name} {b[:19]}, not {a[:19]}" for name, a, b in pairs if a != b]:
             raise RetrievalError(
                 f"{embeddings.folder} is not what {self.folder} was built from: "
-                f"{'; '.join(differ)}; expected the embeddings {expected.embeddings}; "
-                f"{REBUILD_INDEX}"
+                f"{'; '.join(differ)}; use the embeddings {expected.embeddings}, or {REBUILD_INDEX}"
             )
 
     def search(
@@ -231,13 +230,13 @@ class Index:
         queries = self._prepare_queries(vectors)
         if not isinstance(k, int | np.integer) or not 1 <= k <= len(self):
             raise RetrievalError(
-                f"k is {k!r}; expected 1 to {len(self):,}, the number of vectors in the index"
+                f"k must be 1 to {len(self):,}, the number of vectors in the index, got {k!r}"
             )
         setting, selector, expected_hits = self.setting, None, k
         if allowed is not None and (allowed.shape != (len(self),) or allowed.dtype != np.bool_):
             raise RetrievalError(
-                f"a filter is {allowed.dtype} {list(allowed.shape)}; expected bool "
-                f"[{len(self)}], a flag for each sample of {self.folder}"
+                f"allowed must be bool [{len(self)}], one flag for each sample of {self.folder}, "
+                f"got {allowed.dtype} {list(allowed.shape)}"
             )
         if where.strip():
             mask = filter_mask(where, self.samples)
@@ -293,8 +292,8 @@ class Index:
         scores, numbers = index.search(queries, k, params=params)
         if not -1 <= numbers.min(initial=-1) <= numbers.max(initial=-1) < len(self):
             raise RetrievalError(
-                f"{self.folder / INDEX} holds a vector of number {numbers.max()}; expected 0 to "
-                f"{len(self) - 1}; {REBUILD_INDEX}"
+                f"{self.folder / INDEX} has a vector of number {numbers.max()}, but numbers go "
+                f"from 0 to {len(self) - 1}; {REBUILD_INDEX}"
             )
         return scores, numbers
 
@@ -302,8 +301,8 @@ class Index:
         array = np.asarray(vectors)
         if array.dtype.kind not in "fiu":
             raise RetrievalError(
-                f"queries are {array.dtype} {list(array.shape)}; expected numbers "
-                f"[queries, {self.manifest.dim}]"
+                f"queries must be numbers [queries, {self.manifest.dim}], got {array.dtype} "
+                f"{list(array.shape)}"
             )
         with np.errstate(over="ignore"):  # overflow gives infinity, which is refused below
             queries = array.astype(np.float32, copy=False)
@@ -312,8 +311,8 @@ class Index:
             queries = prefix.of(queries)
         if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
             raise RetrievalError(
-                f"queries are {list(queries.shape)}; expected [queries, {self.manifest.dim}], "
-                f"vectors of layer '{self.manifest.layer}' as in {self.folder}"
+                f"queries must be [queries, {self.manifest.dim}], vectors of layer "
+                f"'{self.manifest.layer}' as in {self.folder}, got {list(queries.shape)}"
             )
         queries = prepare_vectors(queries, self.manifest.normalised, lambda row: f"query {row}")
         return queries if self._rotation is None else queries @ self._rotation
@@ -344,8 +343,8 @@ class Index:
         numbers = np.ascontiguousarray(numbers, np.int64)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise RetrievalError(
-                f"numbers {numbers.min()} to {numbers.max()}; expected 0 to {len(self) - 1}, "
-                f"those of the vectors in {self.folder}"
+                f"numbers of vectors must be 0 to {len(self) - 1} in {self.folder}, got "
+                f"{numbers.min()} to {numbers.max()}"
             )
         try:
             if self.manifest.plan.lists:

@@ -48,8 +48,8 @@ class Prefix(Record):
         full_width = record.dim // record.views
         if not 1 <= width <= full_width:
             raise RetrievalError(
-                f"width is {width}; expected 1 to {full_width}, as many numbers as layer '{layer}' "
-                "has of a view; give another --width, or none for all"
+                f"width must be 1 to {full_width}, the width of a view in layer '{layer}', got "
+                f"{width}; use another --width, or none for all"
             )
         return cls(width=width, views=record.views, dim=record.dim, unit=layer != "hidden")
 
@@ -113,13 +113,13 @@ class IndexManifest(Artefact):
             ("normalised", self.normalised, self.metric == "cosine"),
             ("compared_by", self.compared_by, compared_by(self.metric, self.kind)),
             ("search", [*self.search], [plan.setting] if plan.setting else []),
-            ("subvectors of a dimension", self.dim % (plan.subvectors or 1), 0),
+            ("dim modulo subvectors", self.dim % (plan.subvectors or 1), 0),
             ("dim", self.dim, self.prefix.width * self.prefix.views if self.prefix else self.dim),
             ("files", sorted(self.files), sorted([INDEX, *FILES, *[MAP] * (self.map is not None)])),
         ]
         for name, actual, expected in pairs:
             if actual != expected:
-                raise ValueError(f"{name}: {actual}, expected {expected}")
+                raise ValueError(f"{name}: {actual} instead of {expected}")
         return self
 
 
@@ -201,7 +201,7 @@ def _mismatch(index: Any, plan: Plan) -> str:
     """Returns how a FAISS index differs from its plan, or ""."""
     if type(index) not in CLASSES[plan.kind]:
         expected = CLASSES[plan.kind][0].__name__
-        return f"it is a {type(index).__name__}; expected {expected}, as its kind is {plan.kind}"
+        return f"it is a {type(index).__name__}, but kind {plan.kind} needs {expected}"
     pairs = []
     if plan.lists:
         quantizer, inverted = faiss.downcast_index(index.quantizer), index.invlists
@@ -228,13 +228,13 @@ def _mismatch(index: Any, plan: Plan) -> str:
         pairs += [
             ("the type of the codes", index.sq.qtype, faiss.ScalarQuantizer.QT_8bit),
             ("dimensions of the codes", index.sq.d, index.d),
-            ("bytes that the codes are read by", index.sq.code_size, index.code_size),
+            ("bytes of a code in the quantizer", index.sq.code_size, index.code_size),
         ]
     if plan.kind == "rabitq":
         pairs += [
             ("bits", index.rabitq.nb_bits, plan.bits),
             ("dimensions of the codes", index.rabitq.d, index.d),
-            ("bytes that the codes are read by", index.rabitq.code_size, index.code_size),
+            ("bytes of a code in the quantizer", index.rabitq.code_size, index.code_size),
             ("the metric of the codes", index.rabitq.metric_type, index.metric_type),
             ("bits of a query", index.qb, QUERY_BITS),
         ]
@@ -246,7 +246,7 @@ def _mismatch(index: Any, plan: Plan) -> str:
     if plan.kind == "flat":
         pairs += _flat_properties(index, "flat", index, index.ntotal)
     return "; ".join(
-        f"{name}: {actual}, expected {expected}"
+        f"{name}: {actual} instead of {expected}"
         for name, actual, expected in pairs
         if actual != expected
     )
@@ -273,7 +273,7 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     refuse_taken(out, overwrite, RetrievalError)
     target = out.resolve()  # a link may lead to another disk
     if target == Path.cwd():
-        raise RetrievalError(f"{out} is the folder that you are in; expected another (--out)")
+        raise RetrievalError(f"{out} is the current folder; choose another --out")
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}.part")
     with _lock(target.with_name(f".{target.name}.lock"), work):
@@ -302,8 +302,8 @@ def _lock(path: Path, work: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RetrievalError(
-                    f"{work} is being written by another build; wait for it, or give another "
-                    "folder (--out)"
+                    f"{work} is being written by another build; wait for it, or choose another "
+                    "--out"
                 ) from None
             if not is_at(path, file.fileno()):
                 continue  # the build that held it has just ended, and removed it
@@ -322,6 +322,6 @@ def _rename(work: Path, target: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
         raise RetrievalError(
-            f"{target} was written by another build meanwhile; expected a new or an empty folder; "
-            "use that one, or build again with another folder (--out)"
+            f"{target} was written by another build in the meantime; use that one, or choose "
+            "another --out"
         ) from None

@@ -66,11 +66,13 @@ class Plan(Record):
         }
         for name, is_needed in needed.items():
             if (getattr(self, name) > 0) != is_needed:
-                raise ValueError(f"{name} of {self.kind}: {getattr(self, name)}")
+                words = "must be above 0" if is_needed else "must be 0"
+                got = getattr(self, name)
+                raise ValueError(f"{name} of kind {self.kind} {words}, got {got}")
         if (self.table and not quantised) or (self.mapped and self.links):
-            raise ValueError(f"{self.kind} has a table, or is mapped")
+            raise ValueError(f"kind {self.kind} has a table or is mapped, which it cannot be")
         if self.table and self.table_bytes >= MAX_TABLE:
-            raise ValueError(f"a table of {self.table_bytes:,} bytes; expected less than 2 GiB")
+            raise ValueError(f"the table must be less than 2 GiB, got {self.table_bytes:,} bytes")
         return self
 
     @property
@@ -146,25 +148,28 @@ def choose_plan(
     if budget < vectors.reading_bytes:
         raise RetrievalError(
             f"a budget of {format_bytes(budget)} is too little to read {count:,} vectors of {dim} "
-            f"dimensions: expected at least {format_bytes(vectors.reading_bytes)}; give more "
+            f"dimensions, which takes at least {format_bytes(vectors.reading_bytes)}; use more "
             "--memory, or embed with fewer --part-rows"
         )
     if requested in PLANNERS:
-        return PLANNERS[requested](vectors, budget, "asked for")
+        return PLANNERS[requested](vectors, budget, "requested")
     if requested != "auto":
-        raise RetrievalError(f"unknown kind '{requested}'; expected {', '.join(PLANNERS)} or auto")
+        raise RetrievalError(
+            f"kind must be one of {', '.join(PLANNERS)} or auto, got '{requested}'"
+        )
     reason = f"N d = {count * dim:,}"
     if count * dim <= SCAN_VALUES or max_code_bits(vectors.trainable) < BITS:
         return _flat(vectors, budget, f"{reason}: exact search takes milliseconds")
-    reason += " is too much to compare with all"
-    plan = _inverted_file("ivf", vectors, budget, f"{reason}; the vectors fit")
+    reason += " is too much for exact search"
+    plan = _inverted_file("ivf", vectors, budget, f"{reason}; the vectors fit in memory")
     if not plan.mapped:
         return plan
     for kind in CODED:  # most exact first
-        plan_of_codes = PLANNERS[kind](vectors, budget, f"{reason}, the vectors to hold")
+        why = f"{reason}; the vectors do not fit in memory"
+        plan_of_codes = PLANNERS[kind](vectors, budget, why)
         if not plan_of_codes.mapped and (kind != "rabitq" or plan_of_codes.bits >= MIN_RABITQ_BITS):
             return plan_of_codes
-    return plan.model_copy(update={"why": f"{reason}, and even codes are too much to hold"})
+    return plan.model_copy(update={"why": f"{reason}; even codes do not fit in memory"})
 
 
 def _flat(vectors: VectorSet, budget: int, why: str) -> Plan:
@@ -188,7 +193,7 @@ def _hnsw(vectors: VectorSet, budget: int, why: str) -> Plan:
     if build_bytes > budget:
         raise RetrievalError(
             f"hnsw over {vectors.count:,} vectors of {vectors.dim} dimensions needs "
-            f"{format_bytes(build_bytes)} to build; found a budget of {format_bytes(budget)}; give "
+            f"{format_bytes(build_bytes)} to build, but the budget is {format_bytes(budget)}; use "
             "more --memory, or --kind ivfpq"
         )
     return Plan(
@@ -215,8 +220,8 @@ def _ivfpq(vectors: VectorSet, budget: int, why: str) -> Plan:
     bits, dim = min(BITS, max_code_bits(vectors.trainable)), vectors.dim
     if bits < 4:
         raise RetrievalError(
-            f"ivfpq needs {MIN_POINTS * 2**4} vectors besides {vectors.held_out} queries, to "
-            f"learn 16 codes from; found {vectors.trainable}; take --kind flat"
+            f"ivfpq needs {MIN_POINTS * 2**4} vectors besides {vectors.held_out} queries to learn "
+            f"16 codes from, but there are {vectors.trainable}; use --kind flat"
         )
     # One per dimension would find a little more, and take FAISS twice as long to train. If no plan
     # fits, the index is mapped and has the longest codes, since they need not fit.
@@ -236,8 +241,8 @@ def _inverted_file(
     """Plans an inverted file of vectors, or of their codes: lists, training sample and bytes."""
     if vectors.trainable < MIN_POINTS:
         raise RetrievalError(
-            f"{kind} needs {MIN_POINTS} vectors besides {vectors.held_out} queries, to train on; "
-            f"found {vectors.trainable}; take --kind flat"
+            f"{kind} needs {MIN_POINTS} vectors besides {vectors.held_out} queries to train on, "
+            f"but there are {vectors.trainable}; use --kind flat"
         )
     count, dim, reading_bytes = vectors.count, vectors.dim, vectors.reading_bytes
     # FAISS's advice for up to a million vectors (its wiki, Guidelines to choose an index), with at
@@ -319,5 +324,5 @@ def parse_bytes(text: str) -> int:
         return int(TypeAdapter(ByteSize).validate_python(text.strip()))
     except ValidationError:
         raise ValueError(
-            f"'{text}' is no size; expected a number and a unit, such as 500MB, 2GB"
+            f"'{text}' is not a size; use a number and a unit, such as 500MB or 2GB"
         ) from None

@@ -170,8 +170,8 @@ class SampleMap:
         xy = map_array(folder / MAP, REMEDY)
         if xy.dtype.str != "<f4" or xy.shape != (count, 2) or not np.isfinite(xy).all():
             raise RetrievalError(
-                f"{folder / MAP} is {xy.dtype.str} {xy.shape}; expected finite "
-                f"<f4 ({count}, 2); {REMEDY}"
+                f"{folder / MAP} must be finite <f4 ({count}, 2), got {xy.dtype.str} {xy.shape}; "
+                f"{REMEDY}"
             )
         low, high = xy.min(0), xy.max(0)
         scale = GRID / max(float((high - low).max()), 1e-30)
@@ -197,8 +197,8 @@ class SampleMap:
         valid = all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words)
         if not valid or len(words) % 2 or not 3 <= len(words) // 2 <= MAX_CORNERS:
             raise RetrievalError(
-                f"an outline of {len(words)} numbers; expected 3 to {MAX_CORNERS} corners, "
-                f"x,y,x,y, whole numbers of 0 to {GRID + 1}; draw it on the map"
+                f"an outline must have 3 to {MAX_CORNERS} corners, x,y,x,y, in whole numbers from "
+                f"0 to {GRID + 1}, got {len(words)} numbers; draw it on the map"
             )
         from matplotlib.path import Path as Outline  # here: no other use of an index needs it
 

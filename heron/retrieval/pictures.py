@@ -63,10 +63,9 @@ class SamplePictures:
         """
         view = self.views.get(name or next(iter(self.views), ""))
         if name and view is None:
-            raise RetrievalError(
-                f"no view of pictures is called '{name}'; expected one of "
-                f"{', '.join(self.views) or 'none: the samples have no pictures'}"
-            )
+            names = ", ".join(self.views)
+            remedy = f"use one of {names}" if names else "the samples have no pictures"
+            raise RetrievalError(f"no picture view named '{name}'; {remedy}")
         row, key, reader = self._row(samples, number), samples.key(number), self.reader
         if view is None or not reader.present(np.array([row]), [view.name]).all():
             return None
@@ -77,8 +76,8 @@ class SamplePictures:
             return Image.fromarray(pixels(self._bytes(view, row)))
         except ValueError as fault:
             raise RetrievalError(
-                f"{reader.store} sample '{key}': view '{view.name}' is damaged ({fault}); "
-                "expected a picture; run `heron shards verify`"
+                f"{reader.store} sample '{key}': view '{view.name}' is damaged ({fault}); run "
+                "`heron shards verify`"
             ) from None
 
     def values(
@@ -106,8 +105,8 @@ class SamplePictures:
         stored_key = reader.sample_key(row) if 0 <= row < reader.starts[-1] else "no sample"
         if stored_key != key:
             raise RetrievalError(
-                f"row {row:,} of {reader.store} is '{stored_key}'; expected '{key}', as the index "
-                "has it; give the shards that were embedded (--data)"
+                f"row {row:,} of {reader.store} is '{stored_key}', but '{key}' in the index; pass "
+                "the shards that were embedded with --data"
             )
         return row
 

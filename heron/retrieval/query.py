@@ -85,10 +85,10 @@ class Retriever:
         """
         opened = Index.open(Path(index), verify, gpu)
         if embeddings is None and not opened.manifest.embeddings:
-            return cls(opened, None, "it was built of vectors in memory", run, data)
+            return cls(opened, None, "it was built from vectors in memory", run, data)
         folder = Path(embeddings or opened.manifest.embeddings)
         if embeddings is None and not (folder / MANIFEST).exists():
-            missing_reason = f"{folder / MANIFEST} cannot be read: it is not there"
+            missing_reason = f"{folder / MANIFEST} does not exist"
             return cls(opened, None, missing_reason, run, data)
         opened_embeddings = Embeddings.open(folder, verify)
         try:
@@ -134,7 +134,7 @@ class Retriever:
         Raises a RetrievalError if there is no such sample, k or filter, or nothing passes.
         """
         if not keys:
-            raise RetrievalError("there are no keys; expected the key of one sample at least")
+            raise RetrievalError("there are no keys; pass the key of at least one sample")
         numbers = list(dict.fromkeys(self.samples.find(key) for key in keys))
         rows, origins = zip(*(self.vector(number) for number in numbers), strict=True)
         vectors, prefix = np.stack(rows), self.index.manifest.prefix
@@ -248,8 +248,8 @@ class Retriever:
         """
         if vector.ndim != 1 or vector.dtype.kind not in "fiu":
             raise RetrievalError(
-                f"{name} is {vector.dtype} {vector.shape}; expected "
-                f"({self.index.manifest.dim},), numbers; give one row"
+                f"{name} must be numbers of shape ({self.index.manifest.dim},), one row, got "
+                f"{vector.dtype} {vector.shape}"
             )
         return find_answer(
             self.index, Query(None, name, [], "as given"), vector, k, where, relation
@@ -263,7 +263,7 @@ class Retriever:
             return vector, f"the embeddings of {self.embeddings.folder}"
         kind = manifest.kind
         lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
-        return self.index.vectors(numbers)[0], f"the index{lossy}, as {self._missing_reason}"
+        return self.index.vectors(numbers)[0], f"the index{lossy}, because {self._missing_reason}"
 
     @cached_property
     def best_learnt(self) -> int | None:
@@ -310,8 +310,8 @@ class Retriever:
 
         if not self.index.manifest.checkpoint:
             raise RetrievalError(
-                f"{self.index.folder} was built of vectors in memory, and names no model; expected "
-                "a query by a key or a vector; encode files with `Model.encode`"
+                f"{self.index.folder} was built from vectors in memory and has no model; query by "
+                "a key or a vector, and encode files with `Model.encode`"
             )
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
         return FileEncoder.open(
@@ -354,7 +354,7 @@ class Retriever:
     def _shards(self) -> str:
         if not self.data:
             raise RetrievalError(
-                f"{self.index.folder} was built of vectors in memory, and names no data set; "
-                "expected the shards that the vectors are of; give them: --data"
+                f"{self.index.folder} was built from vectors in memory and has no data set; pass "
+                "the shards of the vectors with --data"
             )
         return choose_data(self._user_data, self.index.manifest.data, self.index.folder)

@@ -75,10 +75,9 @@ class Samples:
         nearby = [self.key(int(i)) for i in self._order[max(0, position - 50) : position + 50]]
         similar = self.keys_with(key, 3) if key else []
         similar += difflib.get_close_matches(key, nearby, 3, 0.0)
-        raise RetrievalError(
-            f"no sample has the key '{key}'; found {len(self):,} others, the nearest "
-            f"{', '.join([*dict.fromkeys(similar)][:3]) or 'none'}; expected one of them"
-        )
+        nearest = ", ".join([*dict.fromkeys(similar)][:3])
+        hint = f". Did you mean {nearest}?" if nearest else ""
+        raise RetrievalError(f"no sample has the key '{key}' (of {len(self):,}){hint}")
 
     def _padded(self, key: str) -> str:
         """Returns a number with as many zeros before it as the first key is long."""
@@ -162,9 +161,9 @@ class Samples:
         if len(repeated := np.flatnonzero(ordered[1:] == ordered[:-1])):
             first, second = sorted(self._order[repeated[0] : repeated[0] + 2].tolist())
             raise RetrievalError(
-                f"{len(repeated):,} keys are there twice, the first '{self.key(first)}' of samples "
-                f"{first} and {second}; expected each once; drop one of the two, or embed the "
-                "data set again"
+                f"{len(repeated):,} keys occur twice, first '{self.key(first)}' in samples {first} "
+                f"and {second}, but keys must be unique; remove one of the two, or embed the data "
+                "set again"
             )
 
     def save(self, folder: Path) -> dict[str, FileSum]:
@@ -187,7 +186,7 @@ class Samples:
             reason = (
                 describe_errors(error) if isinstance(error, ValidationError) else error.strerror
             )
-            raise RetrievalError(f"{path} cannot be read: {reason}; {REMEDY}") from None
+            raise RetrievalError(f"cannot read {path}: {reason}; {REMEDY}") from None
         samples = cls(keys, rows, targets, known, labels.names, labels.kind)
         if fault := samples._fault():
             raise RetrievalError(f"{folder}: {fault}; {REMEDY}")
@@ -204,20 +203,20 @@ class Samples:
         ]
         for name, array, dtype, shape in expected:
             if array.dtype.str != dtype or array.shape != shape:
-                return f"{name} are {array.dtype.str} {array.shape}; expected {dtype} {shape}"
+                return f"{name} must be {dtype} {shape}, got {array.dtype.str} {array.shape}"
         if self.rows.min(initial=0) < 0:
-            return f"row {self.rows.min()} is below 0"
+            return f"rows must be at least 0, got {self.rows.min()}"
         for name, array in (("target", self.targets), ("flag", self.known.view(np.uint8))):
             if array.max(initial=0) > 1:
-                return f"a {name} is {array.max()}; expected 0 or 1"
+                return f"{name}s must be 0 or 1, got {array.max()}"
         if self.exclusive and (self.targets.sum(1, dtype=np.int64) != self.known).any():
-            return f"a sample has not one class, with labels of kind {self.kind}"
+            return f"labels are {self.kind}, but a sample does not have exactly one class"
         try:
             for first in range(0, count, BLOCK):  # a zero after each, so that none ends in the next
                 block = self.keys[first : first + BLOCK]
                 block.astype(f"S{block.itemsize + 1}").tobytes().decode()
         except UnicodeDecodeError:
-            return "a key is no UTF-8"
+            return "a key is not UTF-8"
         return ""
 
 
@@ -227,6 +226,6 @@ def map_array(path: Path, again: str) -> NDArray[Any]:
         data = np.memmap(path, np.uint8, "r")
         return array_at(data, 0, len(data), str(path))
     except (OSError, ValueError) as error:
-        raise RetrievalError(f"{path} cannot be read: {error}; {again}") from None
+        raise RetrievalError(f"cannot read {path}: {error}; {again}") from None
     except ShardError as error:
         raise RetrievalError(f"{str(error).removesuffix(f'; {RESTORE}')}; {again}") from None

@@ -95,8 +95,8 @@ def draw_answer(
         picture = retriever.picture(hit.number)
         if picture is None and not retriever.picture_views:
             raise RetrievalError(
-                f"{retriever.data} has no view of pictures in 1 or 3 channels; a sheet needs "
-                "pictures: ask without --sheet"
+                f"{retriever.data} has no view of pictures with 1 or 3 channels, which a sheet "
+                "needs; remove --sheet"
             )
         tiles.append(Tile(picture, list(_hit_lines(answer, i + 1, hit))))
     return draw_tiles(tiles, across=min(6, len(tiles)))
@@ -109,7 +109,7 @@ def _query_lines(answer: Answer) -> Iterator[tuple[str, str]]:
     yield f"{relation[answer.relation]}{where}", INK
     if answer.query.labels:
         yield ", ".join(answer.query.labels), SAME
-        yield "below: = both have, + the hit alone, − the query alone", SAME
+        yield "below: = both, + only the hit, − only the query", SAME
 
 
 def _hit_lines(answer: Answer, position: int, hit: Hit) -> Iterator[tuple[str, str]]:
@@ -131,6 +131,6 @@ def check_sheet(path: Path) -> None:
     """Refuses a file name that a sheet cannot have, before the work of drawing it."""
     if path.suffix.lower() not in PICTURES:
         raise RetrievalError(
-            f"{path}: a sheet cannot be {path.suffix or 'a file with no suffix'}; expected "
-            f"{', '.join(PICTURES)}; give --sheet another name"
+            f"{path}: a sheet cannot be {path.suffix or 'a file with no suffix'}; give --sheet a "
+            f"name that ends with {' or '.join(PICTURES)}"
         )

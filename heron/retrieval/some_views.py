@@ -75,8 +75,8 @@ class SomeViews:
         )
         if not len(number):
             raise RetrievalError(
-                "none of the samples that pass has the views of the query; expected one at least; "
-                "ask for less, or give the other views"
+                "none of the samples that pass has the views of the query; relax the filter, or "
+                "query by other views"
             )
         score, k_found = scores[number], min(k, len(number))
         least = np.partition(score, -k_found)[-k_found]  # ties are in the order of the samples
@@ -153,14 +153,12 @@ class EmbeddingsOfViews(Embeddings):
         manifest, there, self.whole = whole.manifest, whole.views, whole
         stored = [view.stored for view in manifest.views]
         if not stored:
-            raise RetrievalError(f"{whole.folder} does not say which views it is of; {EMBED_AGAIN}")
+            raise RetrievalError(f"{whole.folder} does not say which views it has; {EMBED_AGAIN}")
         if unknown := [name for name in names if name not in there]:
-            fault = (
-                "the data set lacks it" if unknown[0] in stored else "the model sees no such view"
-            )
+            fault = "the data set lacks it" if unknown[0] in stored else "the model does not see it"
             raise RetrievalError(
-                f"{whole.folder} holds nothing of view '{unknown[0]}': {fault}; expected one or "
-                f"more of {', '.join(there)}"
+                f"{whole.folder} has nothing of view '{unknown[0]}': {fault}; use one or more of "
+                f"{', '.join(there)}"
             )
         self.given = [name for name in there if not names or name in names]
         others = [name for name in there if name not in self.given]

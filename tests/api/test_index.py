@@ -58,13 +58,13 @@ def test_what_is_saved_is_opened_and_asked(
     assert (ours.numbers == theirs.numbers).all() and (ours.scores == theirs.scores).all()
     assert main(["query", str(folder), "--key", "4", "--where", "'Red field'", "--k", "3"]) == 0
     told = capsys.readouterr().out
-    assert "the index, as it was built of vectors in memory" in told and "Red field" in told
+    assert "the index, because it was built from vectors in memory" in told and "Red field" in told
     with pytest.raises(RetrievalError, match="already exists; choose another --out"):
         index.save(folder)
     retriever = Retriever.open(folder)
-    with pytest.raises(RetrievalError, match="names no model; expected a query by a key or a vec"):
+    with pytest.raises(RetrievalError, match="has no model; query by a key or a vec"):
         retriever.by_file(folder / "face.jpg")
-    with pytest.raises(RetrievalError, match="names no data set; expected the shards that the vec"):
+    with pytest.raises(RetrievalError, match="has no data set; pass the shards of the vec"):
         retriever.picture(0)
 
 
@@ -91,30 +91,30 @@ def test_labels_of_classes_and_of_some() -> None:
     assert (Y[found.search(Z[:4], 5, "c").numbers, 0] == 1).all()
     assert heron.Index.build(Z, labels=Y.astype(np.float32)).samples.names == ["0", "1", "2"]
     assert heron.Index.build(Z, labels=torch.from_numpy(classes)).samples.names == ["0", "1", "2"]
-    with pytest.raises(RetrievalError, match="these samples have no labels; leave it out"):
+    with pytest.raises(RetrievalError, match="these samples have no labels; remove the filter"):
         heron.Index.build(Z).search(Z[:1], where="Beach")
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"vectors": Z[0]}, "vectors are float32 [16]; expected numbers [rows, dim], a vector"),
-        ({"vectors": Z.astype(str)}, "vectors are <U32 [700, 16]; expected numbers"),
-        ({"labels": Y[:5]}, "labels are int64 [5, 3]; expected 700 class numbers [rows], -1 where "
-         "none is known, or 0 and 1 [rows, names], a column for each label; `label_names` names"),
-        ({"labels": np.arange(N) * 10**7}, "labels: class 6,990,000,000 is the largest; expected"),
-        ({"labels": Y / 2}, "labels are float64 [700, 3]; expected 700 class"),
-        ({"labels": Y + 1}, "labels: labels must be 0 to 1, got 2 in row 0; expected 700 class"),
-        ({"labels": Y - 1}, "labels: not all are 0 or 1; expected 700 class numbers"),
+        ({"vectors": Z[0]}, "vectors must be numbers [rows, dim], one vector for each sample"),
+        ({"vectors": Z.astype(str)}, "such as `Model.encode` returns, got <U32 [700, 16]"),
+        ({"labels": Y[:5]}, "labels must be 700 class numbers [rows], -1 where unknown, "
+         "or 0 and 1 [rows, names], one column for each label, in the order of `label_names`, g"),
+        ({"labels": np.arange(N) * 10**7}, "at most 1,048,575, got 6,990,000,000; number"),
+        ({"labels": Y / 2}, "`label_names`, got float64 [700, 3]"),
+        ({"labels": Y + 1}, "labels must be 0 to 1, got 2 in row 0; they must be 700 class"),
+        ({"labels": Y - 1}, "labels: not all are 0 or 1; they must be 700 class numbers"),
         ({"labels": Y, "label_names": ["a"]}, "multi_label labels must be uint8 (700, 1), got"),
         ({"labels": Y, "label_names": ["a", "a", "b"]}, "two labels have the name 'a'"),
-        ({"keys": ["a"]}, "1 keys; expected 700, one for each vector"),
-        ({"keys": ["a"] * N}, "699 keys are there twice, the first 'a' of samples 0 and 1"),
+        ({"keys": ["a"]}, "there must be one key for each of 700 vectors, got 1 keys"),
+        ({"keys": ["a"] * N}, "699 keys occur twice, first 'a' in samples 0 and 1"),
         ({"vectors": np.where(np.arange(N)[:, None] == 7, 0, Z)}, "1 of 700 vectors are zero, "
          "which has no cosine: '7'"),
-        ({"kind": "tree"}, "unknown kind 'tree'; expected flat, ivf, sq8, rabitq, binary, "
+        ({"kind": "tree"}, "kind must be one of flat, ivf, sq8, rabitq, binary, "
          "ivfpq, hnsw"),
-        ({"vectors": Z[:0]}, "the array has no vectors; expected some to index"),
+        ({"vectors": Z[:0]}, "the array has no vectors to index"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(given: dict[str, Any], told: str) -> None:
@@ -123,20 +123,20 @@ def test_what_does_not_fit(given: dict[str, Any], told: str) -> None:
 
 
 def test_a_filter_that_is_none(index: heron.Index) -> None:
-    with pytest.raises(RetrievalError, match="no label is called 'Beech'.*did you mean Beach"):
+    with pytest.raises(RetrievalError, match="no label named 'Beech'.*Did you mean Beach"):
         index.search(Z[:1], where="Beech")
     with pytest.raises(RetrievalError, match="no sample passes the filter 'Urban and not Urban'"):
         index.search(Z[:1], where="Urban and not Urban")
-    with pytest.raises(RetrievalError, match=r"a filter is bool \[3\]; expected bool \[700\]"):
+    with pytest.raises(RetrievalError, match=r"allowed must be bool \[700\], .*, got bool \[3\]"):
         index.search(Z[:1], where="Urban", allowed=np.ones(3, bool))
 
 
 @pytest.mark.parametrize(
     ("query", "k", "message"),
     [
-        (Z[:2] + 1j, 3, "queries are complex64 [2, 16]; expected numbers [queries, 16]"),
-        ("a", 3, "queries are <U1 []; expected numbers"),
-        (Z[:2], 2.5, "k is 2.5; expected 1 to 700, the number of vectors"),
+        (Z[:2] + 1j, 3, "queries must be numbers [queries, 16], got complex64 [2, 16]"),
+        ("a", 3, "queries must be numbers [queries, 16], got <U1 []"),
+        (Z[:2], 2.5, "k must be 1 to 700, the number of vectors in the index, got 2.5"),
     ],
 )
 def test_queries_that_are_none(query: Any, k: Any, message: str) -> None:

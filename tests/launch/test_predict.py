@@ -54,7 +54,10 @@ def test_predictions_have_the_scores_of_the_run(
     other = (*whole, "--overwrite", "--data", config.data.path)
     assert main(list(other)) == (1 if terms else 0)
     if terms:
-        assert "has no classifier, and a probe is trained on the run's" in capsys.readouterr().err
+        assert (
+            "has no classifier, and a probe can only be trained on the run's"
+            in capsys.readouterr().err
+        )
     assert main([*whole[:3], str(tmp_path / "all.txt")]) == 2
     assert "--out must end with .csv or .parquet, got " in capsys.readouterr().err
 

@@ -43,23 +43,23 @@ PERFORMED = {
     "files cannot be put by HTTP": "tests/shards/test_remote_build.py::test_the_verb",
     "the processes that worked on it were lost": "tests/shards/test_on_cluster.py::"
     "test_an_item_that_kills_every_worker_is_named",
-    "processes were launched to embed in tasks": "tests/retrieval/test_embed_tasks.py::"
+    "but embedding in tasks needs only one": "tests/retrieval/test_embed_tasks.py::"
     "test_what_tasks_refuse",
     "no Ray cluster answers at": "tests/studies/test_on_ray.py::test_a_study_here",
-    ", as the i": SAME,
+    "in the index; pass the shards that": SAME,
     "has the fingerprint ": SAME,
     " has weights of sha256 ": SAME,
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
     "files with the other views; pass": f"{SOME}::test_the_command_says_what_it_compares",
     "the index compares whole vectors": f"{SOME}::test_negatives_of_a_view_that_is_not_there",
-    "which alone is given; expected a": f"{SOME}::test_a_data_set_without_two_views_of_six",
+    "and no other view is given; pass a f": f"{SOME}::test_a_data_set_without_two_views_of_six",
     "pass either a folder of emb": f"{ANY}::test_a_folder_of_transformers",
     "--encoder needs --data, takes": f"{ANY}::test_a_folder_of_transformers",
-    "sees a view of kind ": f"{ANY}::test_a_folder_of_transformers",
-    "compared with the samples' other views": f"{SOME}::"
+    "needs a view of kind ": f"{ANY}::test_a_folder_of_transformers",
+    "with the samples' other views, because": f"{SOME}::"
     "test_unknown_views_and_none_are_refused_in_a_line",
     "a text is compared": "tests/data/test_texts.py::test_a_text_finds_pictures",
-    "which may lead elsewhere": "tests/retrieval/test_foreign.py::"
+    "which could send your credentials elsewhere": "tests/retrieval/test_foreign.py::"
     "test_options_of_a_run_that_an_index_names_lead_nowhere",
     "the validation rows have no score '": SEARCH,
     "was chosen by ": SEARCH,
@@ -74,7 +74,7 @@ PERFORMED = {
     "test_what_can_never_be_met_is_refused_with_both_numbers",
     "unpack it with tar --ignore-zeros, and pack it again": f"{BY_HAND}::"
     "test_two_tars_one_after_the_other_are_packed_again",
-    "has no view of pictures in 1 or 3 channels; a sheet": f"{ENCODE}::test_a_sheet_needs_pictures",
+    "has no view of pictures with 1 or 3 channels, which": f"{ENCODE}::test_a_sheet_needs_pictures",
     "; expected a model that Heron saved": "tests/api/test_travel.py::test_a_model_goes_by_the_hub",
     " holds a run of another configuration": f"{REPRODUCE}::"
     "test_a_run_of_another_configuration_is_told_of_before_any_runs",
@@ -83,20 +83,19 @@ PERFORMED = {
     "is being worked in by another heron study": "tests/studies/test_ledger.py::"
     "test_one_driver_at_a_time",
     " is being written by another": f"{FAULTS}::test_a_folder_appears_when_it_is_whole",
-    " was written by another build meanwhile": f"{FAULTS}::"
+    " was written by another build in the meantime": f"{FAULTS}::"
     "test_a_build_that_loses_the_race_leaves_the_others_index",
-    " is the folder that you are in; expected another": f"{FAULTS}::"
+    " is the current folder; choose another": f"{FAULTS}::"
     "test_the_folder_that_one_is_in_is_not_replaced",
     "and --overwrite would move ": f"{BY_HAND}::"
     "test_a_folder_of_a_run_that_is_being_trained_is_moved_after_its_end",
     "; expected the folder": "tests/studies/test_results.py::test_what_is_no_study_is_refused",
-    ", which FAISS searches on no GPU; expected one of ": "tests/retrieval/test_gpu.py::"
+    ", which FAISS cannot search on a GPU; remove ": "tests/retrieval/test_gpu.py::"
     "test_a_kind_without_a_search_on_gpus_is_refused",
-    "is fetched only when you give it; exp": f"{BY_HAND}::"
+    "is only fetched if you name it; add --d": f"{BY_HAND}::"
     "test_an_address_that_an_index_names_and_the_user_gives",
-    "expected a picture; run `heron shards verify`": f"{BY_HAND}::"
-    "test_a_damaged_picture_is_named_by_verify",
-    "was built of vectors in memory, and names no data": f"{BY_HAND}::"
+    "' is damaged": f"{BY_HAND}::test_a_damaged_picture_is_named_by_verify",
+    "was built from vectors in memory and has no data": f"{BY_HAND}::"
     "test_shards_that_an_index_does_not_name",
     " already has an option named ": "tests/shards/test_own_source.py::"
     "test_an_option_that_the_command_has",

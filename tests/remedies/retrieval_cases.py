@@ -79,19 +79,19 @@ ON_INDEXES = [
         ["--port", "0"],
     ),
     Case(
-        "names no view; expected one of ",
+        ": no view named '",
         misnamed,
         ["--file", "left=OUT/a.jpg"],
         ["--file", "lft=OUT/a.jpg"],
     ),
     Case(
-        " has a file already; expected one of each",
+        " already has a file; pass one file for each view",
         twice,
         ["--file", "left=OUT/a.jpg", "--file", "right=OUT/b.jpg"],
         ["--file", "left=OUT/a.jpg", "left=OUT/b.jpg"],
     ),
     Case(
-        " rows; expected one of number ",
+        " rows, counted from 0, so --row cannot be ",
         two_rows,
         ["--row", "1"],
         ["--row", "5"],
@@ -103,7 +103,7 @@ ON_INDEXES = [
         ["--gpu"],
     ),
     Case(
-        "; expected some; give another --role or --split",
+        "; use another --role or --split",
         lambda folder: (
             ["embed", "RUN", "--out", "OUT/e", "--role", "validation"]
             + ["data.protocol.validation=0", "evaluate.threshold=0.5"]
@@ -113,25 +113,25 @@ ON_INDEXES = [
         before=["shards", "show", "PLACE/faces"],
     ),
     Case(
-        " holds embeddings of another kind: ",
+        " has embeddings with other settings: ",
         lambda folder: ["embed", "RUN", "--out", "OUT/e", "--dtype", "float16"],
         ["--overwrite"],
         given=["embed", "RUN", "--out", "OUT/e"],
     ),
     Case(
-        " holds embeddings of another kind: ",
+        " has embeddings with other settings: ",
         lambda folder: ["embed", "RUN", "--out", "OUT/e", "--dtype", "float16"],
         ["--out", "OUT/other"],
         ["--out", "OUT/e"],
         given=["embed", "RUN", "--out", "OUT/e"],
     ),
     Case(
-        " is no plan: ",
+        " is not the plan of an unfinished embedding: ",
         unplanned,
         ["--overwrite"],
     ),
     Case(
-        " is no plan: ",
+        " is not the plan of an unfinished embedding: ",
         unplanned,
         ["--out", "OUT/other"],
         ["--out", "OUT/e"],

@@ -56,7 +56,7 @@ def zero_a_picture(data: Path, row: int) -> str:
 
 
 def test_shards_that_an_index_does_not_name(index: Path, faces: Path) -> None:
-    with pytest.raises(RetrievalError, match="was built of vectors in memory, and names no data"):
+    with pytest.raises(RetrievalError, match="was built from vectors in memory and has no data"):
         Retriever.open(index).picture(3)
     assert Retriever.open(index, data=faces).picture(3) is not None
 
@@ -64,7 +64,7 @@ def test_shards_that_an_index_does_not_name(index: Path, faces: Path) -> None:
 def test_an_address_that_an_index_names_and_the_user_gives(index: Path, faces: Path) -> None:
     with web({path.name: path.read_bytes() for path in faces.iterdir()}) as site:
         seal(index / "manifest.json", data=site.url)
-        with pytest.raises(RetrievalError, match="is fetched only when you give it; exp") as told:
+        with pytest.raises(RetrievalError, match="is only fetched if you name it; add --d") as told:
             Retriever.open(index).picture(3)
         assert site.requests == []
         given = str(told.value).split("--data ")[1]
@@ -75,7 +75,7 @@ def test_a_damaged_picture_is_named_by_verify(
     index: Path, faces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = zero_a_picture(faces, 3)
-    with pytest.raises(RetrievalError, match="expected a picture; run `heron shards verify`"):
+    with pytest.raises(RetrievalError, match="' is damaged .*run `heron shards verify`"):
         Retriever.open(index, data=faces).picture(3)
     assert call(["shards", "verify", faces]) == 1
     assert f"sample {key}" in capsys.readouterr().err

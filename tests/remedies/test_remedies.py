@@ -46,13 +46,13 @@ ON_A_RUN = [
         ["--sheet", "OUT/near.txt"],
     ),
     Case(
-        " queries, to learn ",
+        " queries to learn ",
         lambda folder: ["index", "EMBEDDINGS", "--kind", "ivfpq", "--out", "OUT/index"],
         ["--kind", "flat"],
         ["--kind", "ivfpq"],
     ),
     Case(
-        " queries, to train on; found ",
+        " queries to train on, but there are ",
         lambda folder: ["index", "OUT/e", "--kind", "ivf", "--out", "OUT/index"],
         ["--kind", "flat"],
         ["--kind", "ivf"],
@@ -65,7 +65,7 @@ ON_A_RUN = [
         ["--memory", "1KB"],
     ),
     Case(
-        "give another --width, or none for all",
+        "use another --width, or none for all",
         lambda folder: ["index", "EMBEDDINGS", "--width", 10_000, "--out", "OUT/index"],
         ["--width", 8],
         ["--width", "10000"],

@@ -167,11 +167,11 @@ def test_what_is_refused(
     ):
         with pytest.raises(UsageError, match=message):
             negatives(out=tmp_path / "r", **arguments)
-    with pytest.raises(RetrievalError, match="2 views that it may be; expected --view left or "):
+    with pytest.raises(RetrievalError, match="2 of them fit; use --view left or "):
         open_encoder(str(vit), data)
     with pytest.raises(
         RetrievalError,
-        match="sees a view of kind image, .*view 'numbers'; expected --view left or --view ri",
+        match="needs a view of kind image, .*'numbers' is not one; use --view left or --view ri",
     ):
         open_encoder(str(vit), data, "numbers")
     with pytest.raises(

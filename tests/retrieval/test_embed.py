@@ -120,7 +120,9 @@ def test_a_crash_costs_the_parts_that_were_not_written(
     monkeypatch.setattr(Embedder, "_write", until)
     with pytest.raises(KeyboardInterrupt):
         embed(run, out, SMALL, progress=False)
-    with pytest.raises(RetrievalError, match="an unfinished `heron embed`; run the same again"):
+    with pytest.raises(
+        RetrievalError, match="an unfinished `heron embed`; run the same command again"
+    ):
         Embeddings.open(out)
     seen = json.loads((out / "plan.json").read_text())["seen"]  # or one of before is not gone on
     assert sorted(seen) == ["canvas", "draft", "standardise", "views"]
@@ -146,7 +148,7 @@ def test_some_rows_some_layers_in_half(run: Path, whole: Embeddings, tmp_path: P
     vectors = found.take("hidden", np.arange(70))
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, expected, rtol=1e-3, atol=1e-4)
-    with pytest.raises(RetrievalError, match="no layer 'weight'; found hidden; expected one"):
+    with pytest.raises(RetrievalError, match="no layer 'weight', only hidden; use one"):
         found.layer("weight")
     split = embed(run, tmp_path / "split", Choice(split="test", layers=["weight"]), progress=False)
     assert split.samples.rows.tolist() == list(range(300, 370))
@@ -163,7 +165,7 @@ def test_what_lies_in_the_folder_is_kept(run: Path, whole: Embeddings, tmp_path:
         embed(run, tmp_path / "drawn", drawn, ["data.protocol.seed=1"], progress=False)
     (tmp_path / "drawn" / "plan.json").write_text("{")
     with pytest.raises(
-        RetrievalError, match="plan.json is no plan: .*another --out, or add --over"
+        RetrievalError, match="plan.json is not the plan of .*another --out, or add --over"
     ):
         embed(run, tmp_path / "drawn", drawn, progress=False)
     (tmp_path / "thesis.txt").touch()
@@ -176,8 +178,8 @@ def test_what_lies_in_the_folder_is_kept(run: Path, whole: Embeddings, tmp_path:
 def test_a_run_of_others_builds_and_fetches_no_data(run: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     message = (
-        f"{gone} is not there; expected the data set of the run, or another by data.path; if you "
-        f"trust the run, build it with: heron shards build frames --out {gone} "
+        f"{gone}, the data set of the run, does not exist; set data.path to another one, or, if "
+        f"you trust the run, build it with: heron shards build frames --out {gone} "
         "--classes=4 --seed=1 --test=70 --train=300"
     )
     shutil.copytree(locate(run), tmp_path / "foreign")
@@ -185,7 +187,10 @@ def test_a_run_of_others_builds_and_fetches_no_data(run: Path, tmp_path: Path) -
     tree = yaml.safe_load(config.read_text())
     for name in ("state.json", "COMPLETE"):  # weights of others, without a manifest
         (tmp_path / "foreign" / name).unlink()
-    for path, said in ((str(gone), message), ("http://127.0.0.1:9/x", "fetched only when you")):
+    for path, said in (
+        (str(gone), message),
+        ("http://127.0.0.1:9/x", "only fetched if you name it"),
+    ):
         tree["data"]["path"] = path
         config.write_text(yaml.safe_dump(tree))
         with pytest.raises(RetrievalError, match=re.escape(said)):
@@ -206,12 +211,15 @@ def test_what_cannot_be_embedded(run: Path, tmp_path: Path) -> None:
             embed(run, tmp_path / "out", choice, overrides, progress=False)
 
     refused("the model has no layer 'logits'", choice=Choice(layers=["logits"]))  # type: ignore[list-item]
-    refused("unknown role 'train'; expected labelled", choice=Choice(role="train"))  # type: ignore[arg-type]
+    refused("role must be one of labelled, .*, got 'train'", choice=Choice(role="train"))  # type: ignore[arg-type]
     refused(" has no split 'valid', only ", choice=Choice(split="valid"))
-    refused("unknown dtype 'int8'; expected float32 or float16", choice=Choice(dtype="int8"))  # type: ignore[arg-type]
-    refused("part_rows is 0; expected at least 1", choice=Choice(part_rows=0))
+    refused("dtype must be float32 or float16, got 'int8'", choice=Choice(dtype="int8"))  # type: ignore[arg-type]
+    refused("part_rows must be at least 1, got 0", choice=Choice(part_rows=0))
     swapped = "data.views=[{stored: view2}, {stored: view1}]"
-    refused(r"the views of .* are \[\[112\], \[273\]\]; expected \[\[273\], \[112\]\]", swapped)
+    refused(
+        r"the views of .* have the shapes \[\[112\], \[273\]\], but .* on \[\[273\], \[112\]\]",
+        swapped,
+    )
     refused("data.paths: unknown key; did you mean 'path'", "data.paths=x")
     with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         embed(tmp_path, tmp_path / "out", SMALL, progress=False)
@@ -269,7 +277,7 @@ def test_damage_is_found(run: Path, tmp_path: Path) -> None:
     ):
         list(found.blocks("projection"))
     np.save(part, np.zeros((64, 2), np.float32))
-    with pytest.raises(RetrievalError, match=r"is float32 \(64, 2\); expected float32 \(64, 16\)"):
+    with pytest.raises(RetrievalError, match=r"is float32 \(64, 2\) instead of float32 \(64, 16\)"):
         list(found.blocks("projection"))
     manifest = json.loads((found.folder / "manifest.json").read_text())
     (found.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 9}))
@@ -281,7 +289,7 @@ def test_damage_is_found(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match="the manifest of embeddings .*json: not JSON "):
         Embeddings.open(found.folder)
     with pytest.raises(
-        RetrievalError, match="has no manifest.json; .*give the folder that `heron emb"
+        RetrievalError, match="has no manifest.json; .*pass a folder that `heron emb"
     ):
         Embeddings.open(tmp_path)
     (found.folder / "known.npy").unlink()
@@ -294,11 +302,11 @@ def test_keys_are_found_and_no_two_are_the_same() -> None:
     samples = made.samples(y, ["a"], keys=["b", "ä", "c", "d"])
     assert [samples.find(key) for key in ("b", "ä", "c", "d")] == [0, 1, 2, 3]
     for unknown in ("dd", "d" * 500):
-        message = f"no sample has the key '{unknown}'; found 4.*nearest d"
+        message = f"no sample has the key '{unknown}' .of 4.*. Did you mean d"
         with pytest.raises(RetrievalError, match=message):
             samples.find(unknown)
     twice = made.samples(y, ["a"], keys=["b", "a", "b", "c"])
-    with pytest.raises(RetrievalError, match="1 keys are there twice, the first 'b' of samples 0"):
+    with pytest.raises(RetrievalError, match="1 keys occur twice, first 'b' in samples 0"):
         twice.refuse_duplicates()
 
 

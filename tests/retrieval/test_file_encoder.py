@@ -191,9 +191,7 @@ def npy(array: NDArray[Any], **options: Any) -> bytes:
 def test_files_are_given_by_view(frames: Retriever) -> None:
     texts = ["view2=b=c.npy", "view1=a.npy"]
     assert frames.files(texts) == {"view1": Path("a.npy"), "view2": Path("b=c.npy")}
-    with pytest.raises(
-        RetrievalError, match="^no view is called 'a'; expected one or more of view"
-    ):
+    with pytest.raises(RetrievalError, match="^no view named 'a'; pass one or more of view"):
         frames.by_file({"a": "x", "view1": "x", "view2": "x"}, 3)
 
 
@@ -207,7 +205,7 @@ def test_a_file_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
     if not endless.is_file():
         pytest.skip("needs /proc")
     monkeypatch.setattr(file_reader, "MAX_FILE_BYTES", 40)
-    with pytest.raises(RetrievalError, match="status has .* bytes; expected at most 40; make it"):
+    with pytest.raises(RetrievalError, match="status has .* bytes, and the limit is 40; make it"):
         file_reader.read_file(endless)
 
 
@@ -248,13 +246,13 @@ PICTURE = as_bytes(Image.effect_noise((32, 32), 50).convert("RGB"), "JPEG")
         (b"\xff\xd8" + bytes(90), "the file is a damaged JPEG"),
         (b"\x89PNG\r\n\x1a\n" + bytes(40), "the file is a damaged PNG"),
         (PICTURE[:-200], "the file is a damaged JPEG|the file is cut short"),
-        (png(32, 32), "the file is a damaged PNG .*; expected a whole picture"),
-        (png(40, 30), r"the file is a damaged PNG \(.*\); expected a whole picture"),
-        (png(9_000, 8_000), "the file is 8000 × 9000; expected 64,000,000 pixels at most; make it"),
+        (png(32, 32), "the file is a damaged PNG .*; pass a complete picture"),
+        (png(40, 30), r"the file is a damaged PNG \(.*\); pass a complete picture"),
+        (png(9_000, 8_000), "the file is 8000 × 9000, and the limit is 64,000,000 pixels; make it"),
         (png(60_000, 60_000), "pixels, got 60000 × 60000"),
         (png(32, 32, twice=True), r"the file is a damaged PNG \((it has two headers|Image size)"),
-        (PICTURE + bytes(20_000_000), "the file has 20,00.,... bytes; expected at most 20,000,000"),
-        (npy(np.ones(3)), "the file is an npy file; expected a picture, as view 'image' hol"),
+        (PICTURE + bytes(20_000_000), "the file has 20,00.,... bytes, and the limit is 20,000,000"),
+        (npy(np.ones(3)), "the file is an npy file, but view 'image' needs a picture"),
     ],
     ids=named,
 )
@@ -267,9 +265,9 @@ def test_paths_that_are_no_files(faces: Retriever, tmp_path: Path) -> None:
     with (large := tmp_path / "large.png").open("wb") as stream:
         stream.truncate(30_000_000)
     for path, message in [
-        (tmp_path / "none.png", "none.png is not there; expected a picture or an npy file"),
-        (tmp_path, "is no file; expected a picture"),
-        (large, "large.png has 30,000,000 bytes; expected at most 20,000,000; make it smaller"),
+        (tmp_path / "none.png", "none.png does not exist; pass a picture or an npy file"),
+        (tmp_path, "is not a file; pass a picture"),
+        (large, "large.png has 30,000,000 bytes, and the limit is 20,000,000; make it smaller"),
     ]:
         with pytest.raises(RetrievalError, match=message):
             faces.by_file(path)
@@ -278,17 +276,29 @@ def test_paths_that_are_no_files(faces: Retriever, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "row", "message"),
     [
-        (PICTURE, 0, "the file of view 'view1' begins with .*; expected an npy file, as vi"),
+        (
+            PICTURE,
+            0,
+            "the file of view 'view1' must be an npy file, .* 273 numbers, but it begins with",
+        ),
         (npy(np.array([{}]), allow_pickle=True), 0, "an array of Python objects is a pickle"),
-        (npy(np.ones((3, 5))), 0, "of view 'view1' has rows of 5; expected 273 numbers"),
-        (npy(np.ones((2, 3, 4))), 0, r"of view 'view1' is float64 \(2, 3, 4\); expected numbers"),
-        (npy(np.ones(20) * 1j), 0, r"of view 'view1' is complex128 \(20,\); expected numbers"),
+        (npy(np.ones((3, 5))), 0, "of view 'view1' must have 273 numbers in each row, got 5"),
+        (
+            npy(np.ones((2, 3, 4))),
+            0,
+            r"of view 'view1' must have numbers, .*, got float64 \(2, 3, 4\)",
+        ),
+        (
+            npy(np.ones(20) * 1j),
+            0,
+            r"of view 'view1' must have numbers, .*, got complex128 \(20,\)",
+        ),
         (
             npy(np.ones(20))[:-4],
             0,
             r"an array of float64 \(20,\) at byte 0 is too short or too long",
         ),
-        (npy(np.ones((3, 20))), 3, "of view 'view1' has 3 rows; expected one of number 3"),
+        (npy(np.ones((3, 20))), 3, "of view 'view1' has 3 rows, .* --row cannot be 3"),
         (npy(np.full(273, np.nan)), 0, "273 numbers of row 0 are not finite in float32, the first"),
         (npy(np.full(273, 1e300)), 0, "273 numbers of row 0 are not finite in float32"),
     ],
@@ -301,7 +311,7 @@ def test_files_that_are_no_vectors(frames: Retriever, data: bytes, row: int, mes
 
 def test_a_file_has_no_labels(faces: Retriever) -> None:
     with pytest.raises(
-        RetrievalError, match="'x' is no sample, and has no labels; relation 'hard'"
+        RetrievalError, match="'x' is not a sample and has no labels, which relation 'hard'"
     ):
         faces.by_file(PICTURE, 3, relation="hard", name="x")
     answer = faces.by_file(PICTURE, 4, "Male")
@@ -311,7 +321,9 @@ def test_a_file_has_no_labels(faces: Retriever) -> None:
 def test_the_model_and_the_data_are_those_of_the_index(faces: Retriever, tmp_path: Path) -> None:
     index, wanted = faces.index.folder, faces.index.manifest.checkpoint[:12]
     other = made.run(tmp_path / "other", Path(faces.data), IMAGES, seed=1)
-    message = f"other has weights of sha256 [0-9a-f]{{12}}; expected {wanted}, those that the index"
+    message = (
+        f"other has weights of sha256 [0-9a-f]{{12}}, but the index was .* {wanted}; pass the run"
+    )
     with pytest.raises(RetrievalError, match=message):
         Retriever.open(index, run=other).by_file(PICTURE)
     assert Retriever.open(index, run=faces.run).by_file(PICTURE).hits
@@ -322,9 +334,12 @@ def test_the_model_and_the_data_are_those_of_the_index(faces: Retriever, tmp_pat
     nine = make_source("faces", {"train": 9, "test": 0, "size": 32})
     build(nine, tmp_path / "data", progress=False)
     fresh = Retriever.open(index, data=tmp_path / "data")
-    with pytest.raises(RetrievalError, match="has the fingerprint sha256:.*; expected sha.* embed"):
+    with pytest.raises(
+        RetrievalError,
+        match="has the fingerprint sha256:.*, but the .* embedded has sha.*--data, or embed",
+    ):
         fresh.by_file(PICTURE)
-    message = "row 29 of .* is 'no sample'; expected '.*', as the i"
+    message = "row 29 of .* is 'no sample', but '.*' in the index; pass the shards that"
     with pytest.raises(RetrievalError, match=message):
         fresh.picture(29)
     given = Retriever.open(index, data=faces.data)
@@ -390,6 +405,6 @@ def test_a_sheet_has_the_query_first_and_framed(
 
 
 def test_a_sheet_needs_pictures(frames: Retriever, tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="has no view of pictures in 1 or 3 channels; a sheet"):
+    with pytest.raises(RetrievalError, match="has no view of pictures with 1 or 3 channels, which"):
         ask(frames.index.folder, "--key", frames.samples.key(0), "--sheet", tmp_path / "a.png")
     ask(frames.index.folder, "--key", frames.samples.key(0))

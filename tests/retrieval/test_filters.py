@@ -100,25 +100,28 @@ def test_counts_are_of_the_labels_that_are_named() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "at character 1: it is empty; expected a label"),
+        ("", "at character 1: it is empty; write a label"),
         ("   ", "at character 1: it is empty"),
-        ("a and", "at character 6: found the end; expected a label, 'not' or '('"),
-        ("a and and b", "at character 7: found 'and'; expected a label"),
-        ("a b", "at character 3: found 'b'; expected 'and', 'or' or the end"),
-        ("a not b", "at character 3: found 'not'; expected 'and', 'or' or the end"),
-        ("(a or b", "at character 1: this '(' is not closed; expected a ')' after it"),
+        ("a and", "at character 6: the end instead of a label, 'not' or '('"),
+        (
+            "a and and b",
+            "at character 7: 'and' instead of a label, 'not' or '('; put a label of that",
+        ),
+        ("a b", "at character 3: 'b' instead of 'and', 'or' or the end"),
+        ("a not b", "at character 3: 'not' instead of 'and', 'or' or the end"),
+        ("(a or b", "at character 1: this '(' is not closed; add a ')'"),
         ("a or (b and (a)", "at character 6: this '(' is not closed"),
-        ("(a b)", "at character 4: found 'b'; expected 'and', 'or' or ')'"),
-        ("a)", "at character 2: found ')'; expected a '(' before it"),
-        ("()", "at character 2: found ')'; expected a label"),
-        ("a and 'b", "at character 7: this quote is not closed; expected another ' after it"),
-        ("a & & b", "at character 5: found '&'; expected a label"),
-        ("not", "at character 4: found the end; expected a label"),
+        ("(a b)", "at character 4: 'b' instead of 'and', 'or' or ')'"),
+        ("a)", "at character 2: ')' has no '(' before it"),
+        ("()", "at character 2: ')' instead of a label"),
+        ("a and 'b", "at character 7: this quote is not closed; add another '"),
+        ("a & & b", "at character 5: '&' instead of a label"),
+        ("not", "at character 4: the end instead of a label"),
         ("(" * 60 + "a" + ")" * 60, f"character 51: more than {MAX_DEPTH} parentheses are open"),
-        ("a or " * 500 + "a", "a filter of 2,501 characters; expected at most 2,000"),
-        ("A", "no label is called 'A' (character 1 of the filter); did you mean a? expected one"),
-        ("a or smilin", "'smilin' (character 6 of the filter); did you mean 'Smiling man'?"),
-        ("'Not '", "no label is called 'Not ' (character 1 of the filter); did you mean 'not'?"),
+        ("a or " * 500 + "a", "the filter has 2,501 characters, and the limit is 2,000"),
+        ("A", "no label named 'A' (character 1 of the filter). Did you mean a? The labels are a"),
+        ("a or smilin", "'smilin' (character 6 of the filter). Did you mean 'Smiling man'?"),
+        ("'Not '", "no label named 'Not ' (character 1 of the filter). Did you mean 'not'?"),
     ],
 )
 def test_a_fault_is_pointed_at(text: str, message: str) -> None:
@@ -131,13 +134,15 @@ def test_the_fault_is_marked_in_the_text() -> None:
     with pytest.raises(RetrievalError) as fault:
         parse_filter("a and\tor b", ["a", "b"])
     said = str(fault.value)
-    assert said.startswith("the filter cannot be read at character 7: found 'or'")
+    assert said.startswith("cannot read the filter at character 7: 'or' instead")
     assert said.endswith("; in: a and ⟨here⟩or b")
 
 
 def test_many_names_are_not_all_listed_and_none_is_no_filter() -> None:
     names = [f"class {number}" for number in range(1000)]
-    with pytest.raises(RetrievalError, match=r"did you mean 'class 7'\?.* class 11 and 988 more$"):
+    with pytest.raises(RetrievalError, match=r"Did you mean 'class 7'\?.* class 11 and 988 more$"):
         parse_filter("class7", names)
-    with pytest.raises(RetrievalError, match="'x': these samples have no labels; leave it out"):
+    with pytest.raises(
+        RetrievalError, match="'x': these samples have no labels; remove the filter"
+    ):
         parse_filter("x", [])

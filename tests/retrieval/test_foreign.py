@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_address_that_an_index_names_is_not_fetched(folder: Path) -> None:
     seal(folder / MANIFEST, data="http://127.0.0.1:9/data", embeddings="/none", run="/none")
     opened = Retriever.open(folder)
-    message = "flat names the data set http://127.0.0.1:9/data, which is fetched only when you give"
+    message = "flat uses the data set http://127.0.0.1:9/data, which is only fetched if you name it"
     with pytest.raises(RetrievalError, match=message):
         opened.picture(0)
     with pytest.raises(RetrievalError, match=message):
@@ -46,7 +46,7 @@ def test_options_of_a_run_that_an_index_names_lead_nowhere(
     weights = FileSum.of(foreign / "model.safetensors").sha256
     seal(folder / MANIFEST, run=str(foreign), checkpoint=weights)
     opened = Retriever.open(folder, data="s3://mine/x")
-    message = "s3://mine/x with data.storage_options endpoint_url, which may lead elsewhere"
+    message = "s3://mine/x with data.* endpoint_url, which could send your credentials elsewhere"
     with pytest.raises(RetrievalError, match=message):
         opened.picture(0)
     with pytest.raises(RetrievalError, match=message):

@@ -83,7 +83,9 @@ def test_a_kind_without_a_search_on_gpus_is_refused(
     kind: Kind, stored: Embeddings, calls: list[str], tmp_path: Path
 ) -> None:
     build_index(stored, tmp_path / "i", kind=kind, progress=False)
-    message = f"is of kind {kind}, which FAISS searches on no GPU; expected one of flat, ivf, sq8"
+    message = (
+        f"{kind}, which FAISS cannot search on a GPU; remove --gpu, or build one of flat, ivf, sq8"
+    )
     with pytest.raises(RetrievalError, match=message):
         Index.open(tmp_path / "i", gpu=True)
     assert len(Index.open(tmp_path / "i").search(clustered(3), 4).numbers) == 3

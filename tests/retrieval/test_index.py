@@ -135,7 +135,7 @@ def test_a_mapped_index_finds_the_same(kind: Kind, indices: dict[tuple[Kind, boo
     for held in (index, other):
         slack = {"ivfpq": 0.35, "rabitq": 0.35, "sq8": 0.01}.get(kind, 1e-6)
         np.testing.assert_allclose(held.vectors(numbers), unit[numbers], atol=slack)
-        with pytest.raises(RetrievalError, match="numbers 0 to 1500; expected 0 to 1499"):
+        with pytest.raises(RetrievalError, match="must be 0 to 1499 in .*, got 0 to 1500"):
             held.vectors(np.array([0, N]))
 
 
@@ -265,13 +265,13 @@ def test_what_cannot_be_searched_is_refused(indices: dict[tuple[Kind, bool], Ind
     queries = clustered(4)
     for k in (0, N + 1):
         with pytest.raises(
-            RetrievalError, match=f"k is {k}; expected 1 to 1,500, .* in the index$"
+            RetrievalError, match=f"k must be 1 to 1,500, .* in the index, got {k}$"
         ):
             index.search(queries, k)
     assert index.search(queries, N).numbers.shape == (4, N)
-    with pytest.raises(RetrievalError, match=r"queries are \[4, 15\]; expected \[queries, 16\]"):
+    with pytest.raises(RetrievalError, match=r"queries must be \[queries, 16\], .*, got \[4, 15\]"):
         index.search(queries[:, 1:], 3)
-    with pytest.raises(RetrievalError, match=r"queries are \[16\]; expected"):
+    with pytest.raises(RetrievalError, match=r"queries must be \[queries, 16\], .*, got \[16\]"):
         index.search(queries[0], 3)
     for value in (np.nan, np.inf, 1e30):
         broken = queries.copy()
@@ -280,9 +280,9 @@ def test_what_cannot_be_searched_is_refused(indices: dict[tuple[Kind, bool], Ind
             RetrievalError, match="2 of 4 vectors are not finite.*: query 1, query 3"
         ):
             index.search(broken, 3)
-    with pytest.raises(RetrievalError, match="1 of 4 vectors are zero.*: query 2; expected"):
+    with pytest.raises(RetrievalError, match="1 of 4 vectors are zero.*: query 2; remove"):
         index.search(queries * np.array([[1], [1], [0], [1]]), 3)
-    with pytest.raises(RetrievalError, match=r"a filter is bool \[3\]; expected bool \[1500\]"):
+    with pytest.raises(RetrievalError, match=r"allowed must be bool \[1500\], .*, got bool \[3\]"):
         index.search(queries, 3, allowed=np.ones(3, bool))
 
 

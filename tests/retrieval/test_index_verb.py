@@ -57,4 +57,4 @@ def test_the_only_layer_needs_no_name(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_size_that_is_none(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         heron_index(folder, "--out", "x", "--memory", "much")
-    assert "argument --memory: 'much' is no size; expected a number" in capsys.readouterr().err
+    assert "argument --memory: 'much' is not a size; use a number" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_an_outline_selects_what_is_inside() -> None:
 )
 def test_no_outline_is_refused(index: Index, outline: str) -> None:
     found = index.sample_map()
-    with pytest.raises(RetrievalError, match="expected 3 to 100 corners"):
+    with pytest.raises(RetrievalError, match="must have 3 to 100 corners"):
         assert found is not None and found.inside(outline)
 
 
@@ -88,7 +88,7 @@ def test_a_changed_map_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "index" / MAP, np.full((40, 2), np.nan, np.float32))
     with pytest.raises(RetrievalError, match=r"map\.npy"):
         Index.open(tmp_path / "index")
-    with pytest.raises(RetrievalError, match="expected finite <f4"):
+    with pytest.raises(RetrievalError, match="must be finite <f4"):
         Index.open(tmp_path / "index", verify=False).sample_map()
 
 

@@ -72,12 +72,12 @@ def test_the_nearest_are_those_of_the_prefix(
 
 def test_a_width_that_there_is_not(stored: Embeddings, tmp_path: Path) -> None:
     for width in (0, 7):
-        message = rf"width is {width}; expected 1 to 6, as many numbers as layer 'hidden' has of a"
+        message = rf"width must be 1 to 6, the width of a view in layer 'hidden', got {width}"
         with pytest.raises(RetrievalError, match=message):
             build_index(stored, tmp_path / "i", width=width, progress=False)
     build_index(stored, tmp_path / "j", width=3, progress=False)
     index = Index.open(tmp_path / "j")
-    with pytest.raises(RetrievalError, match=r"queries are \[1, 5\]; expected \[queries, 6\]"):
+    with pytest.raises(RetrievalError, match=r"queries must be \[queries, 6\], .*, got \[1, 5\]"):
         index.search(np.ones((1, 5), np.float32), 1)
 
 

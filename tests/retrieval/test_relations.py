@@ -85,6 +85,8 @@ def test_where_all_labels_are_the_same_none_is_hard(tmp_path: Path) -> None:
 
 def test_a_filter_that_the_query_alone_passes(tmp_path: Path) -> None:
     found = of_labels(tmp_path, np.eye(4), "multi_class")
-    with pytest.raises(RetrievalError, match="'s001' has no other sample .*: 0 others pass"):
+    with pytest.raises(
+        RetrievalError, match="no sample meets every condition for 's001': 0 others pass"
+    ):
         found.by_key("s001", 2, "'class 1'")
     assert [hit.number for hit in found.by_key("s000", 2, "'class 1'").hits] == [1]

@@ -20,7 +20,7 @@ def named(keys: list[str]) -> Samples:
 def test_keys_that_hold_what_was_typed_are_the_nearest(asked: str, nearest: str) -> None:
     """Those nearest to 0123 by their letters did not hold it."""
     samples = named([f"s{n:06}" for n in range(100_000)])
-    with pytest.raises(RetrievalError, match=f"has the key '{asked}'; .* the nearest {nearest}"):
+    with pytest.raises(RetrievalError, match=rf"has the key '{asked}' .*\. Did you mean {nearest}"):
         samples.find(asked)
 
 

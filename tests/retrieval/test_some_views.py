@@ -265,12 +265,14 @@ def test_a_file_without_a_name_is_of_the_view_that_reads_it(six: Path, cameras: 
     face = file(stored(cameras, 1)["a"])
     with pytest.raises(
         RetrievalError,
-        match="^the file may be of any of the views a, b; say which: as a file of 'a'",
+        match="^the file fits several views .a, b.; say which: as a file of 'a'",
     ):
         faces.by_file(face)
-    with pytest.raises(RetrievalError, match="^the file fits none of the views. 'a': the file beg"):
+    with pytest.raises(
+        RetrievalError, match="^the file fits none of the views: 'a': the file must be an npy"
+    ):
         found.by_file(face)
-    with pytest.raises(RetrievalError, match="may be of any of the views a, b, c, d; say which"):
+    with pytest.raises(RetrievalError, match="fits several views .a, b, c, d.; say which"):
         found.by_file(file(stored(six, 1)["a"]))
 
 
@@ -289,9 +291,9 @@ def test_a_file_of_one_width_needs_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["a=x.npy", "a=y.npy"], "--file a=y.npy: view 'a' has a file already; expected one of"),
-        (["g=x.npy"], "--file g=x.npy names no view; expected one of a=PATH, b=PATH, c=PATH, d"),
-        (["none.npy"], "none.npy is not there; expected a picture or an npy file"),
+        (["a=x.npy", "a=y.npy"], "--file a=y.npy: view 'a' already has a file; pass one"),
+        (["g=x.npy"], "--file g=x.npy: no view named 'g'; use one of a=PATH, b=PATH, c=PATH, d"),
+        (["none.npy"], "none.npy does not exist; pass a picture or an npy file"),
     ],
 )
 def test_arguments_that_name_no_view(six: Path, asked: list[str], message: str) -> None:
@@ -326,12 +328,10 @@ def test_negatives_by_some_views_are_those_of_their_numbers(
 
 def test_negatives_of_a_view_that_is_not_there(six: Path, tmp_path: Path) -> None:
     found = Embeddings.open(six / "embeddings")
-    with pytest.raises(
-        RetrievalError, match="nothing of view 'g': the model sees no such view; exp"
-    ):
+    with pytest.raises(RetrievalError, match="nothing of view 'g': the model does not see it; use"):
         EmbeddingsOfViews(found, ["g"])
     old = made.unlabelled(tmp_path / "old", made.clustered(40))
-    with pytest.raises(RetrievalError, match="does not say which views it is of; embed again, int"):
+    with pytest.raises(RetrievalError, match="does not say which views it has; embed again, into"):
         EmbeddingsOfViews(old, ["a"])
     opened = Index.open(index(six, "checked").index.folder)
     with pytest.raises(
@@ -394,13 +394,11 @@ def test_a_data_set_without_two_views_of_six(
         assert (
             by_key == "a, b, c, d with the same views of each sample; e, f are not in the data set"
         )
-        with pytest.raises(RetrievalError, match="no e, which alone is given; expected a f"):
+        with pytest.raises(RetrievalError, match="no e, and no other view is given; pass a f"):
             some.by_file({"e": files["e"]})
     main_of("negatives", out, "--out", tmp_path / "report", "--k", 3)
     assert "e, f are not in the data set\n" in capsys.readouterr().out
-    with pytest.raises(
-        RetrievalError, match="nothing of view 'e': the data set lacks it; expected"
-    ):
+    with pytest.raises(RetrievalError, match="nothing of view 'e': the data set lacks it; use one"):
         EmbeddingsOfViews(found, ["e"])
 
 
@@ -415,8 +413,8 @@ def test_unknown_views_and_none_are_refused_in_a_line(six: Path) -> None:
     model, found = heron.from_pretrained(six / "run"), index(six, "refused")
     row = stored(six, 0)["a"]
     for given, message in (
-        ({}, "no view is given; expected one or more of a, b, c, d, e, f"),
-        ({"g": row}, "no view is called 'g'; expected one or more of a, b, c, d, e, f"),
+        ({}, "no view is given; pass one or more of a, b, c, d, e, f"),
+        ({"g": row}, "no view named 'g'; pass one or more of a, b, c, d, e, f"),
     ):
         with pytest.raises(InputError, match=f"^{message}$"):
             model.encode({name: x[None] for name, x in given.items()})
@@ -424,5 +422,5 @@ def test_unknown_views_and_none_are_refused_in_a_line(six: Path) -> None:
             model.predict({name: x[None] for name, x in given.items()})
         with pytest.raises(RetrievalError, match=f"^{message}$"):
             found.by_file({name: file(x) for name, x in given.items()})
-    with pytest.raises(RetrievalError, match="compared with the samples' other views, and the ind"):
+    with pytest.raises(RetrievalError, match="with the samples' other views, because the index"):
         found.by_file({"a": file(row)}, across=True)

@@ -87,10 +87,10 @@ def test_an_outline_selects(faces: Site) -> None:
     scores = [hit["score"] for hit in found["hits"]]
     assert scores == sorted(scores, reverse=True)
     for bad in ("1,2,3", "x", "1,2,3,4,5,99999999", ","):
-        assert "expected 3 to 100 corners" in faces.error(f"/api/facets?lasso={bad}")
+        assert "must have 3 to 100 corners" in faces.error(f"/api/facets?lasso={bad}")
     assert "lasso is" in faces.error(f"/api/facets?lasso={'1,' * 700}")
     empty = "1,1,2,1,2,2"
-    assert "lie in the outline" in faces.error(f"/api/neighbours?key=000007&lasso={empty}")
+    assert "are inside the outline" in faces.error(f"/api/neighbours?key=000007&lasso={empty}")
     assert "lies in the outline" in faces.error(f"/api/export?format=csv&lasso={empty}")
 
 

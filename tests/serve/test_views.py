@@ -58,9 +58,9 @@ def test_any_of_the_views_may_be_uploaded(site: Site, folder: Path) -> None:
     found = site.upload(files["c"], query="?k=3")  # only one view reads it
     assert found["query"]["compares"] == "c with the same view of each sample; a, b are not given"
     told = site.upload(files["a"], 400)["error"]
-    assert told.startswith("the file may be of any of the views a, b; say which")
+    assert told.startswith("the file fits several views (a, b); say which")
     told = site.upload(files["a"], 400, f"?view=d&size={len(files['a'])}")["error"]
-    assert told == "no view is called 'd'; expected one or more of a, b, c"
+    assert told == "no view named 'd'; pass one or more of a, b, c"
     for query in ("?view=a", "?view=a&size=1", f"?size={len(files['a'])}"):
         assert "expected a `view` and a `size`" in site.upload(files["a"], 400, query)["error"]
     told = site.upload(b"x", 400, "?view=a&size=-1")["error"]
@@ -92,7 +92,7 @@ def test_every_view_of_a_sample_is_shown(context: BrowserContext, site: Site, fo
         expect(image).to_have_js_property("naturalWidth", 24)
         expect(page.locator("#hits img").nth(number)).to_have_js_property("naturalWidth", 24)
     shoot(page, "views")
-    assert "expected one of a, b" in site.error("/api/picture/4?view=c")
+    assert "use one of a, b" in site.error("/api/picture/4?view=c")
 
 
 def test_each_view_has_a_place_for_a_file(
