@@ -51,7 +51,7 @@ def test_unlabelled_rows_that_no_term_looks_at(
     pretrain(frames(tmp_path, objective=objective, train={"steps": 1}))
     out = capsys.readouterr().out
     assert "global batch 31 = 31 over 1 process (10 labelled)" in out
-    assert ("no term looks at unlabelled rows" in out) == said
+    assert ("no term uses unlabelled rows" in out) == said
 
 
 def train_here(folder: str, run: str) -> float:
@@ -145,7 +145,7 @@ def test_only_whole_checkpoints_count(straight: Path, tmp_path: Path) -> None:
             {"seed": 4, "objective": {"cross_entropy": {"weight": 2.0}}},
             "weight is 1.0, not 2.0; se",
         ),
-        ({"train": {"steps": 3}}, "the run ends at 3"),
+        ({"train": {"steps": 3}}, "past the run's end at step 3; raise"),
     ]
     for changes, message in cases:
         with pytest.raises(CheckpointError, match=message):

@@ -11,9 +11,9 @@ from heron.models.networks import HUB, read_json, weights_folder
 TIMM = "timm:"
 OPTION = "--backbone"
 HOW: dict[Tuning, tuple[dict[str, Any], float, str]] = {  # options, learning rate, and why
-    "frozen": ({"freeze": True}, 0.002, "its weights stay as they are; heads on it are trained"),
+    "frozen": ({"freeze": True}, 0.002, "its weights are frozen, and heads on it are trained"),
     "lora": ({"lora": {"rank": 8}}, 0.001, "low-rank updates of its layers are trained"),
-    "full": ({"layer_decay": 0.75}, 0.0001, "all its weights are trained, lower layers slower"),
+    "full": ({"layer_decay": 0.75}, 0.0001, "all weights are trained, lower layers more slowly"),
 }
 
 
@@ -54,10 +54,10 @@ def read_backbone(words: str, tuning: Tuning, option: str = OPTION) -> Backbone:
         name, _, file = words.removeprefix(TIMM).partition("=")
         if not name or not Path(file).is_file():
             raise ConfigError(
-                f"{option} {words}: a model of timm needs a file of its weights. Write one where "
-                "the network is reached, `safetensors.torch.save_file(timm.create_model("
+                f"{option} {words}: a timm model needs a file of its weights. On a machine with "
+                "internet access, write it with `safetensors.torch.save_file(timm.create_model("
                 f"'{name or 'resnet50'}', pretrained=True).state_dict(), 'weights.safetensors')`, "
-                f"and give {option} {TIMM}{name or 'resnet50'}=weights.safetensors"
+                f"then pass {option} {TIMM}{name or 'resnet50'}=weights.safetensors"
             )
         return Backbone("image", _timm(name, file, options), None, None, lr, why)
     folder = weights_folder(words, option)
@@ -74,7 +74,7 @@ def read_backbone(words: str, tuning: Tuning, option: str = OPTION) -> Backbone:
     if not isinstance(tree.get("model_type"), str):
         raise ConfigError(
             f"{option} {words}: its config.json has neither transformers' model_type nor timm's "
-            f"architecture; give the folder of such a model, or {HUB}ORG/NAME"
+            f"architecture; pass the folder of such a model, or {HUB}ORG/NAME"
         )
     encoder = {"kind": "transformers", "weights": words} | options
     if "vocab_size" not in tree:
@@ -82,8 +82,8 @@ def read_backbone(words: str, tuning: Tuning, option: str = OPTION) -> Backbone:
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise ConfigError(
-            f"{option} {words}: a network of texts needs the tokenizer that it was trained with, "
-            f"and {tokenizer} is missing; save it there with "
+            f"{option} {words}: a text model needs the tokenizer that it was trained with, but "
+            f"{tokenizer} does not exist; save it there with "
             "`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
         )
     return Backbone("text", encoder, str(tokenizer), None, lr, why)
@@ -111,7 +111,7 @@ def published(words: str, option: str) -> str:
     described = timm.is_model(name) and timm.get_pretrained_cfg(name)
     if not described or not described.hf_hub_id:
         raise ConfigError(
-            f"{option} {words}: timm publishes no safetensors of it; expected one of "
+            f"{option} {words}: timm publishes no safetensors of it; use one of "
             "timm.list_pretrained(), or a folder with config.json and model.safetensors"
         )
     return f"{HUB}{described.hf_hub_id}"

@@ -23,7 +23,7 @@ STATE = "state.json"  # the manifest
 FORMAT: Literal[4] = 4
 TENSORS = "model", "optimizer", "memories"
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
-ANEW = "run with run.resume=never to begin anew"
+ANEW = "run with run.resume=never to start over"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CheckpointManifest(Artefact):
 
     description: ClassVar[str] = "the manifest of a checkpoint"
     error: ClassVar[type[CheckpointError]] = CheckpointError
-    remedy: ClassVar[str] = f"bring it back, or {ANEW}"
+    remedy: ClassVar[str] = f"restore it, or {ANEW}"
     versions: ClassVar[tuple[int, ...]] = (FORMAT,)
 
     format: Literal[4]
@@ -74,7 +74,7 @@ class CheckpointManifest(Artefact):
         """Returns how a checkpoint's folder differs from what was written, or ""."""
         step = f"step-{self.position.step:08d}"
         if folder.name.startswith("step-") and folder.name != step:
-            return f"it lies in {folder.name}, and its position is that of {step}"
+            return f"it is in {folder.name}, but its position is that of {step}"
         required = [*(f"{name}.safetensors" for name in TENSORS), "config.yaml", "model.json"]
         if missing := [name for name in required if name not in self.files]:
             return f"{STATE} lists no {', '.join(missing)}"
@@ -103,9 +103,9 @@ def save_on_main(
         except OSError as error:
             earlier = complete_checkpoints(folder)
             fault = (
-                f"the checkpoint of step {snapshot.position.step} could not be written to "
-                f"{folder}: {error}; the last one is {earlier[-1] if earlier else 'none'}; "
-                "make room, and run again with run.resume=auto to go on from there"
+                f"cannot write the checkpoint of step {snapshot.position.step} to {folder}: "
+                f"{error}; last checkpoint: {earlier[-1] if earlier else 'none'}; free some "
+                "space, and run again with run.resume=auto to continue from there"
             )
     if fault := broadcast_object(fault):
         raise CheckpointError(fault)
@@ -205,10 +205,10 @@ def _load_newest(
             fault = find_damage(path)
         if not fault:
             return _load_checked(path, config, data, watchdog, lines), lines
-        fallback = f"going on from {candidates[-1].name}, the one before" if candidates else ""
-        lines.append(f"{path} is damaged ({fault}); {fallback or 'it was the last'}")
+        fallback = f"continuing from {candidates[-1].name}, the one before" if candidates else ""
+        lines.append(f"{path} is damaged ({fault}); {fallback or 'there is no other checkpoint'}")
     if lines:
-        raise CheckpointError(f"{'; '.join(lines)}; bring one back, or {ANEW}")
+        raise CheckpointError(f"{'; '.join(lines)}; restore one, or {ANEW}")
     return None, lines
 
 
@@ -221,11 +221,11 @@ def _load_checked(
     if changes and config.run.resume != "force":
         raise CheckpointError(
             f"{path} was made with {'; '.join(changes)}; run with {path / 'config.yaml'} and its "
-            "data, with run.resume=force to go on all the same, or with run.resume=never"
+            "data, with run.resume=force to continue anyway, or with run.resume=never"
         )
     with watchdog.busy():
         snapshot = load(path)
-    lines += [f"going on all the same: it was made with {line}" for line in changes]
+    lines += [f"continuing anyway: {path.name} was made with {line}" for line in changes]
     changed = differences(versions(), manifest.made_with)
     if changed:
         lines.append(f"{path.name} was made with other versions: {'; '.join(changed)}")
@@ -240,12 +240,12 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
     try:
         made_with = load_config(path / "config.yaml")
     except ConfigError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
+        raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
     differing = differences(_resume_facts(config), _resume_facts(made_with))
     if config.run.resume == "force" and any(line.startswith("model.") for line in differing):
         raise CheckpointError(
-            f"{path} was made with another model: {'; '.join(differing)}; run.resume=force cannot "
-            f"make its weights fit; run with {path / 'config.yaml'}, or with run.resume=never"
+            f"{path} was made with another model: {'; '.join(differing)}; its weights do not fit, "
+            f"even with run.resume=force; run with {path / 'config.yaml'}, or with run.resume=never"
         )
     lines = [f"another configuration: {'; '.join(differing)}"] if differing else []
     if manifest.data not in ("", data):
@@ -275,7 +275,7 @@ def load(path: Path) -> Snapshot:
             manifest.data,
         )
     except UNREADABLE as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; {ANEW}") from None
+        raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
 
 
 def _resume_facts(config: Config) -> dict[str, Any]:

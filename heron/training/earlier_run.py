@@ -41,13 +41,13 @@ def _refuse_finished(folder: Path, resume: str) -> None:
         found = f"a finished run ({_describe(read_result(path))})"
     except TrainingError:
         found = "a run whose result.json is damaged"
-    go_on, anew = "to train it further: run.resume=auto and more train.steps; ", "--overwrite"
+    go_on, anew = "To train it further: run.resume=auto and more train.steps. ", "--overwrite"
     if resume != "never":  # it was given
-        found, go_on = f"{found} and no checkpoint to go on from", ""
+        found, go_on = f"{found} and no checkpoint to continue from", ""
         anew = "run.resume=never and --overwrite"
     raise TrainingError(
-        f"{folder} holds {found}, which a new run would replace. To keep both: run.dir={aside}; "
-        f"{go_on}to begin anew: {anew}, which moves it to {aside} with all that is in it"
+        f"{folder} has {found}, which a new run would replace. To keep both: run.dir={aside}. "
+        f"{go_on}To start over: {anew}, which moves everything in it to {aside}"
     )
 
 
@@ -62,7 +62,7 @@ def _move_earlier(folder: Path, resume: str) -> str:
     if not (finished or steps or complete_checkpoints(folder / "checkpoints")):
         return ""
     end = "that has ended" if finished else f"that was stopped after {steps:,} steps"
-    hint = "" if finished else "; run.resume=auto would have gone on with it"
+    hint = "" if finished else "; run.resume=auto would have continued it"
     return f"an earlier run {end} is now in {set_aside(folder)}{hint}"
 
 
@@ -74,8 +74,8 @@ def begin_anew(out: Path) -> None:
     for lock in sorted(out.rglob(LOCK)):
         if (who := holder(lock.parent)) is not None:
             raise TrainingError(
-                f"{lock.parent} is held by {who or 'a run'}, and --overwrite would move {out} from "
-                "under it; wait for its end, stop it, or choose another --out"
+                f"{lock.parent} is in use by {who or 'a run'}, and --overwrite would move {out} "
+                "away; wait until it ends, stop it, or choose another --out"
             )
     make_room(out, True, TrainingError)
 

@@ -33,13 +33,13 @@ class Fsdp(Strategy):
         """
         if isinstance(optimizer, Lars):
             raise TrainingError(
-                "optim.kind is lars, whose step depends on each parameter's length, and under "
-                "FSDP2 the optimiser sees parts; expected sgd, adam or adamw, or DDP"
+                "optim.kind is lars, which needs the norm of each whole parameter, but under FSDP2 "
+                "the optimiser sees only parts; use sgd, adam or adamw, or DDP"
             )
         if model.compiled:
             raise TrainingError(
-                "train.compile is true, and FSDP2 gathers parameters between the layers; expected "
-                "false, or DDP"
+                "train.compile is true, but FSDP2 gathers parameters between the layers; set it to "
+                "false, or use DDP"
             )
         super().__init__(model, model, optimizer)
         names = {parameter: name for name, parameter in model.named_parameters()}

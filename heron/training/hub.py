@@ -18,8 +18,8 @@ def parse(text: str) -> tuple[str, str | None]:
     match = REPOSITORY.fullmatch(text.removeprefix(SCHEME))
     if match is None:
         raise CheckpointError(
-            f"'{text}' names no model of the hub; expected {SCHEME}org/name or "
-            f"{SCHEME}org/name@revision, a branch, a tag or a commit; give one of these"
+            f"'{text}' does not name a model on the Hub; use {SCHEME}org/name or "
+            f"{SCHEME}org/name@revision, with a branch, a tag or a commit"
         )
     return match[1], match[2]
 
@@ -37,13 +37,12 @@ def fetch(address: str) -> Path:
         )
     except Exception as error:  # of the hub, the network or the disk
         raise CheckpointError(
-            f"{address} cannot be fetched: {_first_line(error)}; expected a model that is "
-            "published, or that your token (HF_TOKEN) may read; look at the name, the revision and "
-            "the network"
+            f"cannot download {address}: {_first_line(error)}; it must be public, or your token "
+            "(HF_TOKEN) must have read access; check the name, the revision and the network"
         ) from error
     if not (folder / MANIFEST).exists():
         raise CheckpointError(
-            f"{address} has no {MANIFEST}; expected a model that Heron saved; publish it with "
+            f"{address} has no {MANIFEST}, so it is not a model that Heron saved; publish one with "
             "heron save RUN --push ORG/NAME"
         )
     return folder
@@ -65,12 +64,12 @@ def publish(folder: Path, repository: str, private: bool | None = None) -> None:
             folder_path=folder,
             revision=revision,
             ignore_patterns=keep,
-            commit_message="Upload a model of Heron",
+            commit_message="Upload a Heron model",
         )
     except Exception as error:  # of the hub or the network
         raise CheckpointError(
-            f"{SCHEME}{name} cannot be written: {_first_line(error)}; expected a repository that "
-            "your token (HF_TOKEN) may write; look at the name, the token and the network"
+            f"cannot write to {SCHEME}{name}: {_first_line(error)}; your token (HF_TOKEN) must "
+            "have write access; check the name, the token and the network"
         ) from error
 
 

@@ -46,23 +46,23 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
     launched = "ACCELERATE_MIXED_PRECISION" in environment
     if launched and "MASTER_PORT" in environment and "RANK" not in environment:
         raise TrainingError(
-            "the launcher was asked for several processes and started one; expected a rank for "
-            "each; without GPUs use: accelerate launch --multi_gpu --num_processes 2 ... (or "
+            "several processes were requested, but the launcher started one, without a rank; on "
+            "a machine without GPUs, use: accelerate launch --multi_gpu --num_processes 2 ... (or "
             "--config_file launch/accelerate/cpu.yaml)"
         )
     _refuse_accelerate_options(config, environment)
     deepspeed = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if _uses_fsdp(environment) and (version := environment.get("FSDP_VERSION", "1")) != "2":
         raise TrainingError(
-            f"accelerate is configured with fsdp_version {version}; expected fsdp_version: 2"
+            f"the Accelerate configuration must have fsdp_version: 2, got {version}"
         )
     gpu = torch.cuda.is_available()
     local_rank, devices = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if gpu and local_rank >= devices:
         raise TrainingError(
-            f"process {local_rank + 1} of this machine has no GPU of its own: there are {devices}; "
-            "expected as many processes as GPUs; where a scheduler shows each process one GPU, "
-            "have it show all (SLURM: --gpus-per-node instead of --gpus-per-task)"
+            f"process {local_rank + 1} of this machine has no GPU, because there are only "
+            f"{devices}; start at most one process per GPU. If a scheduler shows each process one "
+            "GPU, make it show all of them (SLURM: --gpus-per-node instead of --gpus-per-task)"
         )
     torch.backends.cudnn.allow_tf32 = config.train.precision == "tf32"  # else float32 is float32
     if config.train.deterministic:
@@ -86,15 +86,14 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
     kinds = ("DEEPSPEED",) if deepspeed else PLAIN
     if accelerator.distributed_type not in kinds:
         raise TrainingError(
-            f"accelerate runs {accelerator.distributed_type}; this version trains with "
-            f"{', '.join(kinds)}"
-            + (", as its configuration asks" if deepspeed else " or a DeepSpeed configuration")
+            f"Accelerate runs {accelerator.distributed_type}, but this configuration needs "
+            f"{', '.join(kinds)}" + ("" if deepspeed else " or a DeepSpeed configuration")
         )
     world = int(environment.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != world:
         raise TrainingError(
-            f"{world} processes were asked for and {accelerator.num_processes} train together; "
-            "check distributed_type in the accelerate configuration"
+            f"{world} processes were requested, but {accelerator.num_processes} train together; "
+            "check distributed_type in the Accelerate configuration"
         )
     agree(run_facts(config), config.train.timeout_s, stop)
     if accelerator.device.type == "cpu":
@@ -164,12 +163,12 @@ def fail() -> int:
 def _refuse_accelerate_options(config: Config, environment: Mapping[str, str]) -> None:
     """Raises TrainingError for options of accelerate that would override the experiment's."""
     for name, expected, remedy in (
-        ("MIXED_PRECISION", "no", f"train.precision is {config.train.precision}, and decides"),
-        ("GRADIENT_ACCUMULATION_STEPS", "1", "train.micro_batch keeps the exact gradient"),
+        ("MIXED_PRECISION", "no", f"train.precision, {config.train.precision}, sets it"),
+        ("GRADIENT_ACCUMULATION_STEPS", "1", "use train.micro_batch, whose gradient is exact"),
     ):
         if (value := environment.get(f"ACCELERATE_{name}", expected)) not in (expected, ""):
             raise TrainingError(
-                f"accelerate is configured with {name.lower()} = {value}; expected {expected}: "
+                f"{name.lower()} must be {expected} in the Accelerate configuration, got {value}; "
                 f"{remedy}"
             )
 

@@ -62,8 +62,8 @@ class Miner:
         fault, token = broadcast_object((fault, token))
         if fault:
             raise CheckpointError(
-                f"{fault}; the batches after step {step} are drawn from it; bring it back, or run "
-                "with run.resume=never to begin anew"
+                f"{fault}; the batches after step {step} need it; restore it, or run with "
+                "run.resume=never to start over"
             )
         try:
             sees_folder = (folder / SHARED).read_text() == token
@@ -72,8 +72,8 @@ class Miner:
         blind_rank = "" if sees_folder else f"rank {rank()}"
         if blind_rank := next(filter(None, gather_if_any(blind_rank)), ""):
             raise CheckpointError(
-                f"{folder} is not one folder for all processes: {blind_rank} does not see what "
-                "rank 0 wrote there; expected run.dir on a disk that all machines share"
+                f"{folder} is not the same folder for all processes: {blind_rank} cannot see what "
+                "rank 0 wrote there; put run.dir on a disk that all machines share"
             )
 
     def _prepare(self, step: int) -> tuple[str, str]:
@@ -122,8 +122,8 @@ class Miner:
         assert predicted.hidden is not None
         if not np.isfinite(predicted.hidden).all():
             raise TrainingError(
-                f"step {step}: embeddings of labelled rows are not finite; hard negatives cannot "
-                "be mined; look at the loss of the steps before"
+                f"step {step}: embeddings of labelled rows are not finite, so hard negatives "
+                "cannot be mined; look at the loss of the steps before"
             )
         if rank() == 0:
             self._work = self._thread.submit(
@@ -200,6 +200,6 @@ def _damage(table: Path) -> str:
         record = table.with_suffix(".json").read_bytes()
         return FileSum.model_validate_json(record, strict=True).fault(table)
     except OSError as error:
-        return f"{table} cannot be read: {error}"
+        return f"cannot read {table}: {error}"
     except ValidationError as error:
         return f"{table.with_suffix('.json')}: {describe_errors(error)}"

@@ -14,20 +14,20 @@ def refuse_unfit(config: Config, objective: Objective, views: Views, streams: St
     """Raises ConfigError where data, terms or the model do not fit the experiment's options."""
     if streams.lacks_views and config.model.classify_on == "first_view":
         raise ConfigError(
-            "model.classify_on is 'first_view', and rows lack views; expected 'all_views', "
-            "of which a row is classified by those that it has"
+            "model.classify_on is 'first_view', but some rows lack views; use 'all_views', which "
+            "classifies a row by the views that it has"
         )
     if config.evaluate.cross_view and "projections" not in objective.needs.features:
         raise ConfigError(
-            "evaluate.cross_view is true, and no term makes projections; expected one that "
-            "does, such as cmc, or false"
+            "evaluate.cross_view is true, but no term makes projections; add one that does, such "
+            "as cmc, or set it to false"
         )
     graphs = any(len(shape) == 4 for shape in views.shapes)
     if config.train.compile and (graphs or streams.lacks_views):
-        reason = "a view holds graphs" if graphs else "rows lack views"
+        reason = "a view has graphs" if graphs else "some rows lack views"
         raise ConfigError(
-            f"train.compile is true, and {reason}, so that every step would be compiled anew; "
-            "expected false"
+            f"train.compile is true, but {reason}, so every step would be compiled again; set it "
+            "to false"
         )
 
 
@@ -43,9 +43,9 @@ def preamble(
     world, train, workers = len(sizes.rows), config.train, worker_count(config.data)
     options = {  # named where they are on
         "compiled": train.compile,
-        "activations computed again": train.activation_checkpointing,
+        "activation checkpointing": train.activation_checkpointing,
         "deterministic kernels": train.deterministic,
-        f"{workers} reading process{'es' if workers > 1 else ''} each": workers,
+        f"{workers} data worker{'s' if workers > 1 else ''} each": workers,
     }
     steps, epochs = train.length(per_epoch := streams.epoch_stream.steps_per_epoch)
     lines = [
@@ -61,8 +61,8 @@ def preamble(
     ]
     if objective.supervised and streams.unlabelled:
         hint = (
-            "no term looks at unlabelled rows: data.batch.unlabelled=0 saves their part of a step, "
-            "and of what batch norm sees"
+            "no term uses unlabelled rows; data.batch.unlabelled=0 makes steps faster, and keeps "
+            "these rows out of batch norm"
         )
         if streams.epoch_stream is streams.unlabelled:
             hint += "; an epoch is then one of labelled rows"

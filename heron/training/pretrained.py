@@ -31,14 +31,14 @@ def locate(path: str | Path) -> Path:
         checkpoints = complete_checkpoints(folder / "checkpoints")
         if not checkpoints:
             raise CheckpointError(
-                f"{path} has no complete checkpoint; expected the folder of a run, or of one of "
-                "its checkpoints, such as runs/faces/checkpoints/step-00000200"
+                f"{path} has no complete checkpoint; pass the folder of a run, or of one of its "
+                "checkpoints, such as runs/faces/checkpoints/step-00000200"
             )
         folder = checkpoints[-1]
     if (folder / MANIFEST).exists():
         SavedModel.open(folder)
     elif (folder / STATE).exists() and (fault := find_damage(folder)):  # bare weights have neither
-        raise CheckpointError(f"{folder} is damaged ({fault}); bring it back, or give another")
+        raise CheckpointError(f"{folder} is damaged ({fault}); restore it, or pass another")
     return folder
 
 
@@ -74,5 +74,5 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
             model.double()
         model.load_state_dict(load_file(path / "model.safetensors"))
     except (*UNREADABLE, ConfigError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
+        raise CheckpointError(f"cannot read {path}: {error}") from None
     return model.eval()

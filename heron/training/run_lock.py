@@ -33,7 +33,7 @@ def try_lock(file: IO[str], folder: Path, alone: str) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"{folder} has no locks ({error}): see to it that {alone}")
+        print(f"{folder} cannot be locked ({error}); make sure that {alone}")
     return True
 
 
@@ -110,26 +110,26 @@ class RunLock:
             self._file.flush()
         except OSError as error:
             raise TrainingError(
-                f"{self._folder} cannot be held by a run: {error}; expected a folder that can be "
-                "written to: make room, or choose another run.dir"
+                f"cannot lock {self._folder} for a run: {error}; it must be writable: free some "
+                "space, or choose another run.dir"
             ) from error
 
     def _wait(self, file: IO[str], stop: Callable[[], object]) -> None:
         deadline = time.monotonic() + WAIT_S
         announced = False
-        while not try_lock(file, self._folder, "one run is in it"):
+        while not try_lock(file, self._folder, "only one run uses it"):
             file.seek(0)
-            owner = file.read().strip() or "a run that does not say which"
+            owner = file.read().strip() or "another run"
             if time.monotonic() >= deadline:
                 raise Held(
-                    f"{self._folder} is still held by {owner}, after {WAIT_S:.0f} s; expected one "
-                    "run in a folder: wait for its end, or choose another run.dir"
+                    f"{self._folder} is still in use by {owner} after {WAIT_S:.0f} s, and a folder "
+                    "takes one run at a time; wait until it ends, or choose another run.dir"
                 )
             if not announced:
-                print(f"{self._folder} is held by {owner}; waiting for its end", flush=True)
+                print(f"{self._folder} is in use by {owner}; waiting until it ends", flush=True)
                 announced = True
             if stop():
-                raise Stopped(f"a signal came while {self._folder} was held by {owner}")
+                raise Stopped(f"a signal came while {self._folder} was in use by {owner}")
             time.sleep(POLL_S)
 
     def __enter__(self) -> Self:

@@ -48,7 +48,7 @@ class SavedModel(Artefact):
 
     description: ClassVar[str] = "the manifest of a saved model"
     error: ClassVar[type[CheckpointError]] = CheckpointError
-    remedy: ClassVar[str] = "fetch it again, or save it again with heron save or save_pretrained"
+    remedy: ClassVar[str] = "download it again, or save it again with heron save or save_pretrained"
     versions: ClassVar[tuple[int, ...]] = (1,)
 
     format: Literal[1] = 1
@@ -63,14 +63,14 @@ class SavedModel(Artefact):
         manifest = cls.read(folder / MANIFEST)
         if sorted(manifest.files) != sorted(READ):
             raise CheckpointError(
-                f"{folder / MANIFEST} lists {', '.join(sorted(manifest.files)) or 'no file'}; "
-                f"expected {', '.join(sorted(READ))}; {cls.remedy}"
+                f"{folder / MANIFEST} must list {', '.join(sorted(READ))}, got "
+                f"{', '.join(sorted(manifest.files)) or 'no file'}; {cls.remedy}"
             )
         for name in (CONFIG, SIGNATURE):
             if (size := manifest.files[name].bytes) > MAX_MANIFEST_BYTES:
                 raise CheckpointError(
-                    f"{folder / name} has {size:,} bytes; expected {MAX_MANIFEST_BYTES:,} at most; "
-                    f"{cls.remedy}"
+                    f"{folder / name} must have at most {MAX_MANIFEST_BYTES:,} bytes, got "
+                    f"{size:,}; {cls.remedy}"
                 )
         manifest.check_files(folder, manifest.files)
         return manifest
@@ -143,8 +143,8 @@ def model_card(
         "---",
         f"# {where.removeprefix('hf://')}",
         "",
-        f"A model of [Heron](https://pypi.org/project/heron-pretrain/) {heron}: one vector for a "
-        f"sample of {len(inputs)} views. Terms of its objective: {', '.join(terms)}.",
+        f"A model of [Heron](https://pypi.org/project/heron-pretrain/) {heron}: it makes one "
+        f"vector of a sample's {len(inputs)} views. Terms of its objective: {', '.join(terms)}.",
         "",
         "## Use",
         "```python",
@@ -156,7 +156,7 @@ def model_card(
         "|---|---|---|",
         *rows,
         "",
-        "Rows are given raw: the model standardises and scales them itself.",
+        "Pass raw rows: the model standardises and scales them itself.",
     ]
     if names := signature.label_names:
         kind = signature.label_kind.replace("_", " ")
@@ -166,7 +166,7 @@ def model_card(
         lines += [f"| {name} | {value:.4g} |" for name, value in manifest.scores.items()]
     lines += ["", "## Training", "```sh", "heron pretrain config.yaml data.path=FOLDER", "```"]
     if manifest.data:
-        lines += [f"FOLDER holds the data set of the fingerprint `{manifest.data}`."]
+        lines += [f"FOLDER is the data set with the fingerprint `{manifest.data}`."]
     versions = [f"{name} {value}" for name, value in manifest.made_with.items() if name != "code"]
     lines += ["", f"Versions: {', '.join(versions)}."]
     return "\n".join(lines) + "\n"

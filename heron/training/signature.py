@@ -108,8 +108,8 @@ class Signature(BaseModel):
                 return cls.model_validate(parse_json(stream.read(MAX_MANIFEST_BYTES + 1)))
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} cannot be read: {describe_errors(error)}; expected it as it was written; "
-                "bring it back, or give another checkpoint"
+                f"cannot read {path}: {describe_errors(error)}; restore it, or pass another "
+                "checkpoint"
             ) from None
 
     def refuse_other_tokenizers(self, checkpoint: Path) -> None:
@@ -118,8 +118,8 @@ class Signature(BaseModel):
         for stored in self.inputs:
             if texts.get(stored.view.name, stored.text) != stored.text:
                 raise CheckpointError(
-                    f"{checkpoint} read the texts of '{stored.view.name}' by another tokenizer; "
-                    "expected the same: bring it back, or run with run.resume=never"
+                    f"{checkpoint} was trained with another tokenizer of the texts of "
+                    f"'{stored.view.name}'; restore that one, or run with run.resume=never"
                 )
 
     def text(self) -> str:
@@ -140,7 +140,7 @@ class Signature(BaseModel):
         views = {stored.view.name: stored.view for stored in self.inputs}
         if name not in views:
             raise CheckpointError(
-                f"config.yaml names the stored view '{name}', and {SIGNATURE} {', '.join(views)}; "
-                "expected the same views in both; bring the checkpoint back as it was written"
+                f"config.yaml has the stored view '{name}', but {SIGNATURE} has only "
+                f"{', '.join(views)}; restore the checkpoint as it was written"
             )
         return views[name]

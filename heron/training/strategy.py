@@ -211,9 +211,9 @@ def count_micro_batches(micro_batch: int | None, sizes: ShardSizes, norm: bool) 
     for name, rows in (("labelled", sum(sizes.labelled)), ("unlabelled", sum(sizes.unlabelled))):
         if norm and number > 1 and 0 < rows < 2 * number:
             raise ConfigError(
-                f"train.micro_batch is {micro_batch}, which cuts a step into {number}, and batch "
-                f"norm would see fewer than 2 of the {rows} {name} rows at a time; expected at "
-                f"least {-(-max(sizes.rows) // max(1, rows // 2))}"
+                f"train.micro_batch must be at least {-(-max(sizes.rows) // max(1, rows // 2))}, "
+                f"got {micro_batch}, which splits a step into {number} micro-batches, so that "
+                f"batch norm would see fewer than 2 of the {rows} {name} rows at a time"
             )
     return number
 
@@ -255,9 +255,9 @@ def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequenc
     totals = sum_over_processes(torch.stack(counts))
     if lonely := (totals == 1).any(0).nonzero()[:, 0].tolist():
         raise TrainingError(
-            f"view '{names[lonely[0]]}' is in one row of a stream's batch, of which batch norm has "
-            "no variance; expected none or several: make data.batch larger, or the micro-batches, "
-            "or use an encoder without batch norm"
+            f"only one row of a stream's batch has view '{names[lonely[0]]}', and batch norm needs "
+            "a variance; raise data.batch or train.micro_batch, or use an encoder without batch "
+            "norm"
         )
 
 

@@ -46,7 +46,7 @@ def peak_flops(device: torch.device | str, precision: MatmulPrecision) -> float 
     """
     if precision not in get_args(MatmulPrecision):
         raise ValueError(
-            f"precision is {precision!r}; expected {', '.join(get_args(MatmulPrecision))}"
+            f"precision must be {', '.join(get_args(MatmulPrecision))}, got {precision!r}"
         )
     device = torch.device(device)
     if device.type != "cuda":
@@ -96,6 +96,11 @@ def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int
     ]
     rng_keys = torch.empty(rows, dtype=torch.int64, device="meta")
     return step_flops(lambda: meta.embed(inputs, rng_keys, [rows]))
+
+
+def utilisation(flops: float, seconds: float, peak: float | None) -> dict[str, float]:
+    """Returns the share of a peak that was used, as `mfu`; empty where the peak is unknown."""
+    return {"mfu": flops / seconds / peak} if peak and seconds else {}
 
 
 def peak_memory(device: torch.device) -> int:

@@ -27,8 +27,8 @@ from heron.training.tracking import read_result
 PROJECT = "heron"  # of wandb, trackio and others, and MLflow's experiment
 TRACKING_FILE = "tracking.json"
 WRITTEN = (
-    "what a run wrote of its trackers; bring it back, or take it away, and the trackers begin new "
-    "runs"
+    "what a run wrote about its trackers; restore it, or remove it to begin new runs of the "
+    "trackers"
 )
 FINISH_S = 60  # that wandb may take to upload what is left at a run's end
 MODULES = {"mlflow": ("sqlalchemy", "alembic")}  # beside the package, for a local folder
@@ -113,8 +113,8 @@ class Trackers:
             save_json(path, state.model_dump())
         if continued and state.step >= start:
             lines.append(
-                f"steps {start} to {state.step} are in {', '.join(continued)} already, from before "
-                "the run was cut short; they are not written there again"
+                f"{', '.join(continued)} already has steps {start} to {state.step}, from before "
+                "the run was interrupted; they are not logged again"
             )
         return lines
 
@@ -171,7 +171,7 @@ class Trackers:
             reason = " ".join(str(error).split())
             return [
                 f"tracker {name} failed {when} ({type(error).__name__}: {reason:.300}); the run "
-                "goes on without it, and metrics.jsonl has every step"
+                "continues without it, and metrics.jsonl has every step"
             ]
         return []
 
@@ -182,14 +182,14 @@ def _kind(name: str) -> type[GeneralTracker]:
         own: type[GeneralTracker] = load_class(name, GeneralTracker, decisive=False)
         if missing := [key for key in REQUIRED if not hasattr(own, key)]:
             raise ValueError(
-                f"tracking: {name} has no {', '.join(missing)}; expected what accelerate's "
-                f"GeneralTracker asks for: {', '.join(REQUIRED)}"
+                f"tracking: {name} has no {', '.join(missing)}; Accelerate's GeneralTracker needs "
+                f"{', '.join(REQUIRED)}"
             )
         return own
     if name not in LOGGER_TYPE_TO_CLASS:
         raise ValueError(
             f"tracking: unknown tracker {name!r}; {suggest(name, sorted(LOGGER_TYPE_TO_CLASS))} "
-            "or the dotted path of your own"
+            "or use the dotted path of your own"
         )
     try:
         if name not in map(str, get_available_trackers()):
@@ -199,13 +199,12 @@ def _kind(name: str) -> type[GeneralTracker]:
     except ModuleNotFoundError as error:
         package = f"'heron-pretrain[{EXTRA[name]}]'" if name in EXTRA else name
         raise ValueError(
-            f"tracking: {name} is not installed ({error}); expected its package: "
-            f"pip install {package}, or leave it out"
+            f"tracking: {name} is not installed ({error}); pip install {package}, or remove it"
         ) from None
     if (key := KEYS.get(name)) and key not in os.environ:
         raise ValueError(
-            f"tracking: {name} tracks with an account, and {key} is not set; expected the "
-            "account's key in the environment, or leave it out"
+            f"tracking: {name} needs an account, but {key} is not set; set it to the account's "
+            "key, or remove the tracker"
         )
     kind: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
     return kind

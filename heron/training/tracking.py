@@ -87,8 +87,8 @@ def read_lines(path: Path, kind: Any = Plain) -> list[dict[str, Any]]:
             if number == len(lines):  # it does not end with a newline
                 return rows[: number - 1]
             raise TrainingError(
-                f"{path}, line {number} is damaged: {describe_errors(error)}; expected a line as "
-                "it was written; bring the file back, or take the line out"
+                f"{path}, line {number} is damaged: {describe_errors(error)}; restore the file, or "
+                "remove the line"
             ) from None
     return rows
 
@@ -98,7 +98,7 @@ def scores_of(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name not in FACTS}
 
 
-WRITTEN = "the result that a run wrote; bring it back, or take it away and run again"
+WRITTEN = "the result that a run wrote; restore it, or remove it and run again"
 
 
 def read_result(
@@ -118,7 +118,7 @@ def read_result(
         TypeAdapter(dict[str, float | None]).validate_python(values, strict=True)
     except (OSError, ValueError) as error:
         raise TrainingError(
-            f"{path} cannot be read: {describe_errors(error)}; expected {expected}"
+            f"cannot read {path}: {describe_errors(error)}; it must be {expected}"
         ) from None
     content: dict[str, Any] = result
     return content

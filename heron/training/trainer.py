@@ -175,9 +175,8 @@ class Trainer:
         self.start_step = step = snapshot.position.step if snapshot else 0
         if step > self.steps:
             raise CheckpointError(
-                f"{self.checkpoints} stands at step {step}, and the run ends at {self.steps}; "
-                "expected a step that is not past the end: train.steps or train.epochs may not lie "
-                "before it"
+                f"{self.checkpoints} is at step {step}, past the run's end at step {self.steps}; "
+                "raise train.steps or train.epochs"
             )
         self.moved = "" if step else make_way(self.folder, config.run.resume, overwrite, run_lock)
         if snapshot:
@@ -257,7 +256,7 @@ class Trainer:
         self.log.say(*objective.update_memories(end))
         seconds = time.perf_counter() - start
         self.train_seconds += seconds
-        values = {"mfu": self.step_flops / seconds / self.peak_flops} if self.peak_flops else {}
+        values = throughput.utilisation(self.step_flops, seconds, self.peak_flops)
         every = config.train.measure_every_steps
         if "projections" in features and (t + 1 == self.steps or (t + 1) % every == 0):
             z = [collectives.gather(x.detach(), self.sizes.rows) for x in features["projections"]]
@@ -347,15 +346,12 @@ class Trainer:
             report = self.write_report(
                 self.folder, self.config, result, self.predictions, self.embedding, reader
             )
-            waits = f", still without {', '.join(to_come)}" if to_come else ""
+            waits = f", to be updated with {', '.join(to_come)}" if to_come else ""
             print_lines(f"report: {report}{waits}")
 
     def _result(self) -> dict[str, Any]:
         config = self.config
-        memory = throughput.peak_memory(self.device)
-        mfu = {}
-        if self.peak_flops and self.train_seconds:
-            mfu["mfu"] = self.step_flops * self.steps / self.train_seconds / self.peak_flops
+        memory, flops = throughput.peak_memory(self.device), self.step_flops * self.steps
         return {
             **self.scores,
             "steps": self.steps,
@@ -368,7 +364,7 @@ class Trainer:
             "peak_memory_bytes": memory if self.start_step < self.steps else None,
             "strategy": self.strategy.describe(),
             "precision": config.train.precision,
-            **mfu,
+            **throughput.utilisation(flops, self.train_seconds, self.peak_flops),
             "contrast": describe_path(self.objective.paths, self.device),
             "version": __version__,
             "fingerprint": run_fingerprint(config, self.data_fingerprint),

@@ -73,10 +73,10 @@ def refuse_nonfinite(
     if nonfinite:
         names = [name for name in nonfinite if name != "loss"] or ["loss"]
         complete = checkpoint.complete_checkpoints(checkpoints)
-        causes = _nonfinite_features(features) or ["the embeddings of all ranks are finite"]
+        causes = _nonfinite_features(features) or ["the embeddings on all ranks are finite"]
         raise TrainingError(
             f"step {step}: {', '.join(f'{name} is {nonfinite[name]}' for name in names)}; "
-            f"{'; '.join(causes)}; nothing later was saved; last checkpoint: "
+            f"{'; '.join(causes)}; this step was not saved; last checkpoint: "
             f"{complete[-1] if complete else 'none'}; lower optim.lr or raise tau, "
             "and check the data with `heron shards verify`"
         )
@@ -90,7 +90,7 @@ def _nonfinite_features(features: Features) -> list[str]:
             of_view = f" of view {view + 1}" if len(tensors) > 1 else ""
             if bad := int((~x.isfinite()).flatten(1).any(1).sum()):
                 lines.append(
-                    f"rank {collectives.rank()}: {name}{of_view} of {bad} of {len(x)} rows are not "
-                    "finite"
+                    f"rank {collectives.rank()}: {name}{of_view} are not finite in {bad} of "
+                    f"{len(x)} rows"
                 )
     return [line for gathered in collectives.gather_objects(lines) for line in gathered]

@@ -51,9 +51,9 @@ class Zero(Strategy):
         stage = int(settings["zero_optimization"]["stage"])
         if stage and isinstance(optimizer, Lars):
             raise TrainingError(
-                f"optim.kind is lars, whose step depends on each parameter's length, and under "
-                f"ZeRO {stage} the optimiser sees parts of one long vector; expected sgd, adam or "
-                "adamw, or ZeRO 0 or DDP"
+                "optim.kind is lars, which needs the norm of each whole parameter, but under ZeRO "
+                f"{stage} the optimiser sees parts of one flat vector; use sgd, adam or adamw, or "
+                "ZeRO 0 or DDP"
             )
         _refuse_settings(settings)
         settings |= {
@@ -71,11 +71,11 @@ class Zero(Strategy):
         actual_stage, processes = engine.zero_optimization_stage(), engine.dp_world_size
         if (actual_stage, processes) != (stage, world_size()):
             raise TrainingError(
-                f"ZeRO {stage} over {world_size()} processes was asked for; DeepSpeed runs ZeRO "
-                f"{actual_stage} over {processes}"
+                f"ZeRO {stage} on {world_size()} processes was requested, but DeepSpeed runs ZeRO "
+                f"{actual_stage} on {processes}; check the DeepSpeed configuration"
             )
         if dtypes := {p.dtype for p in model.parameters()} - {torch.float32}:
-            raise TrainingError(f"DeepSpeed holds parameters in {dtypes}; expected float32")
+            raise TrainingError(f"DeepSpeed must hold parameters in float32, got {dtypes}")
 
     def describe(self) -> str:
         """Returns the stage, and what is offloaded."""
@@ -189,21 +189,21 @@ class Zero(Strategy):
 def _refuse_settings(settings: dict[str, Any]) -> None:
     """Raises TrainingError for settings of DeepSpeed that would override the experiment's."""
     remedies = {
-        "fp16": "train.precision says what is computed in",
-        "bf16": "train.precision=bf16 computes in bfloat16 and keeps parameters in float32",
-        "optimizer": "optim says which",
-        "scheduler": "optim.schedule says which",
+        "fp16": "train.precision sets the precision",
+        "bf16": "train.precision=bf16 computes in bfloat16 with parameters in float32",
+        "optimizer": "optim sets it",
+        "scheduler": "optim.schedule sets it",
     }
     for key, remedy in remedies.items():
         value = settings.get(key)
         enabled = value.get("enabled", True) if isinstance(value, dict) else value
         if enabled not in (None, False, "auto"):
             raise TrainingError(
-                f"the DeepSpeed configuration has '{key}': {value}; {remedy}; take it out"
+                f"the DeepSpeed configuration has '{key}': {value}, but {remedy}; remove it"
             )
     clipping = settings.get("gradient_clipping", "auto")
     if clipping not in ("auto", 0, 0.0, None):
         raise TrainingError(
-            f"the DeepSpeed configuration has 'gradient_clipping': {clipping}; gradients are not "
-            "clipped; take it out"
+            f"the DeepSpeed configuration has 'gradient_clipping': {clipping}, but Heron does not "
+            "clip gradients; remove it"
         )

@@ -102,14 +102,14 @@ def test_what_was_altered_is_refused(frames: tuple[heron.Run, Any], tmp_path: Pa
         with pytest.raises(CheckpointError) as caught:
             heron.from_pretrained(folder)
         assert f"{folder / name} was altered: its sha256 is " in str(caught.value)
-        assert "fetch it again, or save it again with heron save" in str(caught.value)
+        assert "download it again, or save it again with heron save" in str(caught.value)
         (folder / name).write_bytes(kept)
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / "evil.bin").write_bytes(b"")
     for change, told in (
         ({"data": ""}, "its fingerprint is"),
         ({"files": manifest["files"] | {"../x": manifest["files"]["model.json"]}}, "files.../x"),
-        ({"files": manifest["files"] | {"evil.bin": dict(bytes=0, sha256="0" * 64)}}, "lists "),
+        ({"files": manifest["files"] | {"evil.bin": dict(bytes=0, sha256="0" * 64)}}, "must list "),
     ):
         tree = manifest | change
         if "files" in change:
@@ -195,20 +195,20 @@ def test_a_model_goes_by_the_hub(
         heron.from_pretrained("hf://lab/frames")
     (there / MANIFEST).unlink()
     with pytest.raises(
-        CheckpointError, match="has no manifest.json; expected a model that Heron saved"
+        CheckpointError, match="has no manifest.json, so it is not a model that Heron"
     ):
         heron.from_pretrained("hf://lab/frames")
     assert main(["save", str(run.folder), "--push", "lab/frames"]) == 0
     assert (heron.from_pretrained("hf://lab/frames").encode(rows) == model.encode(rows)).all()
     with pytest.raises(CheckpointError) as caught:
         heron.from_pretrained("hf://lab/none")
-    assert "hf://lab/none cannot be fetched: 404 Client Error; expected a model" in str(
-        caught.value
-    )
+    assert "cannot download hf://lab/none: 404 Client Error; it must be public" in str(caught.value)
     for name in ("lab", "../x", "lab/../x", "lab/x@", "lab/x/y"):
-        with pytest.raises(CheckpointError, match="names no model of the hub; expected hf://org/"):
+        with pytest.raises(
+            CheckpointError, match="does not name a model on the Hub; use hf://org/"
+        ):
             heron.from_pretrained(f"hf://{name}")
-        with pytest.raises(CheckpointError, match="names no model of the hub"):
+        with pytest.raises(CheckpointError, match="does not name a model on the Hub"):
             model.push_to_hub(name)
 
 

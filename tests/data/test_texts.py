@@ -185,7 +185,9 @@ def test_resume_refuses_another_tokenizer(run: Path) -> None:
     from heron.data import decoders
 
     decoders._tokenizer_text.cache_clear()
-    with pytest.raises(CheckpointError, match="texts of 'caption' by another tokenizer"):
+    with pytest.raises(
+        CheckpointError, match="with another tokenizer of the texts of 'caption'; restore"
+    ):
         pretrain(mixed(run, "resumed", **more))
 
 

@@ -13,7 +13,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    message = "process 2 of this machine has no GPU of its own: there are 1; expected as many"
+    message = "process 2 of this machine has no GPU, because there are only 1; start at most"
     with pytest.raises(TrainingError, match=message):
         launch.start_processes(load_config(FACES))
 

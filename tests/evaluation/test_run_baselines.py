@@ -55,8 +55,8 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
 
     # The report is there before the baselines are, and says which are to come.
     report, forest = str(tmp_path / "run" / "report.html"), "random forest"
-    first = f"report: {report}, still without logistic regression, {forest}, the plain network"
-    second, last = f"report: {report}, still without the plain network", f"report: {report}\n"
+    first = f"report: {report}, to be updated with logistic regression, {forest}, the plain network"
+    second, last = f"report: {report}, to be updated with the plain network", f"report: {report}\n"
     order = [shown.index(text) for text in (first, f"{forest}, tuned", second, last)]
     assert order == sorted(order)
     assert "to_come" not in written and "Still to come" not in Path(report).read_text()

@@ -115,7 +115,7 @@ def test_compared(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 DAMAGED = [
-    ("result.json", b"{", "result.json cannot be read: not JSON"),
+    ("result.json", b"{", "result.json: not JSON"),
     (
         "metrics.jsonl",
         b'{"step": "x"}\n',
@@ -126,11 +126,11 @@ DAMAGED = [
     (
         "run.json",
         b'{"steps": 3, "started": 5}',
-        "run.json cannot be read: started must be a valid string, got 5",
+        "run.json: started must be a valid string, got 5",
     ),
     ("run.json", b'{"steps": 3, "host": [1]}', "host"),
     ("run.json", b'{"steps": 3, "started": "9999-12-31T23:00-09:00"}', "date value out of range"),
-    ("run.json", b"[]", "run.json cannot be read"),
+    ("run.json", b"[]", "run.json: it must be a valid dictionary"),
 ]
 
 

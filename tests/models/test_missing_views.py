@@ -75,10 +75,10 @@ def test_one_row_alone_is_refused() -> None:
     one[:3, 1] = False
     whole = [MicroBatch(torch.arange(7), SIZES)]
     look(PRESENT, whole)
-    with pytest.raises(TrainingError, match="view 'second' is in one row of a stream's batch"):
+    with pytest.raises(TrainingError, match="only one row of a stream's batch has view 'second'"):
         look(one, whole)
     halves = [
         MicroBatch(torch.tensor(rows), [2, n]) for rows, n in (([0, 1, 4, 6], 2), ([2, 3, 5], 1))
     ]
-    with pytest.raises(TrainingError, match="is in one row"):
+    with pytest.raises(TrainingError, match="only one row of a stream's batch has view 'first'"):
         look(PRESENT, halves)

@@ -197,7 +197,9 @@ def test_a_lost_table_is_an_error(straight: Path, tmp_path: Path) -> None:
     data, sums = table.read_bytes(), table.with_suffix(".json").read_text()
 
     def refused(message: str) -> None:
-        with pytest.raises(CheckpointError, match=f"{message}.*; .* drawn from it; bring it back"):
+        with pytest.raises(
+            CheckpointError, match=f"{message}.*; the batches .* need it; restore it"
+        ):
             pretrain(again(tmp_path, straight, run={"resume": "auto"}))
 
     table.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -210,7 +212,7 @@ def test_a_lost_table_is_an_error(straight: Path, tmp_path: Path) -> None:
     table.with_suffix(".json").write_text(sums.replace('"bytes": ', '"bytes": -'))
     refused("step-00000004.json: bytes must be greater than or equal to 0")
     table.with_suffix(".json").unlink()
-    refused("step-00000004.npy cannot be read")
+    refused("cannot read .*step-00000004.npy")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -262,5 +264,7 @@ def test_a_folder_that_not_all_processes_see(
     monkeypatch.setattr(miner_of, "broadcast_object", lambda _: ("", "what rank 0 wrote elsewhere"))
     monkeypatch.setattr(miner_of, "gather_if_any", lambda blind: ["", blind.replace("0", "1")])
     unused: Any = None
-    with pytest.raises(CheckpointError, match=r"negatives is not one folder .*: rank 1 does not"):
+    with pytest.raises(
+        CheckpointError, match=r"negatives is not the same folder .*: rank 1 cannot"
+    ):
         miner_of.Miner(config.negatives, labelled, unused, tmp_path).begin(0)

@@ -75,7 +75,7 @@ PERFORMED = {
     "unpack it with tar --ignore-zeros, and pack it again": f"{BY_HAND}::"
     "test_two_tars_one_after_the_other_are_packed_again",
     "has no view of pictures with 1 or 3 channels, which": f"{ENCODE}::test_a_sheet_needs_pictures",
-    "; expected a model that Heron saved": "tests/api/test_travel.py::test_a_model_goes_by_the_hub",
+    ", so it is not a model that Heron": "tests/api/test_travel.py::test_a_model_goes_by_the_hub",
     " holds a run of another configuration": f"{REPRODUCE}::"
     "test_a_run_of_another_configuration_is_told_of_before_any_runs",
     ": the table sets this itself": f"{REPRODUCE}::test_an_override_of_what_one_method_sets_itself",
@@ -113,9 +113,9 @@ PERFORMED = {
 }
 
 NEEDS = {
-    " has no GPU of its own: ": "several GPUs, and a scheduler that shows them to processes",
+    " has no GPU, because there are only ": "several GPUs, and a scheduler that shows them",
     " processes on one; for several, use": "two machines: tests/launch/test_two_hosts.py "
     "runs hosts/pretrain.sh on two, and test_slurm.py slurm/pretrain.sbatch by a SLURM",
-    "the launcher was asked for several processes and started one": "half a minute of accelerate's "
+    "but the launcher started one, without a rank": "half a minute of accelerate's "
     "launcher: test_on_ray.py's test_strategies_and_workers_here runs it with cpu.yaml",
 }

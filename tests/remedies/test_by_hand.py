@@ -133,7 +133,7 @@ def test_a_folder_of_a_run_that_is_being_trained_is_moved_after_its_end(tmp_path
     out = tmp_path / "out"
     with RunLock(out / "run") as lock:
         lock.acquire(Watchdog(60))
-        with pytest.raises(TrainingError, match="and --overwrite would move .* from under it"):
+        with pytest.raises(TrainingError, match="and --overwrite would move .* away"):
             begin_anew(out)
         begin_anew(tmp_path / "another")
     begin_anew(out)

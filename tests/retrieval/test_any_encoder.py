@@ -126,7 +126,7 @@ def test_a_folder_of_timm(
     vectors = np.concatenate([block for _, block in found.blocks("hidden")])
     assert reported(out, 5) == pytest.approx(rate_of(vectors, found.samples.rows % 3, 5), abs=1e-3)
     with pytest.raises(
-        ConfigError, match="timm:no_such: timm publishes no safetensors of it; expected"
+        ConfigError, match="timm:no_such: timm publishes no safetensors of it; use one of"
     ):
         published("timm:no_such", "--encoder")
 

@@ -176,7 +176,7 @@ def test_a_file_system_without_locks(
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with exclusive(tmp_path):
-        assert "see to it that one heron study works in it" in capsys.readouterr().out
+        assert "make sure that one heron study works in it" in capsys.readouterr().out
 
 
 def test_a_step_without_a_rate_is_no_part_of_the_medians(tmp_path: Path) -> None:

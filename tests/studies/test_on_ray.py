@@ -125,7 +125,7 @@ def test_a_study_here(tmp_path: Path) -> None:
     assert found["000"]["status"] == "done" and found["000"]["result"]["steps"] == 8
     assert found["000"]["result"]["strategy"] == "one process"
     assert found["001"]["status"] == "failed" and found["001"]["result"] is None
-    assert "TrainingError: optim.kind is lars, whose step depends" in found["001"]["error"]
+    assert "TrainingError: optim.kind is lars, which needs the norm" in found["001"]["error"]
     assert not (tmp_path / "out" / "ray").exists()
     status, said = runs.finish(start(path), 100)
     assert (status, rows(path)) == (1, found), said
@@ -177,7 +177,7 @@ def test_killed_interrupted_and_failing_trials(tmp_path: Path, address: str) -> 
     assert found["000"]["result"]["strategy"] == "DDP"
     assert found["000"]["result"]["world_size"] == 2
     assert found["000"]["measured"]["counted_steps"] == LENGTH - 3
-    assert "TrainingError: optim.kind is lars, whose step depends" in found["002"]["error"]
+    assert "TrainingError: optim.kind is lars, which needs the norm" in found["002"]["error"]
     assert found["002"]["result"] is None
     tries = (run.with_name("002") / "log-0.txt").read_text()
     assert tries.count("global batch") == 0 and not (tmp_path / "out" / "ray").exists()

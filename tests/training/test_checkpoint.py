@@ -69,7 +69,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(
     said = capsys.readouterr().out
     assert f"step-00000009 is damaged ({file} was altered: its sha256 is " in said
     assert "step-00000006 has no state.json" in said
-    assert "going on from step-00000003, the one before" in said
+    assert "continuing from step-00000003, the one before" in said
     weights = load_file(checkpoints / "latest" / "model.safetensors")
     for name, value in load_file(
         straight / "run" / "checkpoints" / "latest" / "model.safetensors"
@@ -95,7 +95,7 @@ def test_when_all_are_damaged_nothing_begins_anew(straight: Path, tmp_path: Path
     for path in complete_checkpoints(checkpoints):
         flip(path / "model.safetensors")
     with pytest.raises(
-        CheckpointError, match="it was the last; bring one back, or run with run.re"
+        CheckpointError, match="there is no other checkpoint; restore one, or run with"
     ):
         pretrain(frames(tmp_path, train=SAVING, run={"resume": "auto"}))
 
@@ -108,7 +108,7 @@ def resumed(tmp_path: Path, **data: Any) -> None:
     ("changes", "message"),
     [
         ({"format": 1}, "format is 1, but this version of heron reads 4"),
-        ({"position": {"step": 8, "epoch": 1, "step_in_epoch": 3}}, "lies in step-00000009, and"),
+        ({"position": {"step": 8, "epoch": 1, "step_in_epoch": 3}}, "is in step-00000009, but"),
         (
             {"position": {"step": -9, "epoch": 1, "step_in_epoch": 3}},
             "position.step must be greater",
@@ -136,7 +136,9 @@ def test_a_manifest_that_was_altered(
         path.write_text(path.read_text().replace('"step": 9', '"step": 3'))
     else:
         seal(path, **changes)
-    with pytest.raises(CheckpointError, match=f"{message}.*it was the last; bring one back"):
+    with pytest.raises(
+        CheckpointError, match=f"{message}.*there is no other checkpoint; restore one"
+    ):
         resumed(tmp_path)
     with pytest.raises(CheckpointError, match=f"{message}"):
         locate(tmp_path / "run")
@@ -167,11 +169,15 @@ def test_a_run_goes_on_with_its_own_data_alone(
         pretrain(frames(tmp_path, train=changed, run={"resume": "auto"}, **options))
     assert pretrain(frames(tmp_path, train=changed, run={"resume": "force"}, **options))
     wider: dict[str, Any] = {"model": {"projection_width": 9}}
-    with pytest.raises(CheckpointError, match="model.projection_width is .*, not 9; run.resume=fo"):
+    with pytest.raises(
+        CheckpointError, match="model.projection_width is .*, not 9; its weights do"
+    ):
         pretrain(frames(tmp_path, train=changed, run={"resume": "force"}, **options, **wider))
     said = capsys.readouterr().out
-    assert "going on all the same: it was made with another configuration: optim.lr is" in said
-    assert "going on all the same: it was made with other data: fingerprint" in said
+    assert (
+        "continuing anyway: step-00000009 was made with another configuration: optim.lr is" in said
+    )
+    assert "continuing anyway: step-00000009 was made with other data: fingerprint" in said
 
 
 def test_other_versions_are_told(
@@ -281,8 +287,8 @@ def test_a_disk_without_room_ends_the_run_and_keeps_what_is_there(
 ) -> None:
     checkpoints = copied(straight, tmp_path)
     for said in ranks.run(2, full, str(tmp_path)):
-        assert "the checkpoint of step 12 could not be written to" in said
-        assert "the last one is " in said and "step-00000009; make room" in said
+        assert "cannot write the checkpoint of step 12 to" in said
+        assert "last checkpoint: " in said and "step-00000009; free some space" in said
     assert [find_damage(path) for path in complete_checkpoints(checkpoints)] == ["", "", ""]
     assert not list(checkpoints.glob(".step*"))
 

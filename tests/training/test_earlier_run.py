@@ -35,8 +35,8 @@ def test_a_finished_run_is_refused_and_untouched(finished: Path) -> None:
     assert {"result.json", "report.html", "seed-4/result.json", "plain/result.json"} <= set(before)
     score = json.loads((finished / "run/result.json").read_text())["f1_weighted"]
     message = (
-        rf"run holds a finished run \(.*f1_weighted {score:.4f}, 5 steps\), .* run.dir=\S+/run-1; "
-        rf"to train it further: run.resume=auto and more train.steps; to begin anew: --overwrite"
+        rf"run has a finished run \(.*f1_weighted {score:.4f}, 5 steps\), .* run.dir=\S+/run-1\. "
+        rf"To train it further: run.resume=auto and more train.steps\. To start over: --overwrite"
     )
     with pytest.raises(TrainingError, match=message):
         pretrain(frames(finished, train={"steps": 2}))
@@ -82,7 +82,7 @@ def test_a_run_without_checkpoints_is_not_begun_again_unasked(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = contents(tmp_path / "run")
     with pytest.raises(
-        TrainingError, match="no checkpoint to go on from, .*=never and --overwrite"
+        TrainingError, match="no checkpoint to continue from, .*=never and --overwrite"
     ):
         pretrain(frames(tmp_path, run={"resume": "auto"}))
     assert contents(tmp_path / "run") == before
@@ -103,7 +103,7 @@ def both(folder: str) -> str:
 def test_every_process_is_refused(tmp_path: Path) -> None:
     assert ranks.run(2, both, str(tmp_path)) == ["ended", "ended"]
     one, two = ranks.run(2, both, str(tmp_path))
-    assert one == two and "holds a finished run" in one
+    assert one == two and "has a finished run" in one
 
 
 def test_the_lock_follows(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_folder_that_another_run_holds(tmp_path: Path, monkeypatch: pytest.Mon
     config = frames(tmp_path)
     with RunLock(tmp_path / "run") as first:
         first.acquire(Watchdog(60))
-        with pytest.raises(Held, match=f"run is still held by process {os.getpid()} on"):
+        with pytest.raises(Held, match=f"run is still in use by process {os.getpid()} on"):
             pretrain(config)
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     assert pretrain(config)["steps"] == 5
@@ -47,7 +47,7 @@ def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
     came = iter([False, False, True])
     with RunLock(tmp_path) as first, RunLock(tmp_path) as second:
         first.acquire(Watchdog(60))
-        with pytest.raises(Stopped, match=f"came while {tmp_path} was held by process"):
+        with pytest.raises(Stopped, match=f"came while {tmp_path} was in use by process"):
             second.acquire(Watchdog(60), lambda: next(came))
     assert list(came) == []
 
@@ -68,7 +68,7 @@ def test_a_run_that_is_killed_lets_go(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     one, two = ranks.run(2, refused, str(tmp_path / "file"))
-    assert one == two and "file cannot be held by a run: [Errno 17] File exists" in one
+    assert one == two and "file for a run: [Errno 17] File exists" in one
 
 
 def refused(folder: str) -> str:
@@ -84,7 +84,7 @@ def test_every_process_is_told(tmp_path: Path) -> None:
     with RunLock(tmp_path) as first:
         first.acquire(Watchdog(60))
         one, two = ranks.run(2, refused, str(tmp_path))
-    assert one == two and "expected one run in a folder: wait for its end" in one
+    assert one == two and "a folder takes one run at a time; wait until it ends" in one
 
 
 def test_a_file_system_without_locks(
@@ -97,4 +97,4 @@ def test_a_file_system_without_locks(
     with RunLock(tmp_path) as first, RunLock(tmp_path) as second:
         first.acquire(Watchdog(60))
         second.acquire(Watchdog(60))
-    assert capsys.readouterr().out.count("has no locks ([Errno 37] No locks available)") == 2
+    assert capsys.readouterr().out.count("cannot be locked ([Errno 37] No locks available)") == 2

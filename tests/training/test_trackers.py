@@ -99,7 +99,7 @@ def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: P
     scores = [line for line in told if line[0] == "log" and "loss" not in line[2]]
     assert [line[1] for line in scores] == [8] and "test/f1_weighted" in scores[0][2]
     assert told[0][1]["optim.lr"] == 0.05 and told[-1] == ["finish"]
-    said = "steps 4 to 7 are in my_lab.trackers.Mine already, from before the run was cut short"
+    said = "my_lab.trackers.Mine already has steps 4 to 7, from before the run was interrupted"
     assert said in last
     rows = {row["step"]: row["loss"] for row in read_metrics(run / "metrics.jsonl") if "lr" in row}
     logged = [line for line in told if line[0] == "log" and "lr" in line[2]]
@@ -127,7 +127,7 @@ def test_a_tracker_that_fails_is_told_of_once(
     assert said.count("my_lab.trackers.Mine") == 1
     assert (
         "tracker my_lab.trackers.Mine failed at step 2 (ConnectionError: the network is gone); the "
-        "run goes on without it, and metrics.jsonl has every step" in said
+        "run continues without it, and metrics.jsonl has every step" in said
     )
     assert [line[1] for line in lines(tmp_path / "run") if line[0] == "log"] == [0, 1]
     assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 6
@@ -140,7 +140,9 @@ def test_a_tracker_that_cannot_start_is_told_of_once(
     monkeypatch.setenv("FAIL_START", "1")
     pretrain(frames(tmp_path, tracking=["my_lab.trackers.Mine"], train={"steps": 2}))
     said = capsys.readouterr().out
-    assert said.count("Mine failed at step 0 (ConnectionError: no way there); the run goes") == 1
+    assert (
+        said.count("Mine failed at step 0 (ConnectionError: no way there); the run continues") == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_a_tracker_that_cannot_start_is_told_of_once(
         ("nowhere.Mine", "nowhere.Mine: cannot import module 'nowhere'"),
         (
             "my_lab.trackers.Bare",
-            "Bare has no requires_logging_directory, tracker; expected what accelerate's General",
+            "Bare has no requires_logging_directory, tracker; Accelerate's GeneralTracker",
         ),
     ],
 )
@@ -166,8 +168,8 @@ def test_refused_where_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(TrainingError) as fault:
         Trackers(frames(tmp_path, tracking=["wandb"]), Watchdog(60))
     assert str(fault.value) == (
-        "tracking: wandb is not installed (No module named 'wandb'); expected its package: "
-        "pip install 'heron-pretrain[track]', or leave it out"
+        "tracking: wandb is not installed (No module named 'wandb'); "
+        "pip install 'heron-pretrain[track]', or remove it"
     )
 
 
@@ -176,7 +178,7 @@ def test_refused_without_the_key_of_an_account(
 ) -> None:
     monkeypatch.setattr("heron.training.trackers.get_available_trackers", lambda: ["comet_ml"])
     monkeypatch.delenv("COMET_API_KEY", raising=False)
-    with pytest.raises(TrainingError, match="comet_ml tracks with an account, and COMET_API_KEY"):
+    with pytest.raises(TrainingError, match="comet_ml needs an account, but COMET_API_KEY"):
         Trackers(frames(tmp_path, tracking=["comet_ml"]), Watchdog(60))
 
 
@@ -205,7 +207,7 @@ def test_a_damaged_memory_of_trackers(tmp_path: Path, content: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACKING_FILE).write_text(content)
     with pytest.raises(
-        TrainingError, match=f"{TRACKING_FILE} cannot be read: .*bring it back, or take it"
+        TrainingError, match=f"cannot read .*{TRACKING_FILE}: .*restore it, or remove it"
     ):
         Trackers(frames(tmp_path), Watchdog(60)).start(3, 5, -1)
 

@@ -20,7 +20,7 @@ from heron.training.tracking import (
     write_start,
 )
 
-REMEDY = "expected it as it was written; bring it back, or give another checkpoint"
+REMEDY = "restore it, or pass another checkpoint"
 GOOD = b'{"step": 0, "epoch": 0, "loss": 1.5, "samples_per_s": null}\n'
 DAMAGED = [
     (b'{"step": 1, "los\n', "not JSON (line 1: Unterminated string starting at)"),
@@ -52,7 +52,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes, message: str, afte
         read_metrics(path)
     said = str(fault.value)
     assert said.startswith(f"{path}, line 2 is damaged: ") and message in said
-    assert said.endswith("bring the file back, or take the line out")
+    assert said.endswith("restore the file, or remove the line")
     assert len(said.splitlines()) == 1 and len(said) < 500
     with pytest.raises(TrainingError):
         RunLog(tmp_path, 1, 2, main=True)
@@ -118,7 +118,7 @@ def test_a_result_that_cannot_be_read(tmp_path: Path, content: bytes | None, mes
         path.write_bytes(content)
     with pytest.raises(TrainingError) as fault:
         read_result(path, ["steps"])
-    assert str(fault.value).startswith(f"{path} cannot be read: ")
+    assert str(fault.value).startswith(f"cannot read {path}: ")
     assert message in str(fault.value) and len(str(fault.value).splitlines()) == 1
 
 
@@ -169,7 +169,7 @@ def test_a_signature_that_cannot_be_read(tmp_path: Path, content: bytes | None, 
         (tmp_path / "model.json").write_bytes(content)
     with pytest.raises(CheckpointError) as error:
         Signature.read(tmp_path)
-    assert str(error.value).startswith(f"{tmp_path / 'model.json'} cannot be read: ")
+    assert str(error.value).startswith(f"cannot read {tmp_path / 'model.json'}: ")
     assert told in str(error.value) and str(error.value).endswith(REMEDY)
     assert "pydantic" not in str(error.value)
 

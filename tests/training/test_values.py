@@ -50,7 +50,7 @@ def test_a_step_with_a_nan_is_not_saved(
     monkeypatch.setattr(Bce, "share", broken)
     length = {"steps": 3} if last else {"steps": 9, "save_every_steps": 1}
     terms = {"cross_entropy": None, "bce": {"weight": 1.0}}
-    with pytest.raises(TrainingError, match="step 2: loss/bce is nan.*; nothing later was saved"):
+    with pytest.raises(TrainingError, match="step 2: loss/bce is nan.*; this step was not saved"):
         pretrain(frames(tmp_path, objective=terms, train=length))
     kept = [path.name for path in complete_checkpoints(tmp_path / "run/checkpoints")]
     assert kept == ([] if last else ["step-00000001", "step-00000002"])
@@ -93,4 +93,7 @@ def spoil(folder: str) -> str:
 
 def test_embeddings_that_are_not_finite_are_named_by_term_and_rank(tmp_path: Path) -> None:
     for message in ranks.run(2, spoil, str(tmp_path)):
-        assert "step 3: loss/hard is nan; rank 1: projections of view 2 of 3 of 3 rows" in message
+        assert (
+            "step 3: loss/hard is nan; rank 1: projections of view 2 are not finite in 3 of 3 rows"
+            in message
+        )
