@@ -19,7 +19,7 @@ from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
 from heron.retrieval.embeddings import Layer
 from heron.retrieval.index_plan import MapKind, Metric, RequestedKind, parse_bytes
-from heron.shards.atomic import new_folder, refuse_taken
+from heron.shards.atomic import named, new_folder, refuse_taken
 
 if TYPE_CHECKING:
     from heron.retrieval.index_files import IndexManifest
@@ -275,7 +275,7 @@ def negatives(
     else:
         assert encoder is not None and data is not None
         model, weights, config = open_encoder(encoder, data, *view)
-        kept = out.with_name(f"{out.name}-embeddings")
+        kept = Path(f"{named(out)}-embeddings")
         choice = Choice(layers=["hidden"])
         source = embed_by(model, weights, encoder, config, kept, choice, overwrite=overwrite)
         print(f"{kept}: {len(source):,} embeddings")

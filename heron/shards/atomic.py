@@ -14,6 +14,8 @@ from uuid import uuid4
 
 from heron.shards.errors import DISK_FULL, HeronError, ShardError
 
+IS_CURRENT = "is the current folder or one above it, which cannot be moved aside"
+
 
 def save_json(path: Path, value: Any, several: bool = False) -> None:
     """Writes a JSON file atomically: see `atomic_write`."""
@@ -29,6 +31,7 @@ def atomic_write(path: Path, several: bool = False) -> Iterator[BinaryIO]:
     each writes a temporary file of its own, which whoever starts over removes (`.NAME.*.part`).
     """
     own = f".{uuid4().hex}" if several else ""
+    path = named(path)
     partial = path.with_name(f".{path.name}{own}.part")
     try:
         with partial.open("wb") as stream:
@@ -61,9 +64,22 @@ def is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+def named(path: Path) -> Path:
+    """Returns a path that ends with a name, which `.`, `..` and `/` do not: the whole path."""
+    return path.resolve() if path.name in ("", "..") else path
+
+
 def is_taken(path: Path) -> bool:
     """Returns whether a path is a file, or a folder that is not empty."""
     return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+
+def _is_current(path: Path) -> bool:
+    """Returns whether a path is the current folder or one above it."""
+    try:
+        return Path.cwd().is_relative_to(path.resolve())
+    except FileNotFoundError:  # the current folder was removed
+        return False
 
 
 def aside_name(path: Path) -> Path:
@@ -72,15 +88,17 @@ def aside_name(path: Path) -> Path:
     stem, suffix = (target.name, "") if target.is_dir() else (target.stem, target.suffix)
     while (aside := target.with_name(f"{stem}-{number}{suffix}")).exists():
         number += 1
-    return path.with_name(aside.name) if not path.is_symlink() else aside
+    return aside if path.is_symlink() or path != named(path) else path.with_name(aside.name)
 
 
 def set_aside(path: Path) -> Path:
     """Renames a file or a whole folder, and returns its new name; an empty folder takes its place.
 
     Of a link, what it leads to is renamed. Raises OSError where that is refused, as of a folder
-    that a disk is mounted on.
+    that a disk is mounted on, and ShardError for the current folder, which `.` would still mean.
     """
+    if _is_current(path):
+        raise ShardError(f"{path} {IS_CURRENT}; choose another folder")
     aside, target = aside_name(path), path.resolve()
     is_folder = target.is_dir()
     target.rename(target.with_name(aside.name))
@@ -97,7 +115,11 @@ def refuse_taken(
     Verbs that write a new file or folder, named by an option, call it before the work, and
     `make_room` after it.
     """
-    if not overwrite and is_taken(out):
+    if not is_taken(out):
+        return
+    if _is_current(out):
+        raise error(f"{out} is not empty and {IS_CURRENT}; choose another {option}")
+    if not overwrite:
         raise error(
             f"{out} already exists; choose another {option}, or add --overwrite, which moves it "
             f"to {aside_name(out)}"
@@ -108,18 +130,25 @@ def refuse_taken(
 def new_folder(
     out: Path, overwrite: bool, error: type[HeronError], option: str = "--out"
 ) -> Iterator[Path]:
-    """Gives an empty folder to fill, which becomes `out` when all went well: see `make_room`."""
+    """Gives an empty folder to fill, which becomes `out` when all went well: see `make_room`.
+
+    The current folder stays the same one, with what was filled in moved into it.
+    """
     refuse_taken(out, overwrite, error, option)
-    partial = out.with_name(f".{out.name}.part")
+    target = out.resolve()
+    partial = target.with_name(f".{target.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
         make_room(out, overwrite, error, option)
-        partial.replace(out)
-    except BaseException:
+        if _is_current(target):
+            for path in partial.iterdir():
+                path.replace(target / path.name)
+        else:
+            partial.replace(target)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def make_room(out: Path, overwrite: bool, error: type[HeronError], option: str = "--out") -> None:

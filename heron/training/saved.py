@@ -1,7 +1,6 @@
 """A portable folder of a trained model: weights, signature, experiment and card."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -26,7 +25,7 @@ from heron.shards.artefact import (
     parse_json,
     sha256,
 )
-from heron.shards.atomic import make_room, refuse_taken
+from heron.shards.atomic import named, new_folder
 from heron.training.checkpoint import STATE, CheckpointManifest
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.tracking import scores_of
@@ -94,27 +93,20 @@ def save(
 
     Raises CheckpointError if the folder is not empty, and OSError if it cannot be written.
     """
-    refuse_taken(folder, overwrite, CheckpointError)
-    partial = folder.absolute().with_name(f".{folder.absolute().name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        weights = {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
-        save_file(weights, partial / WEIGHTS)
-        (partial / CONFIG).write_text(dump_config(portable(config)))
-        (partial / SIGNATURE).write_text(signature.text())
-        files = {name: FileSum.of(partial / name) for name in READ}
-        history = _history(origin, files[WEIGHTS].sha256)
-        manifest = SavedModel(files=files, **history).write(partial / MANIFEST)
-        where = where or folder.absolute().name
-        card = model_card(manifest, where, network.classified_width, config, signature)
-        (partial / CARD).write_text(card)
-        make_room(folder, overwrite, CheckpointError)
-        partial.replace(folder)
+        with new_folder(folder, overwrite, CheckpointError) as partial:
+            weights = {k: value.cpu().contiguous() for k, value in network.state_dict().items()}
+            save_file(weights, partial / WEIGHTS)
+            (partial / CONFIG).write_text(dump_config(portable(config)))
+            (partial / SIGNATURE).write_text(signature.text())
+            files = {name: FileSum.of(partial / name) for name in READ}
+            history = _history(origin, files[WEIGHTS].sha256)
+            manifest = SavedModel(files=files, **history).write(partial / MANIFEST)
+            where = where or named(folder).name
+            card = model_card(manifest, where, network.classified_width, config, signature)
+            (partial / CARD).write_text(card)
     except SafetensorError as error:  # which safetensors raises where the disk is full
         raise OSError(str(error)) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 

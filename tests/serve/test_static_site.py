@@ -165,6 +165,13 @@ def test_the_verb(
     assert "choose another --export, or add --overwrite" in told
     assert main(["serve", index, "--export", str(site), "--overwrite"]) == 0  # as it proposes
     assert (tmp_path / "site-1" / "index.html").exists() and (site / "index.html").exists()
+    (tmp_path / "here").mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "here")
+        assert main(["serve", index, "--export", "."]) == 0
+        assert Path("index.html").exists() and "--directory .\n" in capsys.readouterr().out
+        assert main(["serve", index, "--export", ".", "--overwrite"]) == 1
+        assert "is the current folder" in capsys.readouterr().err
     monkeypatch.setattr(static_site, "MAX_SAMPLES", 47)
     assert main(["serve", index, "--export", str(tmp_path / "large")]) == 1
     told = capsys.readouterr().err
@@ -177,4 +184,4 @@ def test_the_verb(
     monkeypatch.setattr(static_site, "_pictures", fail)
     assert main(["serve", index, "--export", str(tmp_path / "half")]) == 1
     assert "the disk is gone" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["site", "site-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "site", "site-1"]

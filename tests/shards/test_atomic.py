@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heron.shards.atomic import atomic_write
-from heron.shards.errors import ShardError
+from heron.shards.atomic import aside_name, atomic_write, named, new_folder, set_aside
+from heron.shards.errors import ShardError, SourceError
 from tests.shards.others import jpeg, run, write_tar
 
 
@@ -55,3 +55,58 @@ def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
             run(tmp_path, image=["jpg"])
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
     assert run(tmp_path, image=["jpg"]).manifest.rows("all") == 1
+
+
+@pytest.mark.parametrize("out", [".", "..", "../site", "link", "new/deep"])
+def test_a_new_folder_may_be_the_current_one(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`.` has no name to put another beside; the folder that one is in is not replaced."""
+    inside = tmp_path / ("above/site" if out == "../site" else "site")
+    (inside / "below").mkdir(parents=True) if out == ".." else inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    if out == "link":
+        (tmp_path / "other disk").mkdir()
+        (inside / "link").symlink_to(tmp_path / "other disk")
+    if out == "..":
+        monkeypatch.chdir(inside / "below")
+        with (
+            pytest.raises(SourceError, match=r"\.\. is not empty and is the current folder or one"),
+            new_folder(Path(out), True, SourceError),
+        ):
+            pytest.fail("it holds the current folder")
+        return
+    with pytest.raises(OSError, match="no disk"), new_folder(Path(out), False, SourceError):
+        raise OSError("no disk")
+    with new_folder(Path(out), False, SourceError) as folder:
+        (folder / "data").mkdir()
+        (folder / "data" / "a.json").write_text("{}")
+        (folder / "index.html").write_text("a page")
+    assert Path(out, "index.html").read_text() == "a page"
+    assert Path(out, "data", "a.json").read_text() == "{}"
+    left = [path.name for path in (*tmp_path.rglob("*"), *inside.iterdir())]
+    assert not [name for name in left if name.endswith(".part")]
+    if inside.samefile(out):
+        assert Path.cwd() == inside and sorted(os.listdir()) == ["data", "index.html"]
+        with (
+            pytest.raises(SourceError, match=r"not empty .* choose another --export$"),
+            new_folder(Path(out), True, SourceError, "--export"),
+        ):
+            pytest.fail("it is not empty")
+        with pytest.raises(ShardError, match="the current folder or one above it, which cannot be"):
+            set_aside(Path(out))
+
+
+def test_the_name_beside_a_folder_that_is_given_without_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faces" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "faces" / "deep")
+    assert named(Path("..")) == tmp_path / "faces" and named(Path("a/b")) == Path("a/b")
+    assert aside_name(Path("..")) == tmp_path / "faces-1"
+    assert aside_name(Path(".")) == tmp_path / "faces" / "deep-1"
+    (tmp_path / "faces" / "deep" / "a.onnx").touch()
+    assert aside_name(Path("a.onnx")) == Path("a-1.onnx")
+    with pytest.raises(IsADirectoryError), atomic_write(Path(".")) as stream:
+        stream.write(b"a file")
+    assert sorted(path.name for path in (tmp_path / "faces").rglob("*")) == ["a.onnx", "deep"]
