@@ -309,7 +309,7 @@ def faces(folder: str, name: str, train: dict[str, Any], optim: dict[str, Any]) 
             "'crop' does not work on",
         ),
         ({"data": {"views": [{"stored": "view1"}]}}, "needs at least 2 views; data.views has 1"),
-        ({"model": {"shared_encoder": True}}, r"needs views of one shape; found \[\(273,\), \(112"),
+        ({"model": {"shared_encoder": True}}, r"needs views of one shape, got \[\(273,\), \(112"),
         ({"model": {"encoder": CNN}}, "'cnn', but the view is a vector"),
         ({"data": {"build": {"trains": 3}}}, "did you mean 'train'"),
         ({"data": {"build": {"source": None}}}, "data.build has no 'source'; add one,"),

@@ -136,7 +136,7 @@ def _scores_of(
     validation: Predictions | None = None,
 ) -> dict[str, float]:
     """Tunes a classifier on labelled inputs; returns its scores, and the chosen options."""
-    say(f"baselines: {NAMES[kind]}, tuned on the labelled rows")  # it may take a minute
+    say(f"baselines: tuning {NAMES[kind]} on the labelled rows")  # it may take a minute
     shapes = evaluator.views.shapes
     views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
 

@@ -43,7 +43,7 @@ def measure(
     """
     shapes = [tuple(z.shape) for z in views]
     if not shapes or len(set(shapes)) > 1 or len(shapes[0]) != 2 or 0 in shapes[0]:
-        raise ValueError(f"views are of shapes {shapes}; expected one or more of one [rows, dim]")
+        raise ValueError(f"views must all have the same shape [rows, dim], got {shapes}")
     finite = all(bool(z.isfinite().all()) for z in views)
     units = [_unit(z) for z in views]
     all_present = present is None or bool(present.all())
@@ -77,10 +77,12 @@ def collapsed(measures: dict[str, float]) -> str:
     reasons = []
     if (value := measures["uniformity"]) > UNIFORMITY_LIMIT:
         reasons.append(
-            f"uniformity is {value:.3f}, above {UNIFORMITY_LIMIT}: rows are at one point"
+            f"uniformity is {value:.3f}, above {UNIFORMITY_LIMIT}: all rows are at one point"
         )
     if (value := measures["effective_rank"]) < RANK_LIMIT:
-        reasons.append(f"effective rank is {value:.3f}, below {RANK_LIMIT}: rows are on one line")
+        reasons.append(
+            f"effective rank is {value:.3f}, below {RANK_LIMIT}: all rows are on one line"
+        )
     return "; ".join(reasons)
 
 

@@ -64,13 +64,13 @@ class Evaluator:
         graphs = [name for name in stored if self.reader.view(name).kind == "graph"]
         if graphs and self.config.baselines is True:  # `plain` makes no columns of them
             raise ConfigError(
-                f"evaluate.baselines is true, and '{graphs[0]}' holds graphs, which are no "
-                "columns of numbers; expected false"
+                f"evaluate.baselines is true, but view '{graphs[0]}' has graphs, and baselines "
+                "need columns of numbers; set it to false"
             )
         if self.config.probe_by == "svm" and not self.exclusive:
             raise ConfigError(
-                "evaluate.probe_by is 'svm', which tells classes apart, and a row has several "
-                "labels; expected 'logistic'"
+                "evaluate.probe_by is 'svm', which needs one class per row, but a row has several "
+                "labels; set it to 'logistic'"
             )
         if self.config.knn is not None:
             require("faiss", "evaluate.knn")
@@ -301,9 +301,8 @@ def _refuse_nonfinite(predictions: Predictions) -> None:
             if len(bad := np.flatnonzero(~np.isfinite(rows).all(1))):
                 raise TrainingError(
                     f"{name} of {len(bad)} of {len(rows)} rows are not finite, the first is row "
-                    f"{predictions.rows[bad[0]]}; expected numbers: the model's weights or its "
-                    "inputs are not finite; lower optim.lr, and check the data with `heron shards "
-                    "verify`"
+                    f"{predictions.rows[bad[0]]}: the model's weights or its inputs must be "
+                    "wrong; lower optim.lr, and check the data with `heron shards verify`"
                 )
 
 

@@ -48,8 +48,8 @@ def require_gpus() -> None:
     if not (built and faiss.get_num_gpus()):
         why = "sees none" if built else f"{faiss.__version__} is built without them"
         raise RetrievalError(
-            f"GPUs are asked for, and FAISS {why}; expected a GPU and faiss-gpu; install it with: "
-            "pip install 'heron-pretrain[gpu]', or leave --gpu or negatives.gpu out"
+            f"search on GPUs was requested, but FAISS {why}; it must be faiss-gpu, on a machine "
+            "with a GPU: pip install 'heron-pretrain[gpu]', or remove --gpu or negatives.gpu"
         )
 
 

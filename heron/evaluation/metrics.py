@@ -112,7 +112,7 @@ def _by_label(
         rows = np.flatnonzero(np.isnan(probability).any(1))
         raise ValueError(
             f"{len(rows)} of {len(probability)} rows have NaN as a probability, the first is row "
-            f"{rows[0]}; expected numbers: the model's weights or its inputs are not finite"
+            f"{rows[0]}; check that the model's weights and its inputs are finite"
         )
     for scores, label in zip(probability.T, y.T, strict=True):
         positive, negative = np.sort(scores[label == 1]), np.sort(scores[label == 0])

@@ -98,7 +98,7 @@ def tune(
     with threadpool_limits(1):  # many small fits: threads that wait for others cost more than all
         tried, (options, loss) = search(layouts, parts, exclusive)
     at_end = kind == "logistic" and abs(round(np.log10(options["c"]))) == LAST
-    edge = f"its C, {options['c']:g}, is the last one that is tried" if at_end else ""
+    edge = f"the best C, {options['c']:g}, is the last one tried" if at_end else ""
     fit = _fit_logistic if kind == "logistic" else _fit_forest
     with threadpool_limits(1 if len(x) <= MOST_ROWS else None):
         predict = fit(x, y, exclusive, options)
@@ -325,8 +325,8 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
         columns: Columns = np.asarray
         if kind == "graph":
             raise ConfigError(
-                f"'{view.stored}' holds graphs, which are no columns of numbers; expected no "
-                "baselines"
+                f"view '{view.stored}' has graphs, and baselines need columns of numbers; set "
+                "evaluate.baselines to false"
             )
         if kind == "text":
             columns = partial(_counts, evaluator.reader.vocabulary(view.stored))

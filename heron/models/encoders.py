@@ -254,17 +254,14 @@ def build_encoder(
             case (nn.Module() as encoder, int(width)):
                 return encoder, width
         raise ConfigError(
-            f"{key}: {config.kind}.build gave {built!r:.80}; expected a module and "
-            "the width of its features"
+            f"{key}: {config.kind}.build must return a module and the width of its features, got "
+            f"{built!r:.80}"
         )
     if isinstance(config, Gin) != (len(shape) == 4):
-        kind, expected = (
-            ("graphs", "'gin'") if len(shape) == 4 else (f"of shape {tuple(shape)}", "graphs")
-        )
-        raise ConfigError(
-            f"{key} is '{config.kind}', but the view is {kind}; expected {expected}, or an encoder "
-            "of your own"
-        )
+        why = "but the view has graphs; use 'gin', or your own encoder"
+        if isinstance(config, Gin):
+            why = f"which takes graphs, but the view has shape {tuple(shape)}; use another encoder"
+        raise ConfigError(f"{key} is '{config.kind}', {why}")
     if isinstance(config, Gin):
         encoder = GinEncoder(config, shape, key)
         return encoder, encoder.width
@@ -272,8 +269,8 @@ def build_encoder(
         return build_network(config, shape, key)
     if len(shape) == 2:
         raise ConfigError(
-            f"{key} is '{config.kind}', but the view is text of {shape[0]} tokens; expected "
-            "'transformers', or an encoder of your own"
+            f"{key} is '{config.kind}', but the view is text of {shape[0]} tokens; use "
+            "'transformers', or your own encoder"
         )
     if isinstance(config, Convnet):
         image_shape = _image_shape(config, shape, key)
@@ -285,7 +282,7 @@ def build_encoder(
         if len(shape) != 1:
             raise ConfigError(
                 f"{key} is '{config.kind}', but the view is an image of shape "
-                f"{tuple(shape)}; expected an encoder for images: 'cnn', 'convnet', 'vgg', "
+                f"{tuple(shape)}; use an encoder for images: 'cnn', 'convnet', 'vgg', "
                 "'resnet', 'timm' or 'transformers'"
             )
         if isinstance(config, Linear):
@@ -295,14 +292,13 @@ def build_encoder(
     if len(shape) != 3:
         raise ConfigError(
             f"{key} is '{config.kind}', but the view is a vector of shape "
-            f"{tuple(shape)}; expected 'mlp', 'linear', or 'convnet' with its shape"
+            f"{tuple(shape)}; use 'mlp', 'linear', or 'convnet' with a shape"
         )
     if isinstance(config, Vgg):
         if min(shape[:2]) < (least := 2 ** len(config.channels)):
             raise ConfigError(
-                f"{key} is 'vgg' and halves {shape[0]} x {shape[1]} "
-                f"{len(config.channels)} times; expected {least} x {least} at least, or fewer "
-                "stages"
+                f"{key} is 'vgg', which halves images {len(config.channels)} times, so they must "
+                f"be at least {least} x {least}, got {shape[0]} x {shape[1]}; use fewer stages"
             )
         return Encoder(vgg(config, shape[2], salt)), config.widths[-1]
     if isinstance(config, Resnet):
@@ -318,23 +314,23 @@ def _image_shape(config: Convnet, shape: Sequence[int], key: str) -> tuple[int, 
         if requested is not None and requested != [channels, height, width]:
             raise ConfigError(
                 f"{key}.shape is {requested}, but the view's images are "
-                f"{[channels, height, width]}; expected null, which takes theirs"
+                f"{[channels, height, width]}; remove it to use theirs"
             )
     elif requested is None:
         raise ConfigError(
-            f"{key} is 'convnet' without a shape, but the view is a vector of {shape[0]} "
-            f"values; expected {key}.shape: [channels, height, width] of {shape[0]} values"
+            f"{key} is 'convnet' without a shape, but the view is a vector of {shape[0]} values; "
+            f"set {key}.shape to [channels, height, width] of {shape[0]} values"
         )
     elif math.prod(requested) != shape[0]:
         raise ConfigError(
-            f"{key}.shape is {requested}, {math.prod(requested)} values, but the view is a vector "
-            f"of {shape[0]}; expected [channels, height, width] of {shape[0]} values"
+            f"{key}.shape must be [channels, height, width] of {shape[0]} values, as many as the "
+            f"view's vector has, got {requested}, {math.prod(requested)} values"
         )
     else:
         channels, height, width = requested
     if min(height, width) < (least := 2 ** len(config.channels)):
         raise ConfigError(
-            f"{key} is 'convnet' and halves {height} x {width} {len(config.channels)} "
-            f"times; expected {least} x {least} at least, or fewer channels"
+            f"{key} is 'convnet', which halves images {len(config.channels)} times, so they must "
+            f"be at least {least} x {least}, got {height} x {width}; use fewer channels"
         )
     return channels, height, width

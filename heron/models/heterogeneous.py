@@ -148,8 +148,8 @@ class Heterogeneous(nn.Module):
         self.widths = [built[view % number][1] for view in range(self.views)]
         if config.shared_projector and len(set(self.widths)) > 1:
             raise ConfigError(
-                f"model.shared_projector needs features of one width; the encoders of the views "
-                f"give {self.widths}; set it to false"
+                f"model.shared_projector needs features of one width, got {self.widths} from the "
+                "encoders of the views; set it to false"
             )
         self.projection_width = config.projection_width
         needed = set().union(*(term.needs.features for term in terms.values()))
@@ -175,23 +175,24 @@ class Heterogeneous(nn.Module):
         for name, term in terms.items():
             coded = [shape for shape in shapes if len(shape) in (2, 4)]
             if coded and raw_features & term.needs.features:
-                reason = "tokens say nothing of a text"
+                kind, codes = "text", "tokens"
                 if len(coded[0]) == 4:
-                    reason = "nodes say nothing of a graph"
+                    kind, codes = "graphs", "nodes"
                 raise ConfigError(
-                    f"objective.{name} compares the inputs themselves, and the numbers of {reason};"
-                    " expected another term, or views of numbers and pictures"
+                    f"objective.{name} compares the inputs themselves, but a view has {kind}, "
+                    f"where the numbers of {codes} cannot be compared; use another term, or views "
+                    "of numbers and pictures"
                 )
         if self.classified < self.views and not config.shared_encoder:
             raise ConfigError(
-                f"model.classify_on is 'first_view', but each of {self.views} views has an encoder "
-                "of its own, of which evaluation would see the first; set model.shared_encoder "
-                "to true"
+                f"model.classify_on is 'first_view', but each of {self.views} views has its own "
+                "encoder, and evaluation would use only the first; set model.shared_encoder to "
+                "true"
             )
         if config.shared_encoder and any(tuple(s) != tuple(shapes[0]) for s in shapes):
             raise ConfigError(
-                f"model.shared_encoder needs views of one shape; found "
-                f"{[tuple(s) for s in shapes]}; set it to false"
+                f"model.shared_encoder needs views of one shape, got {[tuple(s) for s in shapes]}; "
+                "set it to false"
             )
 
     def _classifier_of_term(
@@ -201,8 +202,8 @@ class Heterogeneous(nn.Module):
         owners = [name for name, classifier in classifiers.items() if classifier is not None]
         if len(owners) > 1:
             raise ConfigError(
-                f"each of objective.{' and objective.'.join(owners)} brings a classifier of its "
-                "own; expected one of them: give the others the weight 0"
+                f"objective.{' and objective.'.join(owners)} each bring their own classifier, and "
+                "a model has one; set the weight of the others to 0"
             )
         return classifiers[owners[0]] if owners else None
 
@@ -213,8 +214,8 @@ class Heterogeneous(nn.Module):
             parts = term.build_parts(spec)
             if taken := sorted(name for name in parts if hasattr(self, name)):
                 raise ConfigError(
-                    f"objective.{term_name} brings a part '{taken[0]}', which every model has; "
-                    "expected another name"
+                    f"objective.{term_name} adds a part '{taken[0]}', a name that every model "
+                    "already has; rename it"
                 )
             builders = parts | builders
         names = sorted(builders, reverse=True)
@@ -333,8 +334,8 @@ class Heterogeneous(nn.Module):
             added = getattr(self, name).add_features(encoded)
             if invalid := [key for key, tensors in added.items() if not isinstance(tensors, list)]:
                 raise ConfigError(
-                    f"model part '{name}' gave {invalid[0]} as {type(added[invalid[0]]).__name__}; "
-                    "expected a list with a tensor a view"
+                    f"model part '{name}' must return {invalid[0]} as a list with one tensor per "
+                    f"view, got {type(added[invalid[0]]).__name__}"
                 )
             features |= added
         return features
@@ -345,8 +346,8 @@ def node_features(encoder: nn.Module) -> Callable[..., Tensor]:
     nodes: Callable[..., Tensor] | None = getattr(encoder, "nodes", None)
     if nodes is None:
         raise ConfigError(
-            f"a term compares nodes of graphs, and {type(encoder).__name__} has no method "
-            "nodes(x, rng_keys) that gives [rows, nodes, width]; expected model.encoder.kind: gin"
+            f"a term compares nodes of graphs, but {type(encoder).__name__} has no method "
+            "nodes(x, rng_keys) that returns [rows, nodes, width]; use model.encoder.kind: gin"
         )
     return nodes
 

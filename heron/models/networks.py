@@ -118,8 +118,8 @@ def build_network(
     except (TypeError, ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"{key}: {options.kind} cannot make this network ({line:.300}); expected options that "
-            f"fit it and a view of shape {tuple(shape)}"
+            f"{key}: {options.kind} cannot build this network ({line:.300}); its options must fit "
+            f"it and a view of shape {tuple(shape)}"
         ) from error
     _choose_trainable(encoder, options, key)
     sample = torch.ones(2, shape[0], dtype=torch.int32)
@@ -137,11 +137,14 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
         tree = read_json(folder / "config.json", key)
     kind = tree.pop("model_type", None)
     if "auto_map" in tree:
-        raise ConfigError(f"{key}: its network is code of others; expected one of transformers")
+        raise ConfigError(
+            f"{key}: its network comes with its own code, which Heron does not run; use one that "
+            "transformers has"
+        )
     if len(shape) == 1:
         raise ConfigError(
-            f"{key} is 'transformers', which sees text or pictures; expected another encoder for "
-            "vectors, such as 'mlp'"
+            f"{key} is 'transformers', which takes text or pictures, but the view is a vector; use "
+            "another encoder, such as 'mlp'"
         )
     if len(shape) == 3:
         defaults = {"num_channels": shape[2], "image_size": list(shape[:2])}
@@ -153,7 +156,7 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
     if len(shape) == 2:
         for name, least in (("vocab_size", shape[1]), ("max_position_embeddings", shape[0])):
             if (value := getattr(config, name, least)) < least:
-                raise ConfigError(f"{key}: {name} is {value}; expected {least} at least")
+                raise ConfigError(f"{key}: {name} must be at least {least}, got {value}")
     if folder is None:
         untrained: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
         return TransformerEncoder(untrained, options)
@@ -170,18 +173,21 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
 
 def _timm(options: Timm, shape: Sequence[int], key: str) -> NetworkEncoder:
     if len(shape) != 3:
-        raise ConfigError(f"{key} is 'timm', whose networks see pictures; expected a view of them")
+        raise ConfigError(f"{key} is 'timm', which takes pictures; use it for a view of pictures")
     try:
         timm: Any = require("timm", key)
     except (ImportError, RuntimeError) as error:
         if isinstance(error, ImportError) and error.name == "timm":
             raise
         raise ConfigError(
-            f"{key}: timm cannot be imported ({error}); expected the torchvision that belongs to "
-            f"torch {torch.__version__}: install both from one index"
+            f"{key}: cannot import timm ({error}); torchvision must match torch "
+            f"{torch.__version__}: install both from one index"
         ) from error
     if drop := [name for name in options.options if "drop" in name]:
-        raise ConfigError(f"{key}: {drop[0]} is there; dropout would not follow rows: leave it out")
+        raise ConfigError(
+            f"{key}: {drop[0]} cannot be set, because its masks would not depend on the row; "
+            "remove it"
+        )
     arguments = {"num_classes": 0, "in_chans": shape[2], **options.options}
     try:
         network = timm.create_model(options.name, img_size=tuple(shape[:2]), **arguments)
@@ -206,8 +212,8 @@ def _load(network: nn.Module, path: Path, key: str) -> None:
     extra = [name for name in keys.unexpected_keys if not name.startswith(("head", "fc", "cla"))]
     if misfits := [*keys.missing_keys, *extra]:
         raise ConfigError(
-            f"{key}: {path} lacks or has others than {misfits[0]} (of {len(misfits)} such); "
-            "expected weights of this network"
+            f"{key}: {path} has weights of another network: {misfits[0]} is missing or extra, one "
+            f"of {len(misfits)} such"
         )
 
 
@@ -236,8 +242,8 @@ def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:
         peft.inject_adapter_in_model(config, network)
     except ValueError as error:
         raise ConfigError(
-            f"{key}.lora: {str(error).splitlines()[0]:.200}; expected targets: last parts of "
-            "the names of linear layers"
+            f"{key}.lora: {str(error).splitlines()[0]:.200}; set targets to the last parts of "
+            "names of linear layers"
         ) from error
 
 
@@ -276,7 +282,7 @@ def weights_folder(weights: str, key: str) -> Path:
     if not weights.startswith(HUB):
         if not (Path(weights) / "config.json").is_file():
             raise ConfigError(
-                f"{key}.weights is {weights}, which has no config.json; expected a folder with "
+                f"{key}.weights is {weights}, which has no config.json; use a folder with "
                 f"config.json and safetensors files, or {HUB}ORG/NAME"
             )
         return Path(weights)
@@ -285,7 +291,7 @@ def weights_folder(weights: str, key: str) -> Path:
     try:
         fetched = hub.snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES)
     except Exception as error:  # of the hub, the network or the disk
-        raise ConfigError(f"{key}.weights: {weights} cannot be fetched: {error}") from error
+        raise ConfigError(f"{key}.weights: cannot download {weights}: {error}") from error
     return Path(fetched)
 
 
@@ -296,9 +302,11 @@ def read_json(path: Path, key: str) -> dict[str, Any]:
             text = stream.read(MAX_JSON_BYTES + 1)
         tree = json.loads(text) if len(text) <= MAX_JSON_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{key}: {path} cannot be read: {error}") from None
+        raise ConfigError(f"{key}: cannot read {path}: {error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{key}: {path} holds no object of at most {MAX_JSON_BYTES:,} bytes")
+        raise ConfigError(
+            f"{key}: {path} must be a JSON object of at most {MAX_JSON_BYTES:,} bytes"
+        )
     return tree
 
 

@@ -96,19 +96,19 @@ def find_neighbours(
     anchors, others = pairs.anchors, pairs.others
     if len(others) < len(labelled):
         notes.append(
-            f"random pairs and sums over negatives are of {len(others):,} samples, drawn from "
-            f"{len(labelled):,}"
+            f"random pairs and sums over negatives use {len(others):,} samples, a random subset "
+            f"of {len(labelled):,}"
         )
     counts = np.concatenate([pairs.counts(block) for block in pairs.blocks()])
     if not counts[:, 1:].any():
         raise RetrievalError(
-            f"all samples with labels in {embeddings.folder} have the same ones; expected two "
-            "classes or more, to tell negatives from positives; embed more of the data set"
+            f"all labelled samples in {embeddings.folder} have the same labels, so none is a "
+            "negative of another; embed more of the data set"
         )
     close = samples.close_difference
     ks = tuple(k for k in sorted({*KS, question.k}) if k < len(labelled))
     if len(ks) < len({*KS, question.k}):
-        notes.append(f"rates are of k up to {ks[-1]}: {len(labelled):,} samples have labels")
+        notes.append(f"rates stop at k = {ks[-1]}: only {len(labelled):,} samples have labels")
     if index is None:
         numbers, cosine = _exact(embeddings, question.layer, anchors, ks[-1])
     else:
@@ -135,26 +135,28 @@ def _check_question(embeddings: Embeddings, question: Question, labelled: Number
     if count < 2:
         raise RetrievalError(
             f"{embeddings.folder}: {count} of {len(embeddings):,} samples have labels"
-            f"{' and the views' * bool(embeddings.compares)}; expected two at least, to tell false "
-            "negatives; embed a data set with labels"
+            f"{' and the views' * bool(embeddings.compares)}, and false negatives need at least "
+            "two; embed a data set with labels"
         )
     if not 1 <= question.k < count:
         raise RetrievalError(
-            f"k is {question.k}; expected 1 to {count - 1:,}, since {count:,} samples have "
-            "labels; give another --k"
+            f"--k must be 1 to {count - 1:,}, because {count:,} samples have labels, got "
+            f"{question.k}"
         )
     if question.anchors < 0:
         raise RetrievalError(
-            f"{question.anchors} anchors; expected a number of them, or 0 for all samples"
+            f"anchors must be at least 1, or 0 for all samples, got {question.anchors}"
         )
     notes = []
     if (unlabelled := len(embeddings) - count) > 0:
         lacking = " or without one of the views" * bool(embeddings.compares)
         notes.append(
-            f"{unlabelled:,} samples without labels{lacking} are left out, as neighbours too"
+            f"{unlabelled:,} samples without labels{lacking} are excluded, also as neighbours"
         )
     if question.anchors > count:
-        notes.append(f"{question.anchors:,} anchors were asked for; {count:,} samples have labels")
+        notes.append(
+            f"{question.anchors:,} anchors were requested, but only {count:,} samples have labels"
+        )
     return notes
 
 
@@ -175,8 +177,8 @@ def _unit(vectors: Vectors, samples: Samples, numbers: Numbers) -> Vectors:
     if not valid.all():
         keys = [samples.key(int(numbers[i])) for i in np.flatnonzero(~valid)[:5]]
         raise RetrievalError(
-            f"the vectors of {int((~valid).sum()):,} samples are zero or not finite, the first "
-            f"{', '.join(keys)}; expected vectors with a direction; embed again, or leave them out"
+            f"the vectors of {int((~valid).sum()):,} samples are zero or not finite, so they have "
+            f"no direction, the first {', '.join(keys)}; embed them again, or exclude them"
         )
     return np.asarray(vectors / norms, np.float32)
 
@@ -201,14 +203,14 @@ def _of_index(
     """Returns an index's neighbours in its order; cosines are computed from the embeddings."""
     if embeddings.compares:
         raise RetrievalError(
-            f"the index compares whole vectors; expected those of {embeddings.compares}; leave "
-            "--index out for exact neighbours"
+            f"the index compares whole vectors, not those of {embeddings.compares}; remove "
+            "--index to search exactly"
         )
     index.check(embeddings)
     if index.manifest.layer != layer:
         raise RetrievalError(
-            f"the index is of the layer '{index.manifest.layer}'; expected '{layer}'; give --layer "
-            f"{index.manifest.layer}, or leave --index out for exact neighbours"
+            f"the index has the layer '{index.manifest.layer}', not '{layer}'; pass --layer "
+            f"{index.manifest.layer}, or remove --index to search exactly"
         )
     samples = embeddings.samples
     allowed = None if samples.known.all() else np.asarray(samples.known)
@@ -217,8 +219,8 @@ def _of_index(
     if (near < 0).any():
         key = samples.key(int(anchors[(near < 0).any(1)][0]))
         raise RetrievalError(
-            f"the index gave fewer than {k} neighbours of '{key}'; the report's rates need that "
-            "many; leave --index out to find the exact ones"
+            f"the index found fewer than {k} neighbours of '{key}', and the report needs that "
+            "many; remove --index to search exactly"
         )
     queries, cosine = unit_vectors(embeddings, layer, anchors)[0], np.empty(near.shape, np.float32)
     for column in range(k):  # column by column: all vectors may not fit into memory

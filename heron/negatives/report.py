@@ -69,7 +69,7 @@ def report(
     neighbours = "exact"
     if index:
         quality = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
-        neighbours = f"of the index {index.folder} ({index.manifest.kind}), {quality}"
+        neighbours = f"from the index {index.folder} ({index.manifest.kind}), {quality}"
     numbers = {
         "embeddings": str(embeddings.folder),
         "checkpoint": manifest.checkpoint,
@@ -204,7 +204,7 @@ def find_pictures(
     except (RetrievalError, ShardError, OSError) as fault:
         if data is not None:
             raise
-        return None, f"pictures: {fault}; --data names the data set if it was moved"
+        return None, f"pictures: {fault}; if the data set was moved, pass it with --data"
 
 
 def percent(share: "float | Estimate") -> str:

@@ -52,7 +52,7 @@ class Temperatures:
         try:
             objective = load_config(path).objective
         except (ConfigError, OSError) as error:
-            return cls(source=f"the default, since {str(error).splitlines()[0]}")
+            return cls(source=f"the default, because {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)
         losses, sections = build_losses(objective), objective.terms()
         repelling = {name: loss for name, loss in losses.items() if loss.repels_all}
@@ -61,7 +61,7 @@ class Temperatures:
         name, term = max(repelling.items(), key=lambda item: sections[item[0]].weight)
         source = f"objective.{name}.tau of {path}"
         if "input_projections" in term.needs.features:
-            source += ", which compares inputs with projections; here it is projections"
+            source += ", which compares inputs with projections; here, projections are compared"
         first = getattr(term, "anchors", "all") == "first"
         cross_view = getattr(term, "negatives", "all_views") == "cross_view"
         return cls(getattr(term, "tau", GAMMA), gamma, first, cross_view, source)
@@ -98,12 +98,12 @@ def measure_repulsion(
     views = layers[layer].views if layer == "projection" else 1
     layers_read, notes = [layer], []
     if layer == "hidden":
-        notes.append("without the layer 'projection' all is measured on 'hidden', and without g")
+        notes.append("there is no layer 'projection', so 'hidden' is measured, and without g")
     elif "weight" in layers:
         layers_read.append("weight")
     else:
         notes.append(
-            "without the layer 'weight', which HeroCon's models have, nothing is said of g"
+            "there is no layer 'weight', which HeroCon's models have, so g is not measured"
         )
     anchors, others = (
         [unit_vectors(near.embeddings, name, numbers, views) for name in layers_read]

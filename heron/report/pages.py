@@ -113,8 +113,8 @@ class PageLinks:
             scheme = ""
         if scheme not in ("http", "https"):
             raise RetrievalError(
-                f"'{self.address}' is no address of a page; expected one such as {ADDRESS}; give "
-                "--page what `heron serve` prints"
+                f"--page must be the address that `heron serve` prints, such as {ADDRESS}, got "
+                f"'{self.address}'"
             )
 
     def sample(self, key: str, relation: str) -> str:

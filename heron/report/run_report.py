@@ -92,7 +92,7 @@ def _threshold_text(config: Config, multi_label: bool) -> str:
     setting = config.evaluate.threshold
     if setting == "fitted":
         return "F1: each method's threshold is fitted on the validation rows."
-    return f"F1: a label is predicted above {setting:g}, by every method."
+    return f"F1: every method predicts a label above a probability of {setting:g}."
 
 
 def _yaml(tree: Any) -> str:
@@ -139,7 +139,7 @@ def _cards(
         word = "process" if processes == 1 else "processes"
         cards.append(("samples per second", f"{np.median(rates):,.0f}", "", f"{processes} {word}"))
     if memory := result.get("peak_memory_bytes"):
-        cards.append(("peak memory", f"{memory / 1e9:.2f} GB", "", "of one process"))
+        cards.append(("peak memory", f"{memory / 1e9:.2f} GB", "", "per process"))
     return cards
 
 

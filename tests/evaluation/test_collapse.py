@@ -111,7 +111,7 @@ def test_a_point_for_every_view_is_a_collapse() -> None:
 def test_a_line_is_a_collapse(dim: int) -> None:
     measures = measure([draw(200, 1) * draw(1, dim, 1)])
     assert measures["effective_rank"] == pytest.approx(1, abs=1e-3)
-    assert collapsed(measures) == "effective rank is 1.000, below 1.5: rows are on one line"
+    assert collapsed(measures) == "effective rank is 1.000, below 1.5: all rows are on one line"
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 128])
@@ -157,5 +157,5 @@ def test_one_view_has_no_alignment_and_no_graph_is_kept() -> None:
 
 @pytest.mark.parametrize("shapes", [[], [(2, 3), (2, 4)], [(2, 3), (1, 3)], [(0, 3)], [(3,)]])
 def test_views_of_other_shapes_are_refused(shapes: list[tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match="expected one or more of one .rows, dim."):
+    with pytest.raises(ValueError, match="must all have the same shape .rows, dim., got"):
         measure([torch.zeros(shape) for shape in shapes])

@@ -46,8 +46,8 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
     result = small(str(tmp_path), "run")
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     shown = capsys.readouterr().out
-    assert "baselines: logistic regression, tuned" in shown
-    assert "baselines: random forest, tuned" in shown
+    assert "baselines: tuning logistic regression on" in shown
+    assert "baselines: tuning random forest on" in shown
     for prefix in (prefixes := ("", "plain_", "logistic_", "forest_")):
         assert written[f"{prefix}auc_macro"] == result[f"{prefix}auc_macro"]
         assert f"auc_macro {result[f'{prefix}auc_macro']:.4f}" in shown
@@ -57,9 +57,9 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
     report, forest = str(tmp_path / "run" / "report.html"), "random forest"
     first = f"report: {report}, to be updated with logistic regression, {forest}, the plain network"
     second, last = f"report: {report}, to be updated with the plain network", f"report: {report}\n"
-    order = [shown.index(text) for text in (first, f"{forest}, tuned", second, last)]
+    order = [shown.index(text) for text in (first, f"tuning {forest}", second, last)]
     assert order == sorted(order)
-    assert "to_come" not in written and "Still to come" not in Path(report).read_text()
+    assert "to_come" not in written and "Still running" not in Path(report).read_text()
 
     # The plain network is a run of its own: same rows, same steps, same first weights, one term.
     other = json.loads((tmp_path / "run" / "plain" / "result.json").read_text())

@@ -113,7 +113,7 @@ def test_the_last_c_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = draw.normal(size=(200, 1, 20)), (draw.random((200, 30)) < 0.4).astype(np.float32)
     tuned = tune("logistic", x, y, exclusive=False)
     assert tuned.options["c"] == pytest.approx(1e-4)
-    assert tuned.edge == "its C, 0.0001, is the last one that is tried"
+    assert tuned.edge == "the best C, 0.0001, is the last one tried"
 
 
 def test_log_loss_is_scikit_learns_and_of_known_labels_alone() -> None:

@@ -152,30 +152,30 @@ def test_a_resnet_is_its_formula() -> None:
         (
             Cnn(),
             VECTOR,
-            r"'cnn', but the view is a vector of shape \(48,\); .* or 'convnet' with its shape",
+            r"'cnn', but the view is a vector of shape \(48,\); .* or 'convnet' with a shape",
         ),
         (SMALL, VECTOR, "'resnet', but the view is a vector"),
         (
             Convnet(),
             VECTOR,
-            r"without a shape, .* vector of 48 values; expected model.encoder.shape: \[chann",
+            r"without a shape, .* vector of 48 values; set model.encoder.shape to \[chann",
         ),
         (
             Convnet(shape=[1, 28, 28]),
             VECTOR,
-            r"shape is \[1, 28, 28\], 784 values, .* vector of 48; expected .* of 48 values",
+            r"shape must be .* of 48 values, .*, got \[1, 28, 28\], 784 values",
         ),
         (
             Convnet(shape=[1, 4, 4]),
             IMAGE,
-            r"is \[1, 4, 4\], but the view's images are \[3, 4, 4\]; expected null",
+            r"is \[1, 4, 4\], but the view's images are \[3, 4, 4\]; remove it",
         ),
-        (Vgg(), IMAGE, "'vgg' and halves 4 x 4 5 times; expected 32 x 32 at least, or fewer st"),
+        (Vgg(), IMAGE, "'vgg', which halves images 5 times, .* 32 x 32, got 4 x 4; use fewer st"),
         (Vgg(), VECTOR, "'vgg', but the view is a vector"),
         (
             Convnet(channels=[2, 2, 2]),
             IMAGE,
-            "halves 4 x 4 3 times; expected 8 x 8 at least, or fewer channels",
+            "halves images 3 times, .* at least 8 x 8, got 4 x 4; use fewer channels",
         ),
     ],
 )

@@ -146,14 +146,14 @@ def test_the_plain_network_sees_graphs(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"model": {"encoder": {"kind": "mlp", "widths": [3], "width": None, "layers": None}}},
-         "model.encoder is 'mlp', but the view is graphs; expected 'gin'"),
+         "model.encoder is 'mlp', but the view has graphs; use 'gin', or"),
         ({"data": {"views": [{"stored": "graph", "augment": ["noise"]}] * 2}},
          "'noise' does not work on graph view 'graph'; graphs take drop_nodes"),
         ({"data": {"views": [{"stored": "graph", "size": 8}] * 2}},
          "but 'graph' has graphs; remove it"),
         ({"objective": {"hard": None, "input_weighted_unsupervised": {}}},
-         "input_weighted_unsupervised compares the inputs them.* nodes say nothing of a graph"),
-        ({"evaluate": {"baselines": True}}, "baselines is true, and 'graph' holds graphs"),
+         "input_weighted_unsupervised compares the inputs.* but a view has graphs"),
+        ({"evaluate": {"baselines": True}}, "baselines is true, but view 'graph' has graphs"),
         ({"data": {"protocol": {"folds": None}}}, "test is 'fold', but folds is null"),
     ],
 )  # fmt: skip

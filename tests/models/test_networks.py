@@ -89,7 +89,7 @@ def test_lora_learns_low_ranks_alone_and_a_frozen_network_nothing() -> None:
     frozen = made(TEXT, config=BERT, freeze=True)
     assert not learnt(frozen)
     assert not frozen.train().network.training
-    with pytest.raises(ConfigError, match=r"model\.encoder\.lora: .*expected targets: last parts"):
+    with pytest.raises(ConfigError, match=r"model\.encoder\.lora: .*set targets to the last parts"):
         made(TEXT, config=BERT, lora={"targets": ["nothing"]})
 
 
@@ -127,19 +127,19 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
     assert found.weights is None and found.config["hidden_size"] == 16
     build_encoder(found, TEXT, salt=0)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "auto_map": {}}))
-    with pytest.raises(ConfigError, match="its network is code of others"):
+    with pytest.raises(ConfigError, match="its network comes with its own code"):
         build_encoder(model.encoder, TEXT, salt=0)
-    with pytest.raises(ConfigError, match="nowhere, which has no config.json; expected a folder"):
+    with pytest.raises(ConfigError, match="nowhere, which has no config.json; use a folder"):
         made(TEXT, weights="nowhere")
 
 
 @pytest.mark.parametrize(
     ("shape", "options", "told"),
     [
-        (TEXT, {"config": {"model_type": "brt"}}, "cannot make this network .*brt"),
-        (TEXT, {"config": {**BERT, "vocab_size": 20}}, "vocab_size is 20; expected 50 at least"),
-        ([20, 50], {"config": BERT}, "max_position_embeddings is 12; expected 20 at least"),
-        ([7], {"config": BERT}, "sees text or pictures; expected another encoder for vectors"),
+        (TEXT, {"config": {"model_type": "brt"}}, "cannot build this network .*brt"),
+        (TEXT, {"config": {**BERT, "vocab_size": 20}}, "vocab_size must be at least 50, got 20"),
+        ([20, 50], {"config": BERT}, "max_position_embeddings must be at least 20, got 12"),
+        ([7], {"config": BERT}, "takes text or pictures, but the view is a vector; use another"),
     ],
 )
 def test_what_does_not_fit_is_refused(shape: list[int], options: Any, told: str) -> None:
@@ -168,7 +168,7 @@ def test_views_of_three_kinds() -> None:
     out = model([torch.rand(2, 3, 8, 8), ids(4, 5), torch.rand(2, 7)], torch.arange(2), [2])
     assert out["hidden"][0].shape == (2, 30)
     assert [z.shape for z in out["projections"]] == [(2, 4)] * 3
-    with pytest.raises(ConfigError, match=r"shared_projector needs .* give \[8, 16, 6\]"):
+    with pytest.raises(ConfigError, match=r"shared_projector needs .* got \[8, 16, 6\]"):
         shared = ModelConfig.model_validate({**options, "shared_projector": True})
         Heterogeneous(shared, [PICTURE, TEXT, [7]], 3, {"cmc": Cmc()}, names)
 
@@ -231,10 +231,12 @@ def test_networks_of_timm(timm: ModuleType, tmp_path: Path) -> None:
     again, _ = build_encoder(ModelConfig.model_validate({"encoder": loaded}).encoder, PICTURE, 0)
     torch.testing.assert_close(again(x, torch.arange(2)), features)
     other = {**loaded, "options": {**small, "depth": 3}}
-    with pytest.raises(ConfigError, match=r"vit\.safetensors lacks or has others than blocks\.2"):
+    with pytest.raises(
+        ConfigError, match=r"vit\.safetensors has weights of another network: blocks\.2"
+    ):
         build_encoder(ModelConfig.model_validate({"encoder": other}).encoder, PICTURE, 0)
-    with pytest.raises(ConfigError, match="drop_rate is there; dropout would not follow rows"):
+    with pytest.raises(ConfigError, match="drop_rate cannot be set, .* depend on the row; remove"):
         dropping = {**options, "options": {"drop_rate": 0.1}}
         build_encoder(ModelConfig.model_validate({"encoder": dropping}).encoder, PICTURE, 0)
-    with pytest.raises(ConfigError, match="is 'timm', whose networks see pictures"):
+    with pytest.raises(ConfigError, match="is 'timm', which takes pictures"):
         build_encoder(ModelConfig.model_validate({"encoder": options}).encoder, TEXT, 0)

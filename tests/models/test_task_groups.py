@@ -366,6 +366,6 @@ def test_groups_without_a_classifier_that_labels_train_are_refused(tmp_path: Pat
 def test_groups_beside_another_classifier_are_refused(tmp_path: Path) -> None:
     objective: dict[str, Any] = {"cross_entropy": None, "bce": {}, "c2ae": {}}
     with pytest.raises(
-        ConfigError, match="each of objective.deepmtmv and objective.c2ae brings a classifier"
+        ConfigError, match="objective.deepmtmv and objective.c2ae each bring their own classifier"
     ):
         pretrain(parting(tmp_path, "run", objective=objective))

@@ -40,8 +40,8 @@ def test_an_index_gives_the_neighbours(embeddings: Embeddings, tmp_path: Path) -
     with pytest.raises(RetrievalError) as fault:
         find_neighbours(embeddings, Question("projection", 3), index)
     assert str(fault.value) == (
-        "the index is of the layer 'hidden'; expected 'projection'; give --layer hidden, or leave "
-        "--index out for exact neighbours"
+        "the index has the layer 'hidden', not 'projection'; pass --layer hidden, or remove "
+        "--index to search exactly"
     )
 
 
@@ -71,26 +71,34 @@ def test_an_index_that_gives_too_few(
 
     monkeypatch.setattr(Index, "search", few)
     question = Question(k=3, anchors=15)
-    with pytest.raises(RetrievalError, match="gave fewer than 20 neighbours of .*; leave --index"):
+    with pytest.raises(
+        RetrievalError, match="found fewer than 20 neighbours of .*; remove --index"
+    ):
         find_neighbours(embeddings, question, index)
     assert find_neighbours(embeddings, question).numbers.shape == (15, 20)
 
 
 def test_questions_without_an_answer_are_refused(tmp_path: Path) -> None:
     e = drawn(tmp_path / "e")
-    with pytest.raises(RetrievalError, match=r"k is 39; expected 1 to 38, since 39 samples have"):
+    with pytest.raises(
+        RetrievalError, match=r"--k must be 1 to 38, because 39 samples have labels, got 39"
+    ):
         find_neighbours(e, Question(k=39))
-    with pytest.raises(RetrievalError, match="k is 0; expected 1 to 38"):
+    with pytest.raises(RetrievalError, match="--k must be 1 to 38, .*, got 0"):
         find_neighbours(e, Question(k=0))
-    with pytest.raises(RetrievalError, match="-1 anchors; expected a number of them, or 0 for all"):
+    with pytest.raises(
+        RetrievalError, match="anchors must be at least 1, or 0 for all samples, got -1"
+    ):
         find_neighbours(e, Question(k=3, anchors=-1))
     x = np.ones((4, 3))
     none = made.embeddings(tmp_path / "n", {"hidden": x}, np.zeros((4, 0)), [], "none",
                            known=np.zeros(4, bool))  # fmt: skip
-    with pytest.raises(RetrievalError, match="0 of 4 samples have labels; expected two at least"):
+    with pytest.raises(
+        RetrievalError, match="0 of 4 samples have labels, and false .* need at least two"
+    ):
         find_neighbours(none, Question(k=1))
     one = made.embeddings(tmp_path / "o", {"hidden": x}, np.ones((4, 1)), ["a"], "multi_class")
-    with pytest.raises(RetrievalError, match="all samples with labels in .* have the same ones"):
+    with pytest.raises(RetrievalError, match="all labelled samples in .* have the same labels"):
         find_neighbours(one, Question(k=1))
     with pytest.raises(RetrievalError, match="has no layer 'projection'"):
         find_neighbours(one, Question("projection", 1))
@@ -99,6 +107,6 @@ def test_questions_without_an_answer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RetrievalError) as fault:
         find_neighbours(zero, Question(k=1))
     assert str(fault.value) == (
-        "the vectors of 1 samples are zero or not finite, the first s002; expected vectors with a "
-        "direction; embed again, or leave them out"
+        "the vectors of 1 samples are zero or not finite, so they have no direction, the first "
+        "s002; embed them again, or exclude them"
     )

@@ -42,7 +42,7 @@ def test_clusters_by_label_are_all_false_negatives(tmp_path: Path) -> None:
     share = repulsion["repulsion"]["same"]
     assert share["weighted"] is None and share["without"].value > share["count"].value
     assert all(a["holds"].value == 1 for a in repulsion["assumption_1"]["same"].values())
-    assert notes == ["without the layer 'projection' all is measured on 'hidden', and without g"]
+    assert notes == ["there is no layer 'projection', so 'hidden' is measured, and without g"]
 
 
 def test_shuffled_labels_have_the_rate_of_random_pairs(tmp_path: Path) -> None:

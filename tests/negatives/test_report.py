@@ -83,8 +83,8 @@ def test_the_page_opens_from_disk_and_says_what_was_found(written: Written) -> N
     assert "<h1>Negatives of e</h1>" in text and "nan" not in text.lower().split("base64")[0]
     rate = float(numbers["false_negatives"]["close"]["near"].value[near.ks.index(10)])
     assert f"Of the 10 nearest neighbours {percent(rate)}" in text
-    assert "samples without labels are left out" in text
-    assert "pictures: " in text and "--data names the data set" in text
+    assert "samples without labels are excluded, also as" in text
+    assert "pictures: " in text and "pass it with --data" in text
     assert "Does HeroCon's weight g fall" in text and "Assumption 1" in text
     assert text.count('class="pair"') > 12
 
@@ -123,9 +123,11 @@ def test_pairs_and_confused_labels_open_the_page(written: Written, tmp_path: Pat
     assert links.confused("c", "c").endswith("?b=c&among=c&where=c")
     swap = numbers["confusion"]["worst"][0]
     assert html.escape(PageLinks().confused(swap["anchor"], swap["neighbour"])) in text
-    with pytest.raises(RetrievalError, match="'javascript:x' is no address of a page"):
+    with pytest.raises(RetrievalError, match="must be the address .*, got 'javascript:x'"):
         report(near.embeddings, near.question, tmp_path / "no", address="javascript:x")
-    with pytest.raises(RetrievalError, match=r"'http://\[::1/' is no address of a page; expected"):
+    with pytest.raises(
+        RetrievalError, match=r"--page must be .* such as http.*, got 'http://\[::1/'"
+    ):
         PageLinks("http://[::1/")
     # A cell has its link: those without enough pairs are grey, and have none.
     confusion = charts(out / "report.html")[2]
@@ -223,7 +225,7 @@ def test_classes_without_projections(tmp_path: Path) -> None:
     text = page_of(clusters(tmp_path / "e"), Question(k=5, anchors=50), tmp_path / "out")
     assert "Of the 5 nearest neighbours 100 % (100 to 100 %) have exactly" in text
     assert "There is no hard negative among the nearest." in text
-    assert "There are none among the nearest." in text  # on the sheet
+    assert "None among the nearest." in text  # on the sheet
     assert "weight g fall" not in text and "another class" in text
     assert pq.read_table(tmp_path / "out/pairs.parquet")["g"].null_count == 50 * 50
 
@@ -289,7 +291,7 @@ def test_sheets_show_pictures_of_the_shards(
     text = read(tmp_path / "out/report.html")
     pairs = text.count('class="pair"')
     assert pairs and text.count('<img alt="0000') == 2 * pairs
-    assert f"of the index {tmp_path / 'index'} (flat), recall" in text
+    assert f"from the index {tmp_path / 'index'} (flat), recall" in text
 
 
 def test_data_that_was_moved(faces: Path, tmp_path: Path) -> None:
@@ -301,7 +303,7 @@ def test_data_that_was_moved(faces: Path, tmp_path: Path) -> None:
     with pytest.raises(ShardError):
         verb(e.folder, "--out", tmp_path / "c", "--k", 3, "--data", tmp_path)
     other = drawn(tmp_path / "other")
-    with pytest.raises(RetrievalError, match="expected 's000'"):
+    with pytest.raises(RetrievalError, match="but 's000' in the index"):
         verb(other.folder, "--out", tmp_path / "c", "--k", 3, "--data", faces / "data")
 
 

@@ -172,7 +172,7 @@ def test_a_term_of_ones_own_says_what_it_pushes_apart(tmp_path: Path) -> None:
 def test_temperatures_are_the_runs(tmp_path: Path) -> None:
     missing = Temperatures.of_run(tmp_path)
     assert (missing.tau, missing.gamma) == (1.0, 0.5)
-    assert missing.source.startswith("the default, since configuration")
+    assert missing.source.startswith("the default, because configuration")
     source = Path("configs/faces.yaml").read_text()
     (tmp_path / "config.yaml").write_text(source)
     found = Temperatures.of_run(tmp_path)
@@ -183,7 +183,9 @@ def test_temperatures_are_the_runs(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(source.replace(of_two, f"{of_one} {{tau: 0.5}}"))
     of_single = Temperatures.of_run(tmp_path)
     assert of_single.tau == 0.5
-    assert of_single.source.endswith("compares inputs with projections; here it is projections")
+    assert of_single.source.endswith(
+        "compares inputs with projections; here, projections are compared"
+    )
     assert Temperatures(cross_view=True).pairs(2) == [(0, 1), (1, 0)]
     assert Temperatures(first=True).pairs(2) == [(0, 0), (0, 1)]
     assert Temperatures(cross_view=True).pairs(1) == [(0, 0)]

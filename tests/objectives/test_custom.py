@@ -181,7 +181,7 @@ def test_a_need_that_there_is_not(my_lab: Path) -> None:
         ("Silent", "wrong.Silent gave no loss; expected one that does beside it"),
         ("Unasked", "reads 'projections', which is not among its needs.gathered"),
         ("Remembers", "Remembers: its memory is dict; expected a Memory"),
-        ("Taken", "Taken brings a part 'encoders', which every model has"),
+        ("Taken", "Taken adds a part 'encoders', a name that every model already has"),
         (
             "Sized",
             "Sized cannot be built without 'dim'; give it a default, or put it after",

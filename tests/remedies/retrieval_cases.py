@@ -97,7 +97,7 @@ ON_INDEXES = [
         ["--row", "5"],
     ),
     Case(
-        "GPUs are asked for, and FAISS ",
+        "search on GPUs was requested, but FAISS ",
         lambda folder: ["index", "EMBEDDINGS", "--gpu", "--out", "OUT/index"],
         [],
         ["--gpu"],

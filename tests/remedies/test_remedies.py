@@ -93,13 +93,13 @@ ON_A_RUN = [
         ["--out", "OUT/rows.txt"],
     ),
     Case(
-        "is no address of a page",
+        "--page must be the address that",
         lambda folder: [*NEGATIVES, "--page", "here"],
         ["--page", "http://127.0.0.1:8000/"],
         ["--page", "here"],
     ),
     Case(
-        "the index is of the layer",
+        "the index has the layer",
         lambda folder: [*NEGATIVES, "--index", "INDEX", "--layer", "projection"],
         ["--layer", "hidden"],
         ["--layer", "projection"],

@@ -174,9 +174,7 @@ def test_what_is_refused(
         match="needs a view of kind image, .*'numbers' is not one; use --view left or --view ri",
     ):
         open_encoder(str(vit), data, "numbers")
-    with pytest.raises(
-        ConfigError, match="nowhere, which has no config.json; expected a folder with"
-    ):
+    with pytest.raises(ConfigError, match="nowhere, which has no config.json; use a folder with"):
         open_encoder("nowhere", data)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="has neither transformers' model_type nor timm's archi"):
@@ -184,7 +182,7 @@ def test_what_is_refused(
     tree = json.loads((vit / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(tree))
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle, which is never read")
-    with pytest.raises(ConfigError, match="cannot make this network .*safetensors"):
+    with pytest.raises(ConfigError, match="cannot build this network .*safetensors"):
         open_encoder(str(tmp_path), data, "left")
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     with pytest.raises(

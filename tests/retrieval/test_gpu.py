@@ -112,7 +112,9 @@ def test_without_a_gpu_the_package_is_named(
     ]
     for why in (r"1\S+ is built without them", "sees none"):
         for use in uses:
-            message = rf"FAISS {why}; expected a GPU .*: pip install 'heron-pretrain\[gpu\]', or"
+            message = (
+                rf"FAISS {why}; it must be faiss-gpu, .*: pip install 'heron-pretrain\[gpu\]', or"
+            )
             with pytest.raises(RetrievalError, match=message):
                 use()
         monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
