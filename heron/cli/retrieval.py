@@ -50,9 +50,7 @@ def index(
     queries: Annotated[int, "queries to measure recall with"] = 1000,
     k: Annotated[int, "neighbours to measure recall with"] = 10,
     seed: Annotated[int, "seed that selects queries and training sample"] = 0,
-    width: Annotated[
-        int | None, "leading values to use of each view's vector (default: all)"
-    ] = None,
+    width: Annotated[int | None, "values to use of each view's vector (default: all)"] = None,
     map: Annotated[MapKind, "projection of the page's map; umap is slow"] = "pca",
     gpu: Gpu = False,
     no_verify: NoVerify = False,

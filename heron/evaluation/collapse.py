@@ -77,12 +77,10 @@ def collapsed(measures: dict[str, float]) -> str:
     reasons = []
     if (value := measures["uniformity"]) > UNIFORMITY_LIMIT:
         reasons.append(
-            f"uniformity is {value:.3f}, above {UNIFORMITY_LIMIT}: all rows are at one point"
+            f"uniformity is {value:.3f}, above {UNIFORMITY_LIMIT}: rows are at one point"
         )
     if (value := measures["effective_rank"]) < RANK_LIMIT:
-        reasons.append(
-            f"effective rank is {value:.3f}, below {RANK_LIMIT}: all rows are on one line"
-        )
+        reasons.append(f"effective rank is {value:.3f}, below {RANK_LIMIT}: rows are on one line")
     return "; ".join(reasons)
 
 

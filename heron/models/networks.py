@@ -137,10 +137,7 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
         tree = read_json(folder / "config.json", key)
     kind = tree.pop("model_type", None)
     if "auto_map" in tree:
-        raise ConfigError(
-            f"{key}: its network comes with its own code, which Heron does not run; use one that "
-            "transformers has"
-        )
+        raise ConfigError(f"{key}: the network has its own code; use one that transformers has")
     if len(shape) == 1:
         raise ConfigError(
             f"{key} is 'transformers', which takes text or pictures, but the view is a vector; use "
@@ -184,10 +181,7 @@ def _timm(options: Timm, shape: Sequence[int], key: str) -> NetworkEncoder:
             f"{torch.__version__}: install both from one index"
         ) from error
     if drop := [name for name in options.options if "drop" in name]:
-        raise ConfigError(
-            f"{key}: {drop[0]} cannot be set, because its masks would not depend on the row; "
-            "remove it"
-        )
+        raise ConfigError(f"{key}: remove {drop[0]}, because its masks would not depend on rows")
     arguments = {"num_classes": 0, "in_chans": shape[2], **options.options}
     try:
         network = timm.create_model(options.name, img_size=tuple(shape[:2]), **arguments)

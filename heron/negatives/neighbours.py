@@ -154,9 +154,7 @@ def _check_question(embeddings: Embeddings, question: Question, labelled: Number
             f"{unlabelled:,} samples without labels{lacking} are excluded, also as neighbours"
         )
     if question.anchors > count:
-        notes.append(
-            f"{question.anchors:,} anchors were requested, but only {count:,} samples have labels"
-        )
+        notes.append(f"only {count:,} samples have labels, fewer than {question.anchors:,} anchors")
     return notes
 
 

@@ -111,7 +111,7 @@ def test_a_point_for_every_view_is_a_collapse() -> None:
 def test_a_line_is_a_collapse(dim: int) -> None:
     measures = measure([draw(200, 1) * draw(1, dim, 1)])
     assert measures["effective_rank"] == pytest.approx(1, abs=1e-3)
-    assert collapsed(measures) == "effective rank is 1.000, below 1.5: all rows are on one line"
+    assert collapsed(measures) == "effective rank is 1.000, below 1.5: rows are on one line"
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 128])

@@ -54,5 +54,5 @@ def test_several_labels_are_refused(tmp_path_factory: pytest.TempPathFactory) ->
         objective={"cross_entropy": None, "weighted_unsupervised": None, "bce": {}},
         evaluate={"probe_by": "svm"},
     )
-    with pytest.raises(ConfigError, match="probe_by is 'svm', which tells classes apart"):
+    with pytest.raises(ConfigError, match="probe_by is 'svm', which needs one class per row"):
         pretrain(config)

@@ -161,10 +161,10 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(found.pairs.anchors) == 39 and len(found.pairs.others) == 30
     assert found.counts.sum() == 39 * 30 - 30  # others are anchors too, but not of themselves
     assert found.notes == [
-        "1 samples without labels are left out, as neighbours too",
-        "100 anchors were asked for; 39 samples have labels",
-        "random pairs and sums over negatives are of 30 samples, drawn from 39",
-        "rates are of k up to 20: 39 samples have labels",
+        "1 samples without labels are excluded, also as neighbours",
+        "only 39 samples have labels, fewer than 100 anchors",
+        "random pairs and sums over negatives use 30 samples, a random subset of 39",
+        "rates stop at k = 20: only 39 samples have labels",
     ]
     monkeypatch.setattr(definition, "BLOCK_PAIRS", 30)  # some anchors alone: not their others
     weight = measure_repulsion(found, TEMPERATURES)[0]["weight"]

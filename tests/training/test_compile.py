@@ -82,5 +82,5 @@ def test_compiled_kernels_drop_what_plain_ones_drop() -> None:
 
 def test_rows_that_lack_views_are_refused(tmp_path: Path) -> None:
     hidden = {"protocol": {"hide_views": {"view1": 0.5}}}
-    with pytest.raises(ConfigError, match="train.compile is true, and rows lack views"):
+    with pytest.raises(ConfigError, match="train.compile is true, but some rows lack views"):
         pretrain(frames(tmp_path, data=hidden, train={"compile": True}))
