@@ -88,10 +88,10 @@ class Uploads:
         max_bytes, seconds = self._limits.upload_bytes, self._limits.body_s
         kind = request.headers.get("content-type", "none")
         if kind != BINARY:
-            text = f"the body is '{kind}'; expected '{BINARY}': the bytes of one file, as they are"
+            text = f"the body must be '{BINARY}', the bytes of one file, got '{kind}'"
             raise HTTPException(415, text, CLOSE)
-        text = f"the upload has more than {max_bytes:,} bytes; expected at most that many"
-        too_large = HTTPException(413, f"{text}; give a smaller file", CLOSE)
+        text = f"the upload has more than {max_bytes:,} bytes, the limit; use a smaller file"
+        too_large = HTTPException(413, text, CLOSE)
         # h11 has checked that the length is a number.
         if int(request.headers.get("content-length", "0")) > max_bytes:
             raise too_large
@@ -113,14 +113,14 @@ class Uploads:
                 raise busy("later uploads need the memory of this slow one", CLOSE) from None
             if self._free_bytes < 0:
                 raise busy("earlier uploads take all the memory", CLOSE) from None
-            text = f"the upload did not arrive in {seconds:g} s; found {len(data):,} bytes; "
-            raise HTTPException(408, f"{text}try again, or give a smaller file", CLOSE) from None
+            text = f"the upload did not arrive in {seconds:g} s, only {len(data):,} bytes of it; "
+            raise HTTPException(408, f"{text}try again, or use a smaller file", CLOSE) from None
         except ClientDisconnect:
             raise HTTPException(400, "the upload ended early") from None
         finally:
             self._arriving.pop(deadline, None)
         if not data:
-            raise HTTPException(400, "the upload is empty; expected the bytes of one file")
+            raise HTTPException(400, "the upload is empty; send the bytes of one file")
 
 
 def busy(text: str, headers: Mapping[str, str] | None = None) -> HTTPException:

@@ -40,7 +40,7 @@ class Gate:
         headers, answer = Headers(scope=scope), self._app
         host = headers.get("host", "")
         if self._hosts and host_name(host) not in self._hosts:
-            text = f"this server is not '{host}'; expected {', '.join(self._hosts)}"
+            text = f"this server is not '{host}'; use one of {', '.join(self._hosts)}"
             answer = JSONResponse({"error": text}, 421)
         elif self._token is not None and not self._matches(self._token_of(headers)):
             answer = self._set_cookie_or_refuse(scope)
@@ -153,7 +153,7 @@ class BoundedConnection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answers a complete request, refuses an incomplete one, then closes."""
         if self._awaited == "a body" or (self._awaited == "a head" and self.conn.trailing_data[0]):
-            self.send_400_response(f"the request ended early; expected the rest of {self._awaited}")
+            self.send_400_response(f"the request ended early, before the rest of {self._awaited}")
         if self._awaited or self.cycle is None:
             return self._awaited == "its reading"
         self.cycle.keep_alive = False

@@ -84,7 +84,7 @@ def _add_sample_routes(
 
     def check_number(number: int) -> None:
         if not 0 <= number < len(samples):
-            text = f"no sample has the number {number}; found {len(samples):,} samples"
+            text = f"no sample has the number {number}; there are {len(samples):,} samples"
             raise HTTPException(404, text)
 
     @routes.get("/samples")
@@ -150,8 +150,8 @@ def _add_query_routes(
                 return retriever.by_key(key[0], k, where, relation, among=among)
             if relation != "neighbours":
                 raise RetrievalError(
-                    f"relation '{relation}' with {len(key)} keys; expected one key; ask for "
-                    "neighbours, or give one key"
+                    f"relation '{relation}' needs one key, got {len(key)}; ask for neighbours, or "
+                    "send one key"
                 )
             return retriever.by_keys(key, k, where, among)
 
@@ -245,8 +245,7 @@ class Selection:
         """Returns the map, or raises a RetrievalError if there is none."""
         if self.map is None:
             raise RetrievalError(
-                "this index has no map; expected one; build it again with `heron index`, without "
-                "--map none"
+                "this index has no map; build it again with `heron index`, without --map none"
             )
         return self.map
 
@@ -260,9 +259,7 @@ class Selection:
         inside = self.inside(outline)
         flags = passed if inside is None else inside if passed is None else passed & inside
         if flags is not None and not flags.any():
-            raise RetrievalError(
-                "no sample passes the filter and lies in the outline; widen one of them"
-            )
+            raise RetrievalError("no sample passes the filter and is inside the outline; widen one")
         return flags
 
     def colours(self, label: int | None) -> bytes:
@@ -274,8 +271,7 @@ class Selection:
         samples = self.samples
         if label is None and not samples.exclusive or (label or 0) >= len(samples.names):
             raise RetrievalError(
-                f"there is no label {label}; expected 0 to {len(samples.names) - 1}, the number of "
-                "one of the labels"
+                f"label must be the number of a label, 0 to {len(samples.names) - 1}, got {label}"
             )
         if label is None:
             class_codes = np.full(len(samples.names), COLOURS, np.uint8)
@@ -317,9 +313,9 @@ def files_of(data: bytes, views: Sequence[str], sizes: Sequence[int]) -> bytes |
         return data
     if len(views) != len(sizes) or len(set(views)) < len(views) or sum(sizes) != len(data):
         raise RetrievalError(
-            f"a body of {len(data):,} bytes for {', '.join(views) or 'no view'}, of "
-            f"{', '.join(map(str, sizes)) or 'no'} bytes; expected a `view` and a `size` for each "
-            "file, each view once, and the files one after another"
+            "a body must have a `view` and a `size` for each file, each view once, and the files "
+            f"one after another, got {len(data):,} bytes for {', '.join(views) or 'no view'}, of "
+            f"{', '.join(map(str, sizes)) or 'no'} bytes"
         )
     ends = np.cumsum(sizes).tolist()
     return {n: data[e - s : e] for n, s, e in zip(views, sizes, ends, strict=True)}

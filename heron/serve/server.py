@@ -61,15 +61,18 @@ def _answer_faults(app: FastAPI) -> None:
 
     async def invalid(request: Request, fault: Any) -> Response:
         first = fault.errors()[0]
-        value = str(first["input"])
+        name, value = first["loc"][:2][-1], str(first["input"])
+        if first["type"] == "missing":
+            return error(400, f"{name} is missing")
         shown = value if len(value) <= 40 else f"{value[:40]}…"
-        return error(400, f"{first['loc'][:2][-1]} is '{shown}': {first['msg'].lower()}")
+        text = first["msg"].lower().removeprefix("input ").removeprefix("string ")
+        return error(400, f"{name} {text.replace('should', 'must')}, got '{shown}'")
 
     async def expected(request: Request, fault: Exception) -> Response:
         return error(400 if isinstance(fault, RetrievalError) else 500, str(fault))
 
     async def unexpected(request: Request, fault: Exception) -> Response:
-        return error(500, "the server failed; its log says how")
+        return error(500, "the server failed; see its log")
 
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(RouteError, unrouted)
@@ -85,13 +88,13 @@ def listen(host: str, port: int) -> socket.socket:
     Raises a RetrievalError if the port is taken, or the address is not one of this machine.
     """
     if not 0 <= port < 2**16:
-        raise RetrievalError(f"port {port}; expected 0 to {2**16 - 1:,}; 0 takes a free one")
+        raise RetrievalError(f"port must be 0 to {2**16 - 1:,} (0: a free one), got {port}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=512)
     except OSError as fault:
         raise RetrievalError(
-            f"cannot listen on {host} port {port}: {fault.strerror}; give --port 0 for a free one, "
+            f"cannot listen on {host} port {port}: {fault.strerror}; use --port 0 for a free one, "
             "or another --host"
         ) from None
 
@@ -105,8 +108,8 @@ def choose_token(listening: socket.socket, token: str | None) -> str | None:
         return None if _on_loopback(listening) else secrets.token_urlsafe(32)
     if not TOKEN.fullmatch(token):
         raise ConfigError(
-            f"a token of {len(token)} characters; expected 16 to 200 letters, digits, '-' and '_'; "
-            "give another --token or HERON_TOKEN, or none for a random one"
+            f"a token must have 16 to 200 letters, digits, '-' and '_', got {len(token)} "
+            "characters; use another --token or HERON_TOKEN, or none for a random one"
         )
     return token
 
@@ -138,7 +141,7 @@ def make_server(
     """
     limits, local = limits or Limits(), _on_loopback(listening)
     if token is None and not local:
-        raise ValueError("a server that others reach needs a token; see choose_token")
+        raise ValueError("a server that others can reach needs a token; see choose_token")
     app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
     for file in PAGE.iterdir():
         if file.suffix in TYPES:

@@ -30,11 +30,11 @@ def write_site(retriever: Retriever, folder: Path, update: Callable[[int], None]
     samples = retriever.samples
     if len(samples) > MAX_SAMPLES:
         raise RetrievalError(
-            f"the index has {len(samples):,} samples, and a page of files takes at most "
+            f"the index has {len(samples):,} samples, but a page of files can have at most "
             f"{MAX_SAMPLES:,}; run `heron serve` without --export"
         )
     if len(samples) < 2:
-        raise RetrievalError("the index has a single sample, which has no neighbours to show")
+        raise RetrievalError("the index has only one sample, so there are no neighbours to show")
     _write_page(folder)
     (folder / "data").mkdir()
     _write_data(retriever, folder / "data", update)

@@ -56,7 +56,7 @@ ON_INDEXES = [
         ["PLACE/./index"],
     ),
     Case(
-        "a token of ",
+        "a token must have 16 to 200 ",
         lambda folder: [*SERVE, "--token", "short"],
         ["--token", TOKEN],
         ["--token", "short"],
@@ -74,7 +74,7 @@ ON_INDEXES = [
         ["--host", "192.0.2.1"],
     ),
     Case(
-        "give --port 0 for a free one",
+        "use --port 0 for a free one",
         taken_port,
         ["--port", "0"],
     ),

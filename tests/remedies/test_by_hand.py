@@ -111,7 +111,7 @@ def test_two_tars_one_after_the_other_are_packed_again(
 def test_an_index_without_a_map_is_built_again(tmp_path: Path) -> None:
     given, out = unlabelled(tmp_path / "e", clustered(60)), tmp_path / "index"
     build_index(given, out, map="none", progress=False)
-    with pytest.raises(RetrievalError, match="this index has no map; expected one"):
+    with pytest.raises(RetrievalError, match="this index has no map; build it again"):
         Selection(Retriever.open(out)).required_map()
     assert call(["index", given.folder, "--out", out, "--overwrite", "--quiet"]) == 0
     assert Selection(Retriever.open(out)).required_map().bytes

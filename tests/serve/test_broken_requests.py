@@ -107,7 +107,7 @@ def test_more_than_the_length_is_not_read(faces: Site) -> None:
 def test_bodies_need_a_length_or_chunks(faces: Site) -> None:
     data = picture(faces, 3)
     status, error, _ = told(faces, *POST, "Connection: close", "", body=data)
-    assert status == 400 and error == "the upload is empty; expected the bytes of one file"
+    assert status == 400 and error == "the upload is empty; send the bytes of one file"
     with begun(faces, *POST, "Transfer-Encoding: chunked", "") as line:
         half = len(data) // 2
         for part in (data[:half], data[half:], b""):

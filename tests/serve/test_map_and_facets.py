@@ -327,7 +327,7 @@ def test_a_query_without_false_negatives_stays(context: BrowserContext, faces: S
     assert keys(page) == [hit.key for hit in answer.hits]
     page.fill("#where", "Smilin")
     page.click("text=Apply")
-    expect(page.get_by_role("alert")).to_contain_text("did you mean Smiling?")
+    expect(page.get_by_role("alert")).to_contain_text("Did you mean Smiling?")
     expect(page.locator("#query-title")).to_be_visible()  # a fault of the filter is not the query's
 
 
@@ -389,5 +389,7 @@ def test_another_index(context: BrowserContext, faces: Site, frames: Site) -> No
         expect(page.locator("#query-title")).to_have_text(f"Sample {first}")
         assert "index=frames" in page.url
         page.goto(f"{url}?index=none")
-        expect(page.get_by_role("alert")).to_contain_text("No index is called 'none'; found faces")
+        expect(page.get_by_role("alert")).to_contain_text(
+            "No index named 'none'. The indexes are faces"
+        )
         page.goto("about:blank")

@@ -91,7 +91,7 @@ def test_the_token_opens_the_page_and_leaves_the_address(
 
 def test_faults_are_told_in_words(context: BrowserContext, faces: Site) -> None:
     page = opened(context, f"{faces.url}?key=000007&where=Smilin")
-    expect(page.get_by_role("alert")).to_contain_text("did you mean Smiling?")
+    expect(page.get_by_role("alert")).to_contain_text("Did you mean Smiling?")
     expect(page.locator("#hits")).to_be_empty()
     page.fill("#where", "Smiling and (Male")
     page.click("text=Apply")
@@ -111,7 +111,7 @@ def test_a_random_sample_of_none_is_told_and_nothing_is_awaited(
     context: BrowserContext, faces: Site
 ) -> None:
     page = opened(context, f"{faces.url}?among=Smilin")
-    expect(page.get_by_role("alert")).to_contain_text("did you mean Smiling?")
+    expect(page.get_by_role("alert")).to_contain_text("Did you mean Smiling?")
     expect(page.locator("#hits")).not_to_have_attribute("aria-busy", "true")
     expect(page.locator("#facets-note")).to_have_text("Among all 48 samples.")
 

@@ -175,7 +175,7 @@ def test_the_verb(
     monkeypatch.setattr(static_site, "MAX_SAMPLES", 47)
     assert main(["serve", index, "--export", str(tmp_path / "large")]) == 1
     told = capsys.readouterr().err
-    assert "has 48 samples, and a page of files takes at most 47; run `heron serve`" in told
+    assert "has 48 samples, but a page of files can have at most 47; run `heron serve`" in told
 
     def fail(*_: object) -> bytes:
         raise RetrievalError("the disk is gone")

@@ -43,7 +43,7 @@ def hostile(site: Site) -> dict[str, tuple[bytes, str]]:
         "only a head": (jpeg[:20], "the file is"),
         "text": (b"not a picture at all\n" * 20, "is not a JPEG, PNG"),
         "svg": (svg, "is not a JPEG, PNG"),
-        "gif": (gif.getvalue(), "expected"),
+        "gif": (gif.getvalue(), "which has no cosine"),
         "polyglot": (jpeg[:2] + b"/*<html><script>alert(1)</script>*/" + jpeg[20:], "the file"),
         "png, then jpeg": (png[:8] + jpeg, "the file"),
         "array": (npy(np.zeros(5)), "npy file"),
@@ -69,7 +69,7 @@ class Harm:
 ARRAYS = {
     "pickled objects": (npy(np.array([Harm()], object), allow_pickle=True), "the file"),
     "a pickle": (pickle.dumps(Harm()), "npy file"),
-    "another dimension": (npy(np.zeros(3)), "rows of 3"),
+    "another dimension": (npy(np.zeros(3)), "must have 273 numbers in each row, got 3"),
     "three axes": (npy(np.zeros((2, 2, 2))), "must have numbers"),
     "texts": (npy(np.array(["text"])), "must have numbers"),
     "truncated": (npy(np.zeros(400))[:90], "the file"),
@@ -98,5 +98,5 @@ def test_forms_are_refused_whether_sound_or_not(faces: Site) -> None:
             b"-",
         ):
             words = faces.error("/api/upload", 415, method="POST", body=body, Content_Type=kind)
-            assert f"expected '{BINARY}'" in words
-    assert "the body is 'none'" in faces.error("/api/upload", 415, method="POST", body=b"x")
+            assert f"must be '{BINARY}'" in words
+    assert "one file, got 'none'" in faces.error("/api/upload", 415, method="POST", body=b"x")

@@ -38,10 +38,10 @@ export async function request(path, options = {}, kind = "json") {
     answer = await (response.ok && kind === "bytes" ? response.arrayBuffer() : response.json());
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    const outcome = response ? `status ${response.status}` : "no answer";
-    throw new Error(`The server gave ${outcome}; check whether heron serve is still running.`);
+    const outcome = response ? `answered with status ${response.status}` : "did not answer";
+    throw new Error(`The server ${outcome}; check that heron serve is still running.`);
   }
-  if (!response.ok) throw new Error(answer.error ?? `The server gave status ${response.status}.`);
+  if (!response.ok) throw new Error(answer.error ?? `The server answered with status ${response.status}.`);
   return answer;
 }
 

@@ -108,7 +108,7 @@ function draw(moving = false) {
   if (moving && drawn < points.count) stillTimer = setTimeout(drawAll, STILL_MS);
   byId("map").dataset.points = drawn;
   const thinned = points.step > 1
-    ? ` While it moves, ${formatNumber(Math.ceil(points.count / points.step))} of them are drawn.` : "";
+    ? ` ${formatNumber(Math.ceil(points.count / points.step))} of them are drawn while it moves.` : "";
   setNote(`${page.about.map.how}. ${formatNumber(points.count)} points.${thinned}`);
 }
 

@@ -15,7 +15,7 @@ let drawnQuery = null; // the key, text and upload of the query that is on the p
 /** What a tab shows. */
 const meaning = (relation) => ({
   neighbours: "The samples nearest to the query.",
-  hard: "Near the query, yet far from it in label space: samples that the model confuses.",
+  hard: "Near the query but far from it in label space: samples that the model confuses.",
   false: `Near the query, with ${page.about.close
     ? `its labels or close ones (a distance of at most ${page.about.close.toFixed(3)})`
     : "the same labels"}: an unsupervised loss pushes these apart wrongly.`,
@@ -69,7 +69,7 @@ async function fetchAnswer({ key, text, upload, where, relation, k, lasso }, sig
     const bytes = sizes.reduce((sum, size) => sum + size);
     if (bytes > about.upload_bytes) {
       const limit = countOf(about.upload_bytes, "byte");
-      throw new Error(`${upload} has ${countOf(bytes, "byte")}; at most ${limit} are accepted.`);
+      throw new Error(`${upload} has ${countOf(bytes, "byte")}, and the limit is ${limit}.`);
     }
     const headers = { "Content-Type": "application/octet-stream" };
     const options = { method: "POST", body: new Blob(files), headers, signal };
@@ -89,7 +89,7 @@ function fail(message, sameQuery = false) {
   byId("fault").classList.toggle("pointing", message.includes("\n")); // points at a character
   byId("fault").hidden = false;
   if (sameQuery) {
-    byId("status").textContent = "These are the results of before.";
+    byId("status").textContent = "These are the previous results.";
     return;
   }
   byId("query").hidden = true;
@@ -122,8 +122,8 @@ function selectTab(relation, unlabelled) {
 
 /** Why there are no hard and no false negatives. */
 const reason = (unlabelled) => unlabelled
-  ? "The query has no labels: it has neither hard nor false negatives."
-  : "These samples have no labels: there are neither hard nor false negatives.";
+  ? "The query has no labels, so it has no hard or false negatives."
+  : "These samples have no labels, so there are no hard or false negatives.";
 
 /** Move the focus between tabs by arrow keys; Enter or Space, as on any button, opens one. */
 function moveTabFocus(event) {
@@ -235,7 +235,7 @@ async function openIndex() {
   if (!name || name === page.about.indexes[0]) return;
   const { indexes } = page.about;
   const number = indexes.indexOf(name);
-  if (number < 0) throw new Error(`No index is called '${name}'; found ${indexes.join(", ")}.`);
+  if (number < 0) throw new Error(`No index named '${name}'. The indexes are ${indexes.join(", ")}.`);
   page.base = `api/${number}`;
   page.about = await request(apiUrl("about"));
 }

@@ -51,7 +51,7 @@ function labels(query, upload) {
   const predicted = Object.entries(query.predicted);
   if (upload && query.voters) {
     const note = create("p", { id: "predicted" }, predicted.length
-      ? `Predicted by its ${query.voters} nearest samples, not by a classifier:`
+      ? `Predicted from its ${query.voters} nearest samples, not by a classifier:`
       : `None of the labels is shared by half of its ${query.voters} nearest samples.`);
     const list = predicted.map(([label, share]) =>
       create("li", {}, filterButton(label), ` ${Math.round(100 * share)} %`));
@@ -122,7 +122,7 @@ function zone({ name, kind }, number) {
   });
   const label = create("label", { for: id }, several ? name : "Or a file");
   const words = kind === "text" ? create("input", {
-    type: "text", maxlength: page.about.longest, placeholder: "or type it, and Enter", "aria-label": `Words of ${name}`,
+    type: "text", maxlength: page.about.longest, placeholder: "or type it and press Enter", "aria-label": `Words of ${name}`,
     onkeydown: (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault(); // the form would query the key
@@ -163,7 +163,7 @@ export function listenForFiles() {
   const kinds = [...new Set(inputs().map(({ kind }) => TYPES[kind][1]))];
   byId("upload-note").textContent = (several ? "for any of the views: " : "")
     + (page.about.pictures || several ? "choose, drop or paste " : "") + kinds.join(", ")
-    + `, at most ${Math.floor(page.about.upload_bytes / 1e6)} MB${several ? " in all" : ""}`;
+    + `, at most ${Math.floor(page.about.upload_bytes / 1e6)} MB${several ? " in total" : ""}`;
   updateZones();
   const dragsFiles = (event) => event.dataTransfer?.types.includes("Files");
   addEventListener("dragover", (event) => {

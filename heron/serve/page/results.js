@@ -17,7 +17,7 @@ export function drawHits(answer) {
   const distance = far !== null ? `, whose labels differ by ${far.toFixed(3)} or more`
     : close ? `, whose labels differ by ${close.toFixed(3)} or less` : "";
   byId("status").textContent = instead
-    ? `No false negative: no other sample has ${close ? "close labels" : "the query's labels"}. `
+    ? `No false negatives: no other sample has ${close ? "close labels" : "the query's labels"}. `
       + `These are the nearest in label space, of ${candidates}.`
     : `${countOf(hits.length, NOUNS[relation])} of ${candidates}${distance}.`;
   const compare = labelComparison(query);

@@ -39,10 +39,10 @@ async function valuesOf(numbers) {
 
 async function neighbours(parameters) {
   const given = parameters.getAll("key"), relation = parameters.get("relation"), k = Number(parameters.get("k"));
-  if (given.length > 1) throw new Error("This page has the answers of one sample at a time; heron serve takes several.");
+  if (given.length > 1) throw new Error("This page has answers for one sample at a time; heron serve takes several.");
   const samples = await loadSamples(), number = find(samples, given[0]);
   const stored = (await load(`data/answers/${Math.floor(number / BLOCK)}.json`))[number % BLOCK][relation];
-  if (stored === undefined) throw new Error(`'${samples.keys[number]}' has no labels, and so no such negatives.`);
+  if (stored === undefined) throw new Error(`'${samples.keys[number]}' has no labels, so it has no such negatives.`);
   if (typeof stored === "string") throw new Error(stored);
   const hits = stored.hits.slice(0, k).map(([other, score, distance]) => ({
     number: other, key: samples.keys[other], score, labels: labelsOf(samples, other), label_distance: distance,
@@ -85,7 +85,7 @@ export async function answer(url) {
       const { keys } = await loadSamples();
       return { key: keys[Math.floor(Math.random() * keys.length)] };
     }
-    default: throw new Error("This page is a copy without a search; heron serve has it.");
+    default: throw new Error("This copy of the page cannot search; heron serve can.");
   }
 }
 
