@@ -8,7 +8,7 @@ READY = $(VENV)/.ready
 TESTED = $(VENV)/.tested
 TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: pretrain test check docs format fuzz lock mutants references screenshots wheel
+.PHONY: pretrain test check docs format fuzz kernels lock mutants references screenshots wheel
 
 pretrain: $(READY)  ## set up, run the main job on the embedded data, and index what was learnt
 	$(BIN)/heron pretrain faces
@@ -40,6 +40,13 @@ fuzz: $(TESTED)  ## 5,000 draws of files that are anything, anew each time (FUZZ
 
 mutants: $(TESTED)  ## of 100 faults planted in the code, at least 95 make a test fail: half an hour
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+TRITONS = 3.6.0 3.7.1 3.8.0 3.9.0
+kernels: $(TESTED)  ## every kernel compiled under each Triton that Heron's versions of torch bring
+	set -e; for version in $(TRITONS); do \
+	  $(INSTALL) --no-deps --upgrade --target build/triton-$$version triton==$$version; \
+	  PYTHONPATH=build/triton-$$version $(BIN)/python -m benchmarks.kernels --processes 2; \
+	done
 
 format: $(TESTED)
 	$(BIN)/ruff format .

@@ -3,6 +3,9 @@
     python -m benchmarks.kernels
     python -m benchmarks.kernels --dims 256 --precisions fp16 --json kernels.json
 
+`make kernels` does so under each Triton that Heron's versions of torch bring; the status is 1 where
+a kernel spills, misses the matrix units or asks for more shared memory than a multiprocessor has.
+
 Triton compiles for sm_90a with the ptxas of its own wheel, in the tiles that a GPU would be given.
 A spill is a stack frame; `wgmma` are the products on Hopper's matrix units, as PTX names them;
 instructions are those of the innermost loop in SASS, for each element of a tile of logits.
@@ -26,7 +29,7 @@ import torch
 from torch import Tensor
 
 from heron.losses import fused
-from heron.losses.fused import layout
+from heron.losses.fused import layout, switch
 
 LABELS = 40
 PRECISION_OF = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "ieee"}
@@ -222,6 +225,17 @@ def inner_loop(sass: str) -> list[str]:
     return operations
 
 
+def problem(variant: Variant, result: Compiled) -> str:
+    """What would make a compiled kernel slow, or keep it from starting; empty where nothing."""
+    if result.spill:
+        return f"spills {result.spill} B a thread"
+    if result.shared > switch.SHARED_KIB << 10:
+        return f"takes {result.shared >> 10} KiB of shared memory; there are {switch.SHARED_KIB}"
+    if not result.wgmma and variant.name != "collect":  # which adds up, and multiplies not
+        return "has products that miss the matrix units"
+    return ""
+
+
 def line(variant: Variant, result: Compiled) -> str:
     """A row of the table."""
     tile = variant.tile
@@ -253,15 +267,21 @@ def main() -> None:
     print(f"{HEAD}\n{'|---' * 9}|", flush=True)
     selected = variants(arguments.dims, arguments.precisions)
     selected = [variant for variant in selected if arguments.kernels in variant.name]
-    numbers = []
+    numbers, problems = [], []
     with ProcessPoolExecutor(arguments.processes) as pool:
         for variant, result in zip(selected, pool.map(compiled, selected), strict=True):
             print(line(variant, result), flush=True)
             if arguments.kinds:
                 print(dict(sorted(result.kinds.items(), key=lambda pair: -pair[1])))
+            if text := problem(variant, result):
+                problems.append(f"{variant.name}, d = {variant.dim}, {variant.precision}: {text}")
             numbers.append({"variant": asdict(variant), "compiled": asdict(result)})
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(numbers, indent=1))
+    triton = importlib.import_module("triton")
+    print(f"Triton {triton.__version__}: {len(numbers)} kernels, {len(problems)} with a problem")
+    if problems:
+        raise SystemExit("\n".join(problems))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def ours(
 ) -> Iterator[int]:
     """The batches of a run: stored views, labels, row numbers and keys."""
     streams = open_set(folder, views, batch, size, workers)
-    for batch_ in batches(ShardBatches(streams, 0, 0, 1), 0, FOREVER, workers, pin=False):
+    for batch_ in batches(ShardBatches(streams, 0, 0, 1), 0, FOREVER, workers):
         yield len(batch_.indices)
 
 
@@ -131,7 +131,7 @@ def endless(folder: Path, batch: int, workers: int) -> Iterator[int]:
         }
     )
     source = open_process_batches(open_data(config), config, 0, 1, 0)
-    for batch_ in batches(source, 0, FOREVER, workers, pin=False):
+    for batch_ in batches(source, 0, FOREVER, workers):
         yield len(batch_.indices)
 
 

@@ -17,7 +17,7 @@ def measure(folder: Path, views: list[str], batch: int, workers: int, epochs: in
     steps = streams.labelled.steps_per_epoch
     megabytes = []
     source = ShardBatches(streams, 0, 0, 1)
-    for step, _ in enumerate(batches(source, 0, epochs * steps, workers, pin=False), start=1):
+    for step, _ in enumerate(batches(source, 0, epochs * steps, workers), start=1):
         if step % steps == 0:
             workers_pids = [process.pid for process in multiprocessing.active_children()]
             megabytes.append(

@@ -99,7 +99,7 @@ def fed_batches(
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yields the batches of the main job, with the model's inputs."""
     source = ShardBatches(streams, config.seed, 0, 1)
-    for batch in batches(source, 0, FOREVER, 0, pin=False):
+    for batch in batches(source, 0, FOREVER, 0):
         yield batch, views(batch, train=True)
 
 

@@ -80,7 +80,7 @@ def main() -> None:
 
         def timed(t: int) -> float:
             start = time.perf_counter()
-            batch = next(batches(source, t, t + 1, workers=0, pin=False))
+            batch = next(batches(source, t, t + 1, workers=0))
             inputs = [x.to(dtype) for x in views(batch, train=True)]
             optimizer.zero_grad()
             loss(model(inputs, batch.rng_keys, batch.sizes), batch).backward()  # type: ignore[no-untyped-call]

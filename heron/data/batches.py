@@ -12,6 +12,8 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
@@ -134,6 +136,10 @@ class Batch:
         """The number of labelled rows."""
         return len(self.targets)
 
+    def tensors(self) -> list[Tensor]:
+        """Returns all of its tensors."""
+        return [x for x in (*vars(self).values(), *self.stored.values()) if isinstance(x, Tensor)]
+
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch on a device; from pinned memory the copy is asynchronous."""
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
@@ -206,13 +212,12 @@ class _BatchDataset(Dataset[Any]):
 
 
 def batches(
-    source: BatchSource, start: int, stop: int, workers: int, pin: bool
+    source: BatchSource, start: int, stop: int, workers: int
 ) -> Generator[Batch, None, None]:
     """Yields batches start, ..., stop - 1 in order, whatever the number of workers.
 
     The memory of a batch is reused once nothing refers to its tensors. Resuming at a later `start`
-    costs a seek, not a replay. With 0 `workers` this process reads; `pin` copies into page-locked
-    memory for a GPU.
+    costs a seek, not a replay. With 0 `workers` this process reads.
     """
     pool = BufferPool(source.specs(), max(1, workers), (AHEAD if workers else 0) + IN_USE)
     loader: DataLoader[Any] = DataLoader(
@@ -234,8 +239,42 @@ def batches(
         del item, slot
         batch = _to_batch(buffer, sizes, lost)
         del buffer
-        yield batch.pin_memory() if pin else batch
+        yield batch
         del batch
+
+
+def on_device(
+    loaded: Generator[Batch, None, None], device: torch.device
+) -> Generator[Batch, None, None]:
+    """Yields the batches on a device, and closes `loaded` at the end.
+
+    For a GPU, a thread pins the next batch and copies it on a stream of its own, while the GPU
+    works on the last one. Work that the current stream is given later waits for the copy.
+    """
+    if device.type != "cuda":
+        with closing(loaded):
+            yield from loaded
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def copy_next() -> tuple[Batch, Any] | None:
+        with torch.cuda.stream(stream):  # of this thread; pinning too would use the first GPU
+            batch = next(loaded, None)
+            if batch is None:
+                return None
+            return batch.pin_memory().to(device), stream.record_event()
+
+    with closing(loaded), ThreadPoolExecutor(1) as thread:  # the thread ends before `loaded` does
+        pending = thread.submit(copy_next)
+        while (copied := pending.result()) is not None:
+            pending = thread.submit(copy_next)
+            batch, is_there = copied
+            current = torch.cuda.current_stream(device)
+            current.wait_event(is_there)
+            for tensor in batch.tensors():
+                tensor.record_stream(current)  # its memory is free once this stream is done with it
+            yield batch
+            del batch, copied
 
 
 def _init_worker(_: int) -> None:

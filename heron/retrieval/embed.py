@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from heron.config.errors import RetrievalError
 from heron.config.experiment import Config
-from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs, batches, worker_count
+from heron.data.batches import (
+    VIEW_PREFIX,
+    ArraySpec,
+    Buffer,
+    array_specs,
+    batches,
+    on_device,
+    worker_count,
+)
 from heron.data.rows import Rows
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, rank, world_size
@@ -149,9 +157,9 @@ class Embedder:
             for number in missing
             for first in range(0, len(self.parts[number]), size)
         ]
-        source, device = _PartBatches(self.model, batch_rows, size), self.model.views.device
-        pin = device.type == "cuda"
-        batch_iterator = batches(source, 0, len(batch_rows), worker_count(self.config.data), pin)
+        source = _PartBatches(self.model, batch_rows, size)
+        loaded = batches(source, 0, len(batch_rows), worker_count(self.config.data))
+        batch_iterator = on_device(loaded, self.model.views.device)
         writing: Future[None] | None = None
         with ThreadPoolExecutor(1) as writer, closing(batch_iterator):
             for number in missing:
@@ -162,7 +170,7 @@ class Embedder:
                 }
                 lost: dict[int, str] = {}
                 for first in range(0, len(rows), size):
-                    batch = next(batch_iterator).to(device)
+                    batch = next(batch_iterator)
                     count = min(size, len(rows) - first)
                     for name, vectors in self.model.forward(batch, self.layers).items():
                         arrays[name][first : first + count] = vectors[:count].cpu().numpy()

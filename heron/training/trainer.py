@@ -12,7 +12,7 @@ from torch import Tensor
 from heron.config.errors import CheckpointError, Stopped
 from heron.config.experiment import Config, dump_config
 from heron.config.shipped import __version__
-from heron.data.batches import Batch, batches, worker_count
+from heron.data.batches import Batch, batches, on_device, worker_count
 from heron.data.dataset import build_data
 from heron.data.plan import even_sizes
 from heron.data.run_data import open_data, open_process_batches
@@ -197,9 +197,10 @@ class Trainer:
     def train(self) -> None:
         """Takes the remaining steps, and scores the last weights."""
         config, streams = self.config, self.streams
-        rank, pin = self.accelerator.process_index, self.device.type == "cuda"
+        rank = self.accelerator.process_index
         share = open_process_batches(streams, config, rank, self.world, self.start_step)
-        source = batches(share, self.start_step, self.steps, worker_count(config.data), pin=pin)
+        loaded = batches(share, self.start_step, self.steps, worker_count(config.data))
+        source = on_device(loaded, self.device)
         if self.is_main:
             fingerprint = run_fingerprint(config, self.data_fingerprint)
             write_start(self.folder, self.config_text, self.steps, fingerprint)
@@ -228,7 +229,7 @@ class Trainer:
         start = time.perf_counter()
         if self.miner:
             self.miner.wait(t)
-        batch = next(source).to(self.device)
+        batch = next(source)
         data_wait = time.perf_counter() - start
         inputs = self.views(batch, train=True)
         micro = strategy.micro_batches(batch.sizes, self.offsets, self.micro_batches, self.device)

@@ -63,7 +63,7 @@ def opened(config: Config) -> EndlessStreams:
 def steps(config: Config, count: int, rank: int = 0, world: int = 1, start: int = 0) -> list[Batch]:
     """Copies of the first batches of a process: their memory is used again."""
     source = open_process_batches(open_data(config), config, rank, world, start)
-    found = batches(source, start, start + count, worker_count(config.data), pin=False)
+    found = batches(source, start, start + count, worker_count(config.data))
     return [batch.to(torch.device("cpu"))._map_tensors(torch.clone) for batch in found]
 
 

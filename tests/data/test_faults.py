@@ -84,7 +84,7 @@ def epoch(streams: Streams, world: int = 1) -> Iterator[list[Batch]]:
     assert streams.unlabelled is not None
     loaders = [ShardBatches(streams, 0, rank, world) for rank in range(world)]
     for t in range(2 * streams.unlabelled.steps_per_epoch):
-        yield [next(batches(loader, t, t + 1, 0, False)) for loader in loaders]
+        yield [next(batches(loader, t, t + 1, 0)) for loader in loaders]
 
 
 def test_a_damaged_picture_gives_its_place_to_the_next_of_its_stream(folder: Path) -> None:
@@ -187,7 +187,7 @@ def test_too_many_bad_rows_end_the_run(folder: Path) -> None:
         pretrain(config(folder))
     streams = open_streams(config(folder))
     with pytest.raises(ShardError, match="cannot read any row of the labelled stream"):
-        list(batches(ShardBatches(streams, 0, 0, 1), 0, 1, workers=0, pin=False))
+        list(batches(ShardBatches(streams, 0, 0, 1), 0, 1, workers=0))
 
 
 def test_a_file_cut_while_it_is_read_is_an_error_not_a_crash(folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_batches_say_which_views_their_rows_have(folder: Path, world: int) -> No
     streams = open_streams(config(folder))
     for rank in range(world):
         source = ShardBatches(streams, 0, rank, world)
-        for batch in batches(source, 0, 3, workers=0, pin=False):
+        for batch in batches(source, 0, 3, workers=0):
             expected = streams.reader.present(batch.indices.numpy(), ["v1", "v2"])
             assert batch.present is not None
             np.testing.assert_array_equal(batch.present.numpy(), expected)

@@ -115,7 +115,7 @@ def test_a_fault_in_a_worker_keeps_its_message(tmp_path: Path) -> None:
         data[at] += 1
         tar.write_bytes(bytes(data))
     with pytest.raises(ShardError, match=r"^[^\n]*is too short or too long[^\n]*$"):
-        list(batches(ShardBatches(streams, 0, 0, 1), 0, 2, workers=1, pin=False))
+        list(batches(ShardBatches(streams, 0, 0, 1), 0, 2, workers=1))
 
 
 def test_roles_are_apart_and_make_up_the_split(vectors: Path) -> None:
@@ -179,7 +179,7 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
 
     def global_batch(world: int, workers: int) -> list[torch.Tensor]:
         parts = [
-            list(batches(ShardBatches(streams, 0, rank, world), 0, 3, workers, pin=False))
+            list(batches(ShardBatches(streams, 0, rank, world), 0, 3, workers))
             for rank in range(world)
         ]
         return [
@@ -205,7 +205,7 @@ def test_random_keys_are_those_of_each_stream_s_epoch(tmp_path: Path) -> None:
     streams = open_streams(config)
     assert streams.labelled is not None and streams.unlabelled is not None
     assert (streams.labelled.steps_per_epoch, streams.unlabelled.steps_per_epoch) == (6, 11)
-    read = list(batches(ShardBatches(streams, 5, 0, 1), 0, 13, 0, pin=False))
+    read = list(batches(ShardBatches(streams, 5, 0, 1), 0, 13, 0))
     for t, batch in enumerate(read):
         epochs = np.repeat([t // 6, t // 11], batch.sizes)
         expected = rng_keys(5, epochs, batch.indices.numpy())

@@ -42,8 +42,8 @@ def test_remote_batches_are_the_local_ones(served: Web, tmp_path: Path) -> None:
     build_data(local.data, progress=False)
     served.faults["train-000000.tar"] = [Fault("status"), Fault("drop", after=1000)]
     config = frames(tmp_path, data=remote(served, tmp_path))
-    expected = batches(ShardBatches(open_streams(local), 3, 0, 1), 0, 5, 0, False)
-    found = batches(ShardBatches(open_streams(config), 3, 0, 1), 0, 5, 2, False)
+    expected = batches(ShardBatches(open_streams(local), 3, 0, 1), 0, 5, 0)
+    found = batches(ShardBatches(open_streams(config), 3, 0, 1), 0, 5, 2)
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one.indices, other.indices)
         for name, view in one.stored.items():

@@ -80,7 +80,7 @@ def train(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     result = pretrain(config(folder, **changes))
     source = open_process_batches(open_data(given := config(folder, **changes)), given,
                       collectives.rank(), collectives.world_size(), 0)  # fmt: skip
-    first = next(batches(source, 0, 1, 0, pin=False))
+    first = next(batches(source, 0, 1, 0))
     gathered = collectives.gather_objects(numbers([first]))
     return {"steps": result["steps"], "gathered": gathered}
 

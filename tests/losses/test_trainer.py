@@ -152,7 +152,7 @@ def own_loop(config: Config) -> dict[str, Tensor]:
         optimizer.register_step_post_hook(lambda *_: slow.update())
     source = batches(
         open_process_batches(run.streams, config, run.accelerator.process_index, run.world, 0),
-        0, STEPS, 0, pin=False,
+        0, STEPS, 0,
     )  # fmt: skip
     found, values = {}, []
     for t in range(STEPS):

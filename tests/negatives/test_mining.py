@@ -144,7 +144,7 @@ def test_what_is_trained_on_is_mined(straight: Path) -> None:
         table_name(8),
     ]
     table = np.load(straight / "run/negatives" / table_name(6))
-    batch = next(batches(source, 8, 9, 0, pin=False))
+    batch = next(batches(source, 8, 9, 0))
     rows = batch.indices.numpy()[:16]
     assert batch.labelled == 16
     candidates = table[np.searchsorted(streams.labelled.candidates, rows[:10])]

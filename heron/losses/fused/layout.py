@@ -46,10 +46,10 @@ Kind = Literal[
 ]
 
 # For vectors of up to 128, 256 and 512 columns. No tile spills registers (255 a thread; a gradient
-# of rows x columns of vectors stays in them). `sum` and `pull` are the fastest of those that were
-# timed on an H200 (docs/results.md); the others were chosen by `benchmarks.kernels`, so that most
-# leave a multiprocessor's 227 KiB to two programs. The weighted ones hold weights of pairs beside
-# the vectors, for which larger tiles have no room. `pair` has short rows: a class, not the batch.
+# of rows x columns of vectors stays in them) under any Triton that `make kernels` tries. `sum` and
+# `pull` are the fastest of those timed on an H200 (docs/results.md); the others were chosen by
+# `benchmarks.kernels`: the fewest instructions, or room for two programs on a multiprocessor. The
+# weighted ones hold weights of pairs beside the vectors, for which larger tiles have no room.
 BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
     "sum": (Tiling(64, 64, 4, 3), Tiling(128, 128, 8, 2), Tiling(64, 64, 4, 2)),
     "weighted_sum": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
@@ -57,8 +57,8 @@ BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
     "weighted_pull": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
     "label": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2)),
     "label_gradient": (Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
-    "pair": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
-    "label_pair": (Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 2), Tiling(64, 32, 8, 2)),
+    "pair": (Tiling(64, 64, 4, 3), Tiling(128, 64, 8, 2), Tiling(64, 32, 8, 2)),
+    "label_pair": (Tiling(128, 64, 8, 3), Tiling(128, 32, 8, 3), Tiling(128, 16, 8, 2)),
 }
 TALLEST = 128  # rows or columns of any tile, a power of two
 COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one per label, are added up
