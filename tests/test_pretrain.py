@@ -308,7 +308,10 @@ def faces(folder: str, name: str, train: dict[str, Any], optim: dict[str, Any]) 
             {"data": {"views": [{"stored": "view1", "augment": ["crop"]}] * 2}},
             "'crop' does not work on",
         ),
-        ({"data": {"views": [{"stored": "view1"}]}}, "needs at least 2 views; data.views has 1"),
+        (
+            {"data": {"views": [{"stored": "view1"}]}},
+            "needs at least 2 views, but data.views has 1",
+        ),
         ({"model": {"shared_encoder": True}}, r"needs views of one shape, got \[\(273,\), \(112"),
         ({"model": {"encoder": CNN}}, "'cnn', but the view is a vector"),
         ({"data": {"build": {"trains": 3}}}, "did you mean 'train'"),

@@ -154,7 +154,7 @@ def c2ae(
     """
     refuse_labels(
         (y != 0) & (y != 1),
-        lambda row: f"c2ae: labels of row {row} are {y[row].tolist()}; expected 0 or 1",
+        lambda row: f"c2ae: labels of row {row} must be 0 or 1, got {y[row].tolist()}",
     )
     own = as_slice(rows)
     distance = (x[own] - e[own]).square().sum()

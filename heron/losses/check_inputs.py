@@ -101,11 +101,11 @@ def find_loss(path: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), name)
     except Exception as fault:  # a stranger's module may raise anything
         raise ConfigError(
-            f"{path} cannot be imported ({type(fault).__name__}: {fault}); give the dotted path "
-            "of a class or a function, such as heron.losses.NtXent, with its folder on PYTHONPATH"
+            f"cannot import {path} ({type(fault).__name__}: {fault}); pass the dotted path of a "
+            "class or a function, such as heron.losses.NtXent, with its folder on PYTHONPATH"
         ) from None
     if not callable(found):
-        raise ConfigError(f"{path} is {type(found).__name__}; expected a class or a function")
+        raise ConfigError(f"{path} must be a class or a function, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
 
@@ -242,6 +242,6 @@ def _call_heron(loss: Any, inputs: Inputs) -> Tensor:
     elif isinstance(loss, LogitLoss):
         value = loss(logits, columns)
     else:
-        raise ConfigError(f"{name} has a forward of its own; give a function that builds a loss")
+        raise ConfigError(f"{name} has its own forward; pass a function that builds a loss")
     assert isinstance(value, Tensor)
     return value

@@ -257,5 +257,5 @@ def _sigmoid_rule(positives: Tensor, mean: float) -> Rule:
 
 def _unit_views(z: Sequence[Tensor], term: str, dtype: torch.dtype) -> list[Tensor]:
     if len(z) < 2:
-        raise ValueError(f"{term} has {len(z)} view; expected at least 2, such as picture and text")
+        raise ValueError(f"{term} needs at least 2 views, such as picture and text, got {len(z)}")
     return [unit(view).to(dtype) for view in z]

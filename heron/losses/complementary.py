@@ -63,7 +63,7 @@ def gce(logits: Logits, ybar: Sets, *, total: int, q: float = 0.7) -> Share:
         q: in (0, 1]; cross-entropy in the limit 0, the mean absolute error at 1.
     """
     if not 0 < q <= 1:
-        raise ValueError(f"q is {q}; expected above 0 and at most 1, e.g. 0.7")
+        raise ValueError(f"q must be above 0 and at most 1, e.g. 0.7, got {q}")
     log_p = checked_logits(logits, ybar).log_softmax(1)
     return _unbiased(-torch.expm1(q * log_p) / q, ybar) / max(total, 1)
 
@@ -98,14 +98,14 @@ def checked_logits(logits: Tensor, ybar: Tensor) -> Tensor:
     """Checks the sets, and returns the logits in their dtype; see `ub_log` for the errors."""
     refuse_labels(
         (ybar != 0) & (ybar != 1),
-        lambda row: f"complementary labels of row {row} are {ybar[row].tolist()}; expected 0/1",
+        lambda row: f"complementary labels of row {row} must be 0 or 1, got {ybar[row].tolist()}",
     )
     size = ybar.sum(1)
     refuse_labels(
         (size < 1) | (size > ybar.shape[1] - 1),
         lambda row: (
-            f"row {row} has {int(size[row])} complementary labels of {ybar.shape[1]} classes; "
-            f"expected 1 to {ybar.shape[1] - 1}: none says nothing, all leave no class"
+            f"row {row} has {int(size[row])} complementary labels of {ybar.shape[1]} classes; it "
+            f"must have 1 to {ybar.shape[1] - 1}: none says nothing, all leave no class"
         ),
     )
     return logits.to(ybar.dtype)
@@ -219,21 +219,21 @@ class TrainingSetLoss(Loss):
     def labels_of(self, indices: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the indices as int64, and the labels at them; refuses those out of range."""
         if not hasattr(self, "labels"):
-            raise LossError("it has no labels; expected those of the whole training set: labels=")
+            raise LossError("it has no labels; pass those of the whole training set: labels=")
         if logits.shape[1] != self.labels.shape[1]:
             raise LossError(
-                f"logits are of {logits.shape[1]} classes; expected {self.labels.shape[1]}, as the "
-                "labels that the loss was made with"
+                f"logits must have {self.labels.shape[1]} classes, as the labels that the loss was "
+                f"made with, got {logits.shape[1]}"
             )
         if not is_whole(indices) or indices.dim() != 1:
             raise LossError(
-                f"indices are {shown(indices)}; expected the samples' rows of the labels that the "
-                "loss was made with, whole numbers [batch]"
+                "indices must be whole numbers [batch], the samples' rows in the labels that the "
+                f"loss was made with, got {shown(indices)}"
             )
         if ((indices < 0) | (indices >= len(self.labels))).any():
             raise LossError(
-                f"indices are {int(indices.min())} to {int(indices.max())}; expected rows of the "
-                f"labels that the loss was made with, 0 to {len(self.labels) - 1}"
+                "indices must be rows of the labels that the loss was made with, 0 to "
+                f"{len(self.labels) - 1}, got {int(indices.min())} to {int(indices.max())}"
             )
         indices = indices.long()  # uint8 would be a mask
         return indices, self.labels[indices]

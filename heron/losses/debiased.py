@@ -104,7 +104,7 @@ def debias(total: Tensor, positive: Tensor, negatives: int, tau: float, tau_plus
     """
     if not 0 <= tau_plus < 1:
         raise ValueError(
-            f"tau_plus is {tau_plus}; expected a probability below 1, e.g. 1 / number of classes"
+            f"tau_plus must be a probability below 1, e.g. 1 / number of classes, got {tau_plus}"
         )
     estimate = (total - negatives * tau_plus * torch.exp(positive)) / (1 - tau_plus)
     return estimate.clamp(min=negatives * math.exp(-1 / tau))

@@ -76,16 +76,16 @@ class Deepmtmv(ClassifierLoss):
         """Raises ConfigError where no term trains the classifier."""
         if not any(isinstance(term, Bce | CrossEntropy) for term in setting.terms.values()):
             raise ConfigError(
-                f"objective.{name} is layers of a classifier that labels train; found the terms "
-                f"{', '.join(setting.terms)}; expected bce or cross_entropy among them"
+                f"objective.{name} needs a classifier that labels train, so add bce or "
+                f"cross_entropy to the terms; the terms are {', '.join(setting.terms)}"
             )
 
     def build_classifier(self, spec: ModelSpec) -> TaskGroups:
         """Returns the layers."""
         if len(widths := set(spec.widths[: spec.classified])) > 1:
             raise ConfigError(
-                f"objective.deepmtmv compares views of one width; the encoders give {spec.widths}; "
-                "expected encoders of one width"
+                "objective.deepmtmv compares views, so the encoders must have one width, got "
+                f"{spec.widths}"
             )
         return TaskGroups(self.rule, self.layers, widths.pop(), spec.classified, spec.labels)
 
@@ -147,4 +147,4 @@ class TaskErrors(Memory):
             return []
         groups.layers[level].set_groups(layer_groups)
         text = " | ".join(" ".join(map(str, tasks)) for tasks in layer_groups)
-        return [f"step {step.number}: layer {level + 1} of the task groups is parted: {text}"]
+        return [f"step {step.number}: layer {level + 1} of the task groups is split: {text}"]

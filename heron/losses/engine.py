@@ -45,11 +45,11 @@ def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
     ValueError if tau is not a positive number, or below 0.003.
     """
     if not tau > 0:
-        raise ValueError(f"temperature tau is {tau}; expected a number > 0, e.g. 0.1")
+        raise ValueError(f"temperature tau must be above 0, e.g. 0.1, got {tau}")
     if 2 / tau > 700:  # e^709 is the largest number there is
         raise ValueError(
-            f"temperature tau is {tau:g}, divided by 1 + beta where negatives are hardened; "
-            "expected at least 0.003: exp(2 / tau) has no float64 below it"
+            "temperature tau, divided by 1 + beta where negatives are hardened, must be at least "
+            f"0.003, because exp(2 / tau) has no float64 below it, got {tau:g}"
         )
     return torch.float64 if dtype == torch.float64 or 2 / tau > 60 else torch.float32
 
@@ -108,8 +108,8 @@ def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]
     """
     if label.shape != (batch,) or label.is_floating_point() or label.is_complex():
         raise ValueError(
-            f"{term}: labels are {label.dtype} {tuple(label.shape)}; expected one whole number a "
-            f"sample, [{batch}]; take argmax(1) of one-hot labels"
+            f"{term}: labels must be one whole number per sample, [{batch}], got {label.dtype} "
+            f"{tuple(label.shape)}; take argmax(1) of one-hot labels"
         )
     return dense_ranks(label)
 

@@ -160,7 +160,7 @@ class ClassifierLoss(Loss):
     def _concatenated(self, features: Views) -> Tensor:
         if self.dim is None:
             name = type(self).__name__
-            raise LossError(f"there is no classifier; expected {name}(dim, labels, ...)")
+            raise LossError(f"there is no classifier; build it with {name}(dim, labels, ...)")
         hidden = torch.cat(as_views(features, "features"), 1)
         expect_width({"features": hidden}, self.dim)
         return hidden

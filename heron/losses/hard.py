@@ -86,8 +86,8 @@ class Hard(Loss):
         super().__init__(gather=gather)
         if not supervised and positives == "label":
             raise ValueError(
-                "positives by label need labels; with supervised: false give "
-                "positives: augmentation"
+                "positives by label need labels; with supervised: false, set positives: "
+                "augmentation"
             )
         if supervised:
             features = ("projections",)
@@ -119,13 +119,13 @@ class Hard(Loss):
         """
         if (labels is None) == self.supervised:
             raise LossError(
-                f"labels are {'missing' if labels is None else 'given'}, and supervised is "
-                f"{self.supervised}; expected labels exactly where it is True"
+                f"labels are {'missing' if labels is None else 'given'}, but supervised is "
+                f"{self.supervised}; pass labels exactly when it is True"
             )
         if epoch is None and self.hardening == "threshold":
             raise LossError(
-                "epoch is missing, and its threshold moves with it; expected epoch=..., 0.0 "
-                "at the start"
+                "epoch is missing, but the threshold depends on it; pass epoch=..., 0.0 at the "
+                "start"
             )
         targets = None if labels is None else as_groups(labels)
         features = {"projections": projections}
@@ -196,7 +196,7 @@ def hard(
     Raises ValueError if an option or the labels do not fit, or there are fewer than two views.
     """
     if label is None and positives == "label":
-        raise ValueError("positives are by label, but there are no labels; expected augmentation")
+        raise ValueError("positives by label need labels; use augmentation")
     power, floor = _eta_power_and_floor(hardening, beta, threshold)
     vectors = unit_views(z, tau / (1 + power), "hard")
     count, batch, own = len(z), len(z[0]), as_slice(rows)
@@ -298,14 +298,14 @@ def _eta_power_and_floor(
     """Returns the power of e^g in eta, and the g below which eta is 0."""
     if hardening == "exp":
         if not beta >= 0:
-            raise ValueError(f"beta is {beta}; expected at least 0, where 0 hardens nothing")
+            raise ValueError(f"beta must be at least 0, where 0 hardens nothing, got {beta}")
         return beta, -math.inf
     return 0.0, _log_threshold(threshold) if hardening == "threshold" else -math.inf
 
 
 def _log_threshold(threshold: float) -> float:
     if not threshold > 0:
-        raise ValueError(f"threshold is {threshold}; expected above 0, since e^g is")
+        raise ValueError(f"threshold must be above 0, because e^g is, got {threshold}")
     return math.log(threshold)
 
 

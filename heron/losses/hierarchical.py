@@ -57,8 +57,8 @@ class Hierarchical(LabelledLoss):
         """Returns the paths, after a check."""
         if not is_whole(labels) or labels.dim() != 2 or not labels.shape[1]:
             raise LossError(
-                f"labels are {shown(labels)}; expected paths: whole numbers [batch, levels], "
-                "coarsest level first"
+                "labels must be paths, whole numbers [batch, levels] with the coarsest level "
+                f"first, got {shown(labels)}"
             )
         return as_groups(labels)
 
@@ -118,8 +118,8 @@ def hierarchical(
     is_path = levels.dim() == 2 and len(levels) == batch and levels.shape[1] > 0
     if not is_path or levels.is_floating_point():
         raise ValueError(
-            f"levels are {levels.dtype} {tuple(levels.shape)}; expected whole numbers "
-            f"[{batch}, depth], a path of one level at least a sample"
+            f"levels must be whole numbers [{batch}, depth], a path of at least one level per "
+            f"sample, got {levels.dtype} {tuple(levels.shape)}"
         )
     dtype = working_dtype(z[0].dtype, tau)
     vectors = [unit(view).to(dtype) for view in z]

@@ -84,9 +84,9 @@ class Infograph(Loss):
         """Returns the networks, shared by all views."""
         if any(len(shape) != 4 for shape in spec.shapes) or len(set(spec.widths)) > 1:
             raise ConfigError(
-                "objective.infograph compares nodes with graphs, and a view has none, or features "
-                f"of another width: views of shapes {[tuple(s) for s in spec.shapes]}, features "
-                f"{list(spec.widths)}; expected views of graphs alone, of one width"
+                "objective.infograph compares nodes with graphs, so all views must be graphs of "
+                f"one width, got views of shapes {[tuple(s) for s in spec.shapes]} and features "
+                f"{list(spec.widths)}"
             )
         return {"infograph_discriminators": lambda: Discriminators(spec.widths[0])}
 
@@ -119,8 +119,8 @@ class Infograph(Loss):
         """
         if nodes.dim() != 3 or there.dtype != torch.bool or there.shape != nodes.shape[:2]:
             raise LossError(
-                f"nodes are {list(nodes.shape)} and there is {there.dtype} {list(there.shape)}; "
-                "expected floats [batch, nodes, dim] and booleans [batch, nodes]"
+                "nodes must be floats [batch, nodes, dim] and there booleans [batch, nodes], got "
+                f"{list(nodes.shape)} and {there.dtype} {list(there.shape)}"
             )
         if self.dim is not None:
             expect_width({"nodes": nodes.flatten(0, 1)}, self.dim)
@@ -172,7 +172,7 @@ def infograph(
         ValueError: there is only one graph, so there are no negatives.
     """
     if len(graphs) < 2:
-        raise ValueError(f"has {len(graphs)} graph in a batch; expected 2 at least")
+        raise ValueError(f"needs at least 2 graphs in a batch, got {len(graphs)}")
     graph = torch.arange(len(graphs), device=graphs.device)[rows]
     nodes, own_graph = local[there], graph[:, None].expand(there.shape)[there]
     scores = nodes @ graphs.T

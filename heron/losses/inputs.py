@@ -32,11 +32,11 @@ def as_views(features: Views, name: str) -> list[Tensor]:
     for x in views:
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
             raise LossError(
-                f"{name} are {shown(x)}; expected floats [batch, dim], [batch, views, dim], or a "
-                "list with a tensor [batch, dim] a view"
+                f"{name} must be floats [batch, dim], [batch, views, dim], or a list with a tensor "
+                f"[batch, dim] per view, got {shown(x)}"
             )
     if not views:
-        raise LossError(f"{name} are an empty list; expected a tensor [batch, dim] a view")
+        raise LossError(f"{name} are an empty list; pass a tensor [batch, dim] per view")
     same_rows({f"{name} of view {view + 1}": x for view, x in enumerate(views)})
     return views
 
@@ -48,7 +48,7 @@ def as_rows(features: Tensor, name: str) -> Tensor:
         LossError: they have another shape or type.
     """
     if not isinstance(features, Tensor) or features.dim() != 2 or not features.is_floating_point():
-        raise LossError(f"{name} are {shown(features)}; expected floats [batch, dim] of one view")
+        raise LossError(f"{name} must be floats [batch, dim] of one view, got {shown(features)}")
     return features
 
 
@@ -65,11 +65,11 @@ def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
     tensors: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     for x in tensors:
         if not isinstance(x, Tensor) or x.dim() < 2:
-            raise LossError(f"inputs are {shown(x)}; expected a tensor [batch, ...] a view")
+            raise LossError(f"inputs must be a tensor [batch, ...] per view, got {shown(x)}")
     if len(tensors) != views:
         raise LossError(
-            f"inputs are of {len(tensors)} and projections of {views} views; expected as many: a "
-            "list with a tensor [batch, ...] a view"
+            f"inputs must be a list with a tensor [batch, ...] for each of {views} views, as "
+            f"projections, got {len(tensors)}"
         )
     return [x.flatten(1) for x in tensors]
 
@@ -90,9 +90,9 @@ def as_columns(labels: Tensor, classes: int | None) -> Tensor:
     if not is_real or labels.dim() != 2 or labels.shape[1] != (classes or labels.shape[1] or None):
         numbers = "" if classes is None else ", or class numbers [batch]"
         raise LossError(
-            f"labels are {shown(labels)}; expected 0 or 1 for each label, "
-            f"[batch, {classes or 'labels'}]{numbers}"
-            + ("; give num_classes for class numbers [batch]" if classes is None else "")
+            f"labels must be 0 or 1 for each label, [batch, {classes or 'labels'}]{numbers}, "
+            f"got {shown(labels)}"
+            + ("; set num_classes to use class numbers [batch]" if classes is None else "")
         )
     return labels if labels.is_floating_point() else labels.float()
 
@@ -116,15 +116,15 @@ def as_groups(labels: Tensor) -> Tensor:
         or (labels.dim() == 2 and labels.shape[1] and not labels.is_complex())
     ):
         raise LossError(
-            f"labels are {shown(labels)}; expected class numbers [batch], or columns "
-            "[batch, labels]; take argmax(1) of one-hot labels"
+            "labels must be class numbers [batch], or columns [batch, labels], got "
+            f"{shown(labels)}; take argmax(1) of one-hot labels"
         )
     columns = labels[:, None] if labels.dim() == 1 else labels
-    refuse_rows(columns, columns >= 0, "0 or more; leave rows without a label out")
+    refuse_rows(columns, columns >= 0, "0 or more", "; remove rows without a label")
     return columns
 
 
-def refuse_rows(columns: Tensor, valid: Tensor, expected: str) -> None:
+def refuse_rows(columns: Tensor, valid: Tensor, expected: str, remedy: str = "") -> None:
     """Refuses labels that are not all `valid`, as NaN never is.
 
     Raises:
@@ -133,7 +133,7 @@ def refuse_rows(columns: Tensor, valid: Tensor, expected: str) -> None:
     if not valid.all():
         row = int((~valid).any(1).nonzero()[0])
         labels = columns[row].tolist()
-        raise LossError(f"labels of row {row} are {labels}; expected {expected}")
+        raise LossError(f"labels of row {row} must be {expected}, got {labels}{remedy}")
 
 
 def same_rows(tensors: dict[str, Tensor]) -> None:
@@ -144,9 +144,9 @@ def same_rows(tensors: dict[str, Tensor]) -> None:
     """
     (first, x), *others = tensors.items()
     for name, y in others:
-        for aspect, a, b in (("rows", len(x), len(y)), ("device", x.device, y.device)):
+        for aspect, a, b in (("number of rows", len(x), len(y)), ("device", x.device, y.device)):
             if a != b:
-                raise LossError(f"{aspect}: {first} have {a} and {name} {b}; expected the same")
+                raise LossError(f"{first} and {name} must have the same {aspect}, got {a} and {b}")
 
 
 def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
@@ -157,18 +157,18 @@ def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
     """
     for name, x in tensors.items():
         if x.shape[1] != dim:
-            raise LossError(f"{name} have {x.shape[1]} numbers; expected {dim}")
+            raise LossError(f"{name} must have {dim} numbers, got {x.shape[1]}")
 
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:
     if not is_whole(labels):
-        raise LossError(f"labels are {shown(labels)}; expected whole numbers [batch], or columns")
+        raise LossError(f"labels must be whole numbers [batch], or columns, got {shown(labels)}")
     outside = (labels < 0) | (labels >= classes)
     if outside.any():
         row = int(outside.nonzero()[0])
         raise LossError(
-            f"the label of row {row} is {int(labels[row])}; expected 0 to {classes - 1}"
-            + ("; leave rows without a label out" if labels[row] < 0 else "")
+            f"the label of row {row} must be 0 to {classes - 1}, got {int(labels[row])}"
+            + ("; remove rows without a label" if labels[row] < 0 else "")
         )
     return torch.nn.functional.one_hot(labels.long(), classes).float()
 

@@ -182,7 +182,7 @@ class Loss(nn.Module, ABC):
             LossError: the rows cannot be compared, or processes differ in more than their rows.
         """
         if not isinstance(epoch, Real) or not 0 <= epoch < math.inf:
-            raise LossError(f"epoch is {epoch!r}; expected a finite number, 0.0 at the start")
+            raise LossError(f"epoch must be a finite number, 0.0 at the start, got {epoch!r}")
         views = {name: as_views(x, name) for name, x in features.items()}
         first = next(iter(views.values()))[0]
         targets = first.new_zeros(len(first), 0) if targets is None else targets
@@ -202,8 +202,8 @@ class Loss(nn.Module, ABC):
         exchanged = {*needs.gathered, *needs.labelled, *needs.vectors, *needs.labelled_vectors}
         if missing := sorted(exchanged - views.keys()):
             raise LossError(
-                f"no module makes its {', '.join(missing)}; expected the widths of its inputs when "
-                f"it is built: see help({type(self).__name__})"
+                f"no module makes its {', '.join(missing)}; pass the widths of its inputs when you "
+                f"build it: see help({type(self).__name__})"
             )
         world = collectives.world_size() if self.gather else 1
         sizes = [len(first)] if world == 1 else _sizes(views, targets, sizes)
@@ -266,9 +266,7 @@ class Loss(nn.Module, ABC):
         same_rows({**named, "labels": targets})
         for name in ("projections", "keys"):
             if len(widths := {x.shape[1] for x in features.get(name, [])}) > 1:
-                raise LossError(
-                    f"views of the {name} have {sorted(widths)} numbers; expected one width"
-                )
+                raise LossError(f"views of the {name} must have one width, got {sorted(widths)}")
         if "projections" in features:
             projections = {"projections": features["projections"][0]}
             if self.width is not None:
@@ -279,8 +277,8 @@ class Loss(nn.Module, ABC):
         types = {torch.float32 if x.dtype in HALF else x.dtype for x in named.values()}
         if own_types and own_types != types:
             raise LossError(
-                f"features are {_names(types)} and its own parameters {_names(own_types)}; "
-                "expected the same: loss.double(), loss.float(), or features of its type"
+                f"features are {_names(types)}, but its own parameters are {_names(own_types)}; "
+                "use loss.double(), loss.float(), or features of its type"
             )
 
 
@@ -301,8 +299,8 @@ def _sizes(features: Features, targets: Tensor, sizes: RowCounts) -> list[int]:
     if sizes is not None:
         if len(sizes) != collectives.world_size() or sizes[rank] != rows:
             raise LossError(
-                f"sizes are {list(sizes)}, and process {rank} of {collectives.world_size()} has "
-                f"{rows} rows; expected the rows of every process, in order of rank"
+                f"sizes must be the rows of every process, in order of rank, got {list(sizes)}, "
+                f"but process {rank} of {collectives.world_size()} has {rows} rows"
             )
         return list(sizes)
     description = "; ".join(
@@ -319,7 +317,7 @@ def _sizes(features: Features, targets: Tensor, sizes: RowCounts) -> list[int]:
     if any(other != checksum for _, other in of_processes):
         descriptions = enumerate(collectives.gather_objects(description))
         lines = [f"rank {n} {line}" for n, line in descriptions]
-        raise LossError(f"processes differ: {' | '.join(lines)}; expected the same of each")
+        raise LossError(f"all processes must have the same: {' | '.join(lines)}")
     return [count for count, _ in of_processes]
 
 

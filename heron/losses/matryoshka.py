@@ -34,12 +34,12 @@ class Matryoshka(nn.Module):
         if loss.truncated is None or "projections" not in loss.needs.features:
             raise LossError(
                 f"Matryoshka: {type(loss).__name__} does not compare the first numbers of "
-                "projections; expected a loss that does, such as NtXent"
+                "projections; use a loss that does, such as NtXent"
             )
         if not widths or list(widths) != sorted({int(width) for width in widths}) or widths[0] < 1:
             raise LossError(
-                f"Matryoshka: widths are {list(widths)}; expected ascending whole numbers, such as "
-                "[32, 64, 128]"
+                "Matryoshka: widths must be ascending whole numbers, such as [32, 64, 128], got "
+                f"{list(widths)}"
             )
         loss.set_widths(widths)
         self.loss = loss

@@ -167,13 +167,13 @@ class Mib(Loss):
         """
         views = as_views(projections, "projections")
         if len(views) != self.views:
-            raise LossError(f"projections are of {len(views)} views; expected {self.views}")
+            raise LossError(f"projections must have {self.views} views, got {len(views)}")
         if rng_keys is None:
             rng_keys = torch.randint(1 << 62, (len(views[0]),), device=views[0].device)
         is_int64 = isinstance(rng_keys, Tensor) and rng_keys.dtype == torch.int64
         if not is_int64 or rng_keys.shape != views[0].shape[:1]:
             raise LossError(
-                f"rng_keys are {shown(rng_keys)}; expected int64 {len(views[0])}, one a sample"
+                f"rng_keys must be int64 {len(views[0])}, one per sample, got {shown(rng_keys)}"
             )
         return self.evaluate({"projections": views}, rng_keys=rng_keys, epoch=epoch, sizes=sizes)
 
@@ -213,7 +213,7 @@ def mib(
         ValueError: fewer than two views.
     """
     if len(critics) < 2:
-        raise ValueError(f"mib has {len(critics)} view; expected at least 2")
+        raise ValueError(f"mib needs at least 2 views, got {len(critics)}")
     couples = list(itertools.combinations(range(len(critics)), 2))
     batch = len(critics[0])
     own, positions = as_slice(rows), torch.arange(batch, device=critics[0].device)

@@ -157,7 +157,7 @@ class MomentumEncoder(nn.Module):
         """
         super().__init__()
         if not 0 <= momentum <= 1:
-            raise LossError(f"MomentumEncoder: momentum is {momentum}; expected 0 to 1, e.g. 0.999")
+            raise LossError(f"MomentumEncoder: momentum must be 0 to 1, e.g. 0.999, got {momentum}")
         self.momentum = momentum
         self.slow = copy.deepcopy(network).requires_grad_(False)
         self._network = (network,)  # in a tuple, so that it is not registered as a submodule
@@ -241,9 +241,8 @@ class MomentumLoss(Loss):
             )
         if self.queue < labelled:
             raise ConfigError(
-                f"objective.{name}.queue is {self.queue}, smaller than the {labelled} labelled "
-                "rows of a batch, which would push each other out; expected at least "
-                f"{labelled}"
+                f"objective.{name}.queue must be at least {labelled}, or the {labelled} labelled "
+                f"rows of a batch would push each other out, got {self.queue}"
             )
 
     def build_memory(self, run: RunSpec) -> MomentumQueue:
@@ -255,8 +254,8 @@ class MomentumLoss(Loss):
         size, width = self.memory.keys.shape
         if batch.num_labelled > size:
             raise LossError(
-                f"queue is {size}, smaller than the {batch.num_labelled} rows of all processes, "
-                f"which would push each other out; expected at least {batch.num_labelled}"
+                f"queue must be at least {batch.num_labelled}, or the {batch.num_labelled} rows of "
+                f"all processes would push each other out, got {size}"
             )
         expect_width({"keys": batch.own["keys"][0]}, width)
         loss = super().loop_share(batch)
@@ -267,8 +266,8 @@ class MomentumLoss(Loss):
                 if not x.isfinite().all():  # in the queue they would spoil many steps
                     row = int((~x.isfinite()).any(1).nonzero()[0])
                     raise LossError(
-                        f"{name} of row {row} of all processes are not finite; expected finite "
-                        "numbers, since the queue keeps them; leave such rows out"
+                        f"{name} of row {row} of all processes must be finite, because the queue "
+                        "stores them; remove such rows"
                     )
             self.memory.enqueue(*offered)
         return loss
@@ -282,10 +281,10 @@ class MomentumLoss(Loss):
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns complementary labels as columns; refuses logits or labels of other classes."""
         if self.memory is None:
-            raise LossError(f"it has no queue; expected {type(self).__name__}(dim, ...)")
+            raise LossError(f"it has no queue; build it with {type(self).__name__}(dim, ...)")
         if logits.shape[1] != self.classes:
             raise LossError(
-                f"logits are of {logits.shape[1]} classes; expected classes={self.classes}"
+                f"logits must have {self.classes} classes (classes=), got {logits.shape[1]}"
             )
         columns = as_columns(labels, self.classes)
         checked_logits(logits, columns)
@@ -295,7 +294,7 @@ class MomentumLoss(Loss):
 def _refuse_no_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if type(value) is not int or value < 1:
-            raise LossError(f"{name} is {value!r}; expected a whole number, 1 at least")
+            raise LossError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def one_hot_like(classes: Tensor, like: Tensor) -> Tensor:

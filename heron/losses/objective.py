@@ -74,8 +74,8 @@ class Objective:
         """
         if labelled == 0 and self.supervised:
             raise ConfigError(
-                f"objective: {', '.join(sorted(self.terms))} need labelled rows, and "
-                "data.batch.labelled is 0: there is nothing to train on; expected above 0"
+                f"objective: {', '.join(sorted(self.terms))} need labelled rows, so "
+                "data.batch.labelled must be above 0, got 0: there is nothing to train on"
             )
         for name, term in self.terms.items():
             needs = term.needs
@@ -91,20 +91,20 @@ class Objective:
                 )
             if len(views) < needs.views:
                 raise ConfigError(
-                    f"objective.{name} needs at least {needs.views} views; data.views has "
-                    f"{len(views)}; give the stored view twice, each with its augmentation"
+                    f"objective.{name} needs at least {needs.views} views, but data.views has "
+                    f"{len(views)}; add the stored view twice, each with its augmentation"
                 )
             if model.matryoshka and term.truncated is None and "projections" in needs.features:
                 raise ConfigError(
-                    f"objective.{name} has no meaning on the first numbers of a projection: its "
-                    "`truncated` is None; expected model.matryoshka: [] beside it, or another term"
+                    f"objective.{name} cannot use the first numbers of a projection: its "
+                    "`truncated` is None; set model.matryoshka: [] with it, or use another term"
                 )
             term.refuse(name, TermSetting(model, self.terms, labelled))
         projected = any("projections" in t.needs.features for t in self.terms.values())
         if model.matryoshka and not projected:
             raise ConfigError(
-                f"model.matryoshka is {model.matryoshka}, and none of {', '.join(self.terms)} "
-                "compares projections; expected a term that does, such as nt_xent, or []"
+                f"model.matryoshka is {model.matryoshka}, but none of {', '.join(self.terms)} "
+                "compares projections; use a term that does, such as nt_xent, or set it to []"
             )
 
     def refuse_partial_rows(self, missing: bool, unknown: bool) -> None:
@@ -114,16 +114,16 @@ class Objective:
             if missing and not term.missing_views:
                 fitting = [n for n, t in named_terms().items() if t.loss.missing_views]
                 raise ConfigError(
-                    f"objective.{name} is not defined for rows that lack views, and some do; "
-                    f"expected some of {', '.join(fitting)}; or train on whole rows alone: "
+                    f"objective.{name} cannot use rows without all views, and some lack one; use "
+                    f"some of {', '.join(fitting)}, or train only on whole rows: "
                     "data.protocol.partial_rows=drop"
                 )
             if unknown and needs.labels and not term.unknown_labels:
                 fitting = [n for n, t in named_terms().items() if t.loss.unknown_labels]
                 raise ConfigError(
-                    f"objective.{name} is not defined for rows whose labels are known in part, and "
-                    f"some are; expected some of {', '.join(fitting)}; or train on whole rows "
-                    "alone: data.protocol.partial_rows=drop"
+                    f"objective.{name} cannot use rows whose labels are only partly known, and "
+                    f"some are; use some of {', '.join(fitting)}, or train only on whole rows: "
+                    "data.protocol.partial_rows=drop"
                 )
 
     def weights(self, epoch: float) -> dict[str, float]:
@@ -151,12 +151,12 @@ class Objective:
             if not isinstance(loss, Tensor) or loss.dim():
                 shown = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
                 raise TrainingError(
-                    f"objective.{name}: its loss is {shown}; expected a scalar tensor"
+                    f"objective.{name}: its loss must be a scalar tensor, got {shown}"
                 )
             losses[name] = loss
         if not losses:
             raise TrainingError(
-                f"objective: {', '.join(self.terms)} gave no loss; expected one that does beside it"
+                f"objective: {', '.join(self.terms)} gave no loss; add a term that does"
             )
         total = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
         return total, {name: loss.detach() for name, loss in losses.items()}
@@ -168,7 +168,7 @@ class Objective:
             memory = loss.build_memory(run)
             if not isinstance(memory, Memory | None):
                 raise TrainingError(
-                    f"objective.{name}: its memory is {type(memory).__name__}; expected a Memory"
+                    f"objective.{name}: its memory must be a Memory, got {type(memory).__name__}"
                 )
             if memory is not None:
                 loss.memory = memory.to(device)
@@ -256,6 +256,6 @@ def _refuse_missing_features(objective: Objective, features: Features) -> NoRetu
             expected = ", ".join(sorted({*features, *COMMON}))
             raise ConfigError(
                 f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
-                f"expected some of {expected}, or a part that makes it"
+                f"use some of {expected}, or add a part that makes it"
             )
     raise AssertionError("every need is a term's")

@@ -138,8 +138,8 @@ def unit_views(z: Sequence[Tensor], tau: float, term: str) -> list[Tensor]:
     dtype = working_dtype(z[0].dtype, tau)
     if len(z) < 2:
         raise ValueError(
-            f"{term} has {len(z)} view; expected at least 2: a single-view data set needs two "
-            "augmentations of it"
+            f"{term} needs at least 2 views, got {len(z)}; a single-view data set needs two "
+            "augmentations of its view"
         )
     return [unit(view).to(dtype) for view in z]
 

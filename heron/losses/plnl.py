@@ -110,10 +110,10 @@ class Plnl(TrainingSetLoss):
         only_term = len(setting.terms) == 1
         if not (only_term and model.shared_encoder and model.classify_on == "first_view"):
             raise ConfigError(
-                f"objective.{name} has two networks, each of which sees every view and is "
-                f"scored on the first; found model.shared_encoder {model.shared_encoder}, "
-                f"model.classify_on {model.classify_on}, terms {', '.join(setting.terms)}; "
-                "expected true, first_view and this term alone"
+                f"objective.{name} has two networks, each of which sees every view and is scored "
+                "on the first, so model.shared_encoder must be true, model.classify_on first_view "
+                f"and this the only term, got {model.shared_encoder}, {model.classify_on} and "
+                f"{', '.join(setting.terms)}"
             )
 
     def build_parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
@@ -180,7 +180,7 @@ class Plnl(TrainingSetLoss):
         """
         a, b = as_views(first, "logits"), as_views(second, "logits")
         if len(a) != len(b):
-            raise LossError(f"logits are of {len(a)} and {len(b)} views; expected as many")
+            raise LossError(f"logits must have the same number of views, got {len(a)} and {len(b)}")
         features: dict[str, Views] = {"networks": [*a, *b]}
         indices, targets = self.labels_of(indices, a[0])
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)

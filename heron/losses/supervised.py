@@ -165,8 +165,8 @@ def _refuse_other_labels(y: Tensor) -> None:
     refuse_labels(
         (y != 0) & (y != 1),
         lambda row: (
-            f"weighted_supervised: labels of row {row} are {y[row].tolist()}; expected 0 or 1 for "
-            "each label, classes one-hot"
+            f"weighted_supervised: labels of row {row} must be 0 or 1 for each label, classes "
+            f"one-hot, got {y[row].tolist()}"
         ),
     )
 

@@ -131,7 +131,7 @@ def test_a_run_on_rows_that_are_not_whole(folder: Path) -> None:
     assert set(counts) == {"v1", "v1 + v2"} and sum(counts.values()) == 120
     assert result["auc_macro"] > 0.55 and result["probe_auc_macro"] > 0.55
     assert result["knn_auc_macro"] > 0.5 and result["logistic_auc_macro"] > 0.55
-    with pytest.raises(ConfigError, match="objective.mib is not defined for rows that lack views"):
+    with pytest.raises(ConfigError, match="objective.mib cannot use rows without all views"):
         pretrain(config(folder, objective={"mib": {}}), overwrite=True)
     with pytest.raises(ConfigError, match="classify_on is 'first_view', but some rows lack views"):
         first = {"classify_on": "first_view", "shared_encoder": True}

@@ -145,7 +145,7 @@ def test_a_text_finds_pictures(run: Path, capsys: pytest.CaptureFixture[str]) ->
     found = Retriever.open(run / "h").by_file(caption, 4)
     assert [hit.labels for hit in found.hits].count(["red"]) >= 2
     assert found.query.compares.startswith("caption with the same view of each sample; image, se")
-    with pytest.raises(RetrievalError, match="the index is of layer 'hidden', but a text is compared"):
+    with pytest.raises(RetrievalError, match="index is of layer 'hidden', but a text is compared"):
         Retriever.open(run / "h").by_text("red", 3)
     assert not Retriever.open(run / "h").takes_text
 

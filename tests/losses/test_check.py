@@ -133,6 +133,6 @@ def test_how_a_loss_is_called_is_guessed(
     told = capsys.readouterr().err
     assert "cannot be called with clip: " in told and "say what it takes by --inputs" in told
     assert main(["check", "torch.nn.nothing"]) == 1
-    assert "torch.nn.nothing cannot be imported (AttributeError" in capsys.readouterr().err
+    assert "cannot import torch.nn.nothing (AttributeError" in capsys.readouterr().err
     assert main(["check", "torch.relu"]) == 1
     assert "say how by --inputs (views: loss([z1, z2]);" in capsys.readouterr().err

@@ -186,11 +186,11 @@ def test_a_loss_shows_its_options() -> None:
 def test_wrong_options_and_missing_widths_are_named() -> None:
     with pytest.raises(ConfigError, match="NtXent: tau must be .*, got -1"):
         h.NtXent(tau=-1)
-    with pytest.raises(h.LossError, match="no module makes its weights; expected the widths"):
+    with pytest.raises(h.LossError, match="no module makes its weights; pass the widths"):
         h.WeightedUnsupervised()(Z)
-    with pytest.raises(h.LossError, match=r"no classifier; expected C2ae\(dim, labels"):
+    with pytest.raises(h.LossError, match=r"no classifier; build it with C2ae\(dim, labels"):
         h.C2ae()(Z, LABELS)
-    with pytest.raises(h.LossError, match="it has no queue; expected Mulco"):
+    with pytest.raises(h.LossError, match="it has no queue; build it with Mulco"):
         h.Mulco()(Z[0], Z[1], LOGITS, CLASS)
 
 

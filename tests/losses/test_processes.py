@@ -155,16 +155,15 @@ def alone(cases: list[str]) -> dict[str, Tensor]:
     with pytest.raises(h.LossError) as error:
         h.NtXent()(own, sizes=[4, 5])
     assert str(error.value) == (
-        f"rank {rank}: NtXent: sizes are [4, 5], and process {rank} of 2 has {len(own)} rows; "
-        "expected the rows of every process, in order of rank"
+        f"rank {rank}: NtXent: sizes must be the rows of every process, in order of "
+        f"rank, got [4, 5], but process {rank} of 2 has {len(own)} rows"
     )
     with pytest.raises(h.LossError) as error:
         h.Supcon()(own[:, :, : 3 + rank], torch.arange(len(own)))
     assert str(error.value) == (
-        f"rank {rank}: Supcon: processes differ: "
+        f"rank {rank}: Supcon: all processes must have the same: "
         "rank 0 projections float64 [batch, 3], float64 [batch, 3]; labels int64 [batch, 1] | "
-        "rank 1 projections float64 [batch, 4], float64 [batch, 4]; labels int64 [batch, 1]; "
-        "expected the same of each"
+        "rank 1 projections float64 [batch, 4], float64 [batch, 4]; labels int64 [batch, 1]"
     )
     return found
 

@@ -357,7 +357,7 @@ def test_parts_are_the_same_under_every_strategy(straight: Path, strategy: str) 
 def test_groups_without_a_classifier_that_labels_train_are_refused(tmp_path: Path) -> None:
     config = parting(tmp_path, "run", objective={"cross_entropy": None, "supcon": {}})
     message = (
-        "objective.deepmtmv is layers of .*; found the terms deepmtmv, supcon; expected bce or"
+        "objective.deepmtmv needs a classifier .* add bce or .*; the terms are deepmtmv, supcon"
     )
     with pytest.raises(ConfigError, match=message):
         pretrain(config)

@@ -82,5 +82,5 @@ def test_the_scale_is_bounded_and_has_a_gradient_above() -> None:
 
 @pytest.mark.parametrize("loss", [lambda z, s: clip(z, s), lambda z, s: siglip(z, s, s)])
 def test_one_view_is_refused(loss: Loss) -> None:
-    with pytest.raises(ValueError, match="has 1 view; expected at least 2, such as picture and"):
+    with pytest.raises(ValueError, match="needs at least 2 views, such as picture and text, got 1"):
         loss(drawn()[0][:1], torch.ones(ROWS))

@@ -214,10 +214,13 @@ def test_tested_rows_must_say_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"mulco": {"queue": 9}}}, "queue is 9, smaller than the 10 labelled rows"),
+        (
+            {"objective": {"mulco": {"queue": 9}}},
+            "queue must be at least 10, or the 10 labelled rows",
+        ),
         ({"model": {"shared_projector": False}}, "set model.shared_encoder and model.shared_proj"),
         ({"data": {"protocol": {"complementary": 4}}}, ", so that a class is left, got 4"),
-        ({"data": {"views": [VIEW]}}, "mulco needs at least 2 views; data.views has 1"),
+        ({"data": {"views": [VIEW]}}, "mulco needs at least 2 views, but data.views has 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path, changes: Any, message: str) -> None:

@@ -166,9 +166,7 @@ def test_keys_and_sections_of_a_wrong_type_are_faults(my_lab: Path, objective: A
 
 def test_a_need_that_there_is_not(my_lab: Path) -> None:
     tree = frames(my_lab).model_dump() | {"objective": {"my_lab.wrong.Needy": {}}}
-    message = (
-        "my_lab.wrong.Needy needs attention, which no part .*; expected some of hidden, inputs"
-    )
+    message = "my_lab.wrong.Needy needs attention, which no part .*; use some of hidden, inputs"
     with pytest.raises(ConfigError, match=message):
         pretrain(parse_config(tree))
 
@@ -176,11 +174,11 @@ def test_a_need_that_there_is_not(my_lab: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Bare", "Bare: its loss is 0.5; expected a scalar tensor"),
-        ("Rows", r"Rows: its loss is a tensor \(31,\); expected a scalar tensor"),
-        ("Silent", "wrong.Silent gave no loss; expected one that does beside it"),
+        ("Bare", "Bare: its loss must be a scalar tensor, got 0.5"),
+        ("Rows", r"Rows: its loss must be a scalar tensor, got a tensor \(31,\)"),
+        ("Silent", "wrong.Silent gave no loss; add a term that does"),
         ("Unasked", "reads 'projections', which is not among its needs.gathered"),
-        ("Remembers", "Remembers: its memory is dict; expected a Memory"),
+        ("Remembers", "Remembers: its memory must be a Memory, got dict"),
         ("Taken", "Taken adds a part 'encoders', a name that every model already has"),
         (
             "Sized",

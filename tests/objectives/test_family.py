@@ -173,9 +173,11 @@ def test_sets_that_say_nothing_or_everything_are_refused(name: str) -> None:
     for value, size in ((0, 0), (1, CLASSES)):
         ybar = sets(BATCH)
         ybar[3] = value
-        with pytest.raises(ValueError, match=rf"row 3 has {size} complementary .* expected 1 to 3"):
+        with pytest.raises(
+            ValueError, match=rf"row 3 has {size} complementary .* must have 1 to 3"
+        ):
             getattr(complementary, name)(draw(BATCH, CLASSES), ybar, total=BATCH)
-    with pytest.raises(ValueError, match="row 0 are .*; expected 0/1"):
+    with pytest.raises(ValueError, match="row 0 must be 0 or 1, got"):
         getattr(complementary, name)(draw(BATCH, CLASSES), sets(BATCH) / 2, total=BATCH)
 
 
@@ -247,37 +249,46 @@ def test_the_order_of_the_batch_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", terms(1.0, LABEL, BATCH, torch.float64))
 @pytest.mark.parametrize("tau", [0.0, -1.0])
 def test_a_temperature_must_be_positive(name: str, tau: float) -> None:
-    with pytest.raises(ValueError, match=r"temperature tau is .*; expected a number > 0"):
+    with pytest.raises(ValueError, match=r"temperature tau must be above 0, e.g. 0.1, got"):
         terms(tau, LABEL, BATCH, torch.float64)[name](projections())
 
 
 @pytest.mark.parametrize("name", terms(1.0, LABEL, BATCH, torch.float64))
 def test_a_temperature_beyond_float64_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"temperature tau is .*; expected at least 0.003"):
+    with pytest.raises(ValueError, match=r"temperature tau, .*, must be at least 0.003"):
         terms(0.001, LABEL, BATCH, torch.float64)[name](projections())
 
 
 def test_bad_input_is_named() -> None:
     z = projections()
     cases: tuple[tuple[Callable[[], Tensor], str], ...] = (
-        (lambda: nt_xent(z[:1]), "nt_xent has 1 view; expected at least 2"),
-        (lambda: hard(z), "positives are by label, but there are no labels"),
-        (lambda: hard(z, LABEL, hardening="exp", beta=-1.0), r"beta is -1.0; expected at least 0"),
+        (lambda: nt_xent(z[:1]), "nt_xent needs at least 2 views, got 1"),
+        (lambda: hard(z), "positives by label need labels; use augmentation"),
+        (
+            lambda: hard(z, LABEL, hardening="exp", beta=-1.0),
+            r"beta must be at least 0, .*, got -1.0",
+        ),
         (
             lambda: hard(z, LABEL, hardening="threshold", threshold=0.0),
-            "threshold is 0.0; expected above 0",
+            "threshold must be above 0, .*, got 0.0",
         ),
-        (lambda: debiased(z, tau_plus=1.0), "tau_plus is 1.0; expected a probability below 1"),
+        (lambda: debiased(z, tau_plus=1.0), "tau_plus must be a probability below 1, .*, got 1.0"),
         (
             lambda: supcon(z, LABEL.float()),
-            r"supcon: labels are torch.float32 \(7,\); expected one",
+            r"supcon: labels must be one .*, got torch.float32 \(7,\)",
         ),
-        (lambda: supcon(z, LABEL[:3]), r"labels are torch.int64 \(3,\); expected .* \[7\]"),
-        (lambda: hierarchical(z, LABEL), r"levels are torch.int64 \(7,\); expected whole numbers"),
-        (lambda: hierarchical(z, LEVELS[:, :0]), r"levels are torch.int64 \(7, 0\); expected"),
+        (lambda: supcon(z, LABEL[:3]), r"labels must be one .* \[7\], got torch.int64 \(3,\)"),
+        (
+            lambda: hierarchical(z, LABEL),
+            r"levels must be whole numbers .*, got torch.int64 \(7,\)",
+        ),
+        (
+            lambda: hierarchical(z, LEVELS[:, :0]),
+            r"levels must be whole numbers .*, got torch.int64 \(7, 0\)",
+        ),
         (
             lambda: complementary.gce(z[0], sets(BATCH), total=BATCH, q=0.0),
-            "q is 0.0; expected above 0",
+            "q must be above 0 .*, got 0.0",
         ),
     )
     for call, message in cases:

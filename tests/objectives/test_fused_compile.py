@@ -72,7 +72,7 @@ def test_the_precision_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERON_PRECISION", "tf32")  # the same bits
     assert layout.choose_precision(None, x) == "fp16"
     monkeypatch.setenv("HERON_PRECISION", "fp8")
-    with pytest.raises(ValueError, match="precision is 'fp8'; expected fp16, bf16 or ieee"):
+    with pytest.raises(ValueError, match="precision must be fp16, bf16 or ieee, got 'fp8'"):
         layout.choose_precision(None, x)
 
 
@@ -85,8 +85,8 @@ def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fused.enabled(cpu)
     monkeypatch.setenv("HERON_FUSED", "always")
     expected = (
-        "HERON_FUSED is always, but the fused path cannot run on cpu: it is no CUDA device but "
-        "cpu; expected Triton and a GPU with 227 KiB of shared memory (H100, H200, ...); set "
+        "HERON_FUSED is always, but the fused path cannot run on cpu: it is a cpu device, not "
+        "CUDA; it needs Triton and a GPU with 227 KiB of shared memory (H100, H200, ...); set "
         "HERON_FUSED=auto to do without"
     )
     with pytest.raises(TrainingError) as error:
@@ -94,7 +94,9 @@ def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(error.value) == expected
     small = types.SimpleNamespace(shared_memory_per_block_optin=163 << 10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
-    with pytest.raises(TrainingError, match="cannot run on cuda: its shared memory is 163 KiB"):
+    with pytest.raises(
+        TrainingError, match="cannot run on cuda: its shared memory is only 163 KiB"
+    ):
         fused.enabled(torch.device("cuda"))
     small.shared_memory_per_block_optin = 227 << 10
     assert fused.enabled(torch.device("cuda"))
@@ -104,11 +106,11 @@ def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.available(cpu)
     assert not fused.enabled(cpu)
     monkeypatch.setenv("HERON_FUSED", "yes")
-    with pytest.raises(ValueError, match="HERON_FUSED is 'yes'; expected auto, never or always"):
+    with pytest.raises(ValueError, match="HERON_FUSED must be auto, never or always, got 'yes'"):
         fused.enabled(cpu)
     monkeypatch.setenv("HERON_FUSED", "always")
     monkeypatch.setattr(switch, "_installed", lambda: False)
-    with pytest.raises(TrainingError, match="cannot run on cpu: triton is not installed; expected"):
+    with pytest.raises(TrainingError, match="cannot run on cpu: triton is not installed; it needs"):
         fused.enabled(cpu)
     with pytest.raises(TrainingError, match="a fused term was called, but the fused path cannot"):
         fused.exponential_sums(torch.ones(2, 2), torch.ones(2, 2))
@@ -120,45 +122,46 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (
             ValueError,
-            "anchors have 4 columns and keys 2; expected as many",
+            "anchors and keys must have the same number of columns, got 4 and 2",
             lambda: layout.check_vectors(x, x[:, :2]),
         ),
         (
             TypeError,
-            "the fused path has vectors of torch.float64; expected float32, bfloat16 or float16; "
+            "the fused path needs float32, bfloat16 or float16, got torch.float64; "
             "the block-wise engine takes float64",
             lambda: fused.exponential_sums(x.double(), x.double()),
         ),
         (
             ValueError,
-            "moments are (1.0, 2.0, 3.0); expected one or two, above 0 but for one",
+            "moments must be one, or two with only one of 0, got (1.0, 2.0, 3.0)",
             lambda: fused.exponential_sums(x, x, moments=(1.0, 2.0, 3.0)),
         ),
         (
             ValueError,
-            "moments are (0.0, 1.0); expected one or two, the first above 0",
+            "moments must be one or two, the first above 0, got (0.0, 1.0)",
             lambda: fused.mutual_gradient(x, x, x, x, moments=(0.0, 1.0)),
         ),
         (
             ValueError,
-            "vectors have 513 columns; expected at most 512: the block-wise engine takes wider "
+            "vectors must have at most 512 columns, got 513; the block-wise engine takes wider "
             "ones",
             lambda: layout.check_vectors(torch.ones(1, 513), torch.ones(1, 513)),
         ),
         (
             ValueError,
-            "key_tag is given without anchor_tag; expected both",
+            "key_tag needs anchor_tag too",
             lambda: fused.exponential_sums(x, x, key_tag=tag),
         ),
         (
             ValueError,
-            "anchor_weight has 130 columns and key_weight 130; expected as many, at most 128",
+            "anchor_weight and key_weight must have the same number of columns, at most 128, "
+            "got 130 and 130",
             lambda: fused.exponential_sums(x, x, anchor_weight=y, key_weight=y),
         ),
         (
             ValueError,
-            "anchor_y has 130 labels and key_y 130; expected as many, at most 128: for classes of "
-            "which a row has one, use tags",
+            "anchor_y and key_y must have the same number of labels, at most 128, got 130 and 130: "
+            "for classes of which a row has one, use tags",
             lambda: fused.label_sums(x, x, y, y, "hamming"),
         ),
     ]

@@ -289,12 +289,12 @@ class Whole(NtXent):
         (
             {"tests.objectives.test_matryoshka.Whole": {}},
             "multi_class",
-            r"objective.tests.*Whole has no meaning on the first .* it, or another",
+            r"objective.tests.*Whole cannot use the first .* with it, or use another",
         ),
         (
             {"bce": {}},
             "multi_label",
-            r"matryoshka is \[2, 4\], and none of bce compares proj.*or \[",
+            r"matryoshka is \[2, 4\], but none of bce compares proj.* to \[",
         ),
     ],
 )

@@ -299,7 +299,7 @@ def test_bce_of_labels_that_are_known() -> None:
 def test_terms_that_are_not_defined_are_refused_by_name() -> None:
     made = Objective(Terms.model_validate({"bce": {}, "mib": {}}))
     made.refuse_partial_rows(False, False)
-    with pytest.raises(ConfigError, match="objective.mib is not defined for rows that lack views"):
+    with pytest.raises(ConfigError, match="objective.mib cannot use rows without all views"):
         made.refuse_partial_rows(True, False)
     with pytest.raises(ConfigError, match="partial_rows=drop"):
         Objective(Terms.model_validate({"c2ae": {}})).refuse_partial_rows(False, True)

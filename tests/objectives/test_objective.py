@@ -79,7 +79,7 @@ def test_a_term_that_gives_none_is_left_out_of_the_sum() -> None:
     both = objective(idle=idle, one=(Square, {"weight": 0.5, "value": 3}))
     loss, told = both(batch(z, 0.0))
     assert loss.item() == 6 and set(told) == {"one"}
-    with pytest.raises(TrainingError, match="objective: idle gave no loss; expected one that does"):
+    with pytest.raises(TrainingError, match="objective: idle gave no loss; add a term that does"):
         objective(idle=idle)(batch(z, 0.0))
 
 

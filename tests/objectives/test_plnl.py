@@ -206,6 +206,6 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for changes in cases:
         with pytest.raises(
             ConfigError,
-            match="plnl has two networks, .* found .*; expected true, first_view and this",
+            match="plnl has two networks, .* must be true, .* this the only term, got",
         ):
             pretrain(parse_config(merge(tree, changes)))

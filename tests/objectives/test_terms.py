@@ -183,19 +183,19 @@ def test_classifier_losses_are_torch_s() -> None:
 
 @pytest.mark.parametrize("tau", [0.0, -1.0, float("nan")])
 def test_a_temperature_must_be_positive(tau: float) -> None:
-    with pytest.raises(ValueError, match=r"temperature tau is .*; expected a number > 0"):
+    with pytest.raises(ValueError, match=r"temperature tau must be above 0, e.g. 0.1, got"):
         weighted_supervised(draw(4, 3), labels(4, 2), tau=tau)
 
 
 def test_labels_are_0_or_1() -> None:
     y = labels(6, 3)
     y[4, 1] = 2
-    with pytest.raises(ValueError, match="weighted_supervised: labels of row 4 are .*; expected 0"):
+    with pytest.raises(ValueError, match="weighted_supervised: labels of row 4 must be 0 or 1"):
         weighted_supervised(draw(6, 4), y)
 
 
 def test_one_view_is_refused() -> None:
-    with pytest.raises(ValueError, match="has 1 view; expected at least 2"):
+    with pytest.raises(ValueError, match="needs at least 2 views, got 1"):
         weighted_unsupervised([draw(4, 3)], [draw(4, 3)])
 
 

@@ -52,7 +52,7 @@ def trusted(kernel: Kernel, device: torch.device) -> bool:
     if _verdicts[key] and os.environ.get(switch.SWITCH) == "always":
         raise TrainingError(
             f"{switch.SWITCH} is always, but the kernel '{kernel}' cannot be trusted on {device}: "
-            f"{_verdicts[key]}; set {switch.SWITCH}=auto to compute its terms by strips"
+            f"{_verdicts[key]}; set {switch.SWITCH}=auto to compute its terms in strips"
         )
     return not _verdicts[key]
 
@@ -65,7 +65,7 @@ def distrust(
     if reason:
         warnings.warn(
             f"the fused kernel '{kernel}' is not used on {device} ({reason}): its terms are "
-            "computed by strips, which are right and slower",
+            "computed in strips, which is correct but slower",
             RuntimeWarning,
             stacklevel=2,
         )

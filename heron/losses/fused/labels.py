@@ -41,7 +41,7 @@ def label_sums(
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)
     if distance not in ("hamming", "indicator"):
-        raise ValueError(f"distance is {distance!r}; expected hamming or indicator")
+        raise ValueError(f"distance must be hamming or indicator, got {distance!r}")
     sides = Sides.of(anchor_y, key_y, precision)
     sums: Tensor = _LabelSums.apply(  # type: ignore[no-untyped-call]
         anchors, keys, sides, distance == "indicator", precision
@@ -74,8 +74,9 @@ class Sides:
         labels = anchor_y.shape[1]
         if labels != key_y.shape[1] or labels > layout.WIDEST_SIDE:
             raise ValueError(
-                f"anchor_y has {labels} labels and key_y {key_y.shape[1]}; expected as many, at "
-                f"most {layout.WIDEST_SIDE}: for classes of which a row has one, use tags"
+                "anchor_y and key_y must have the same number of labels, at most "
+                f"{layout.WIDEST_SIDE}, got {labels} and {key_y.shape[1]}: for classes of which a "
+                "row has one, use tags"
             )
         anchor_y, key_y = anchor_y.detach().float(), key_y.detach().float()
         kind: Precision = "ieee" if precision == "ieee" else "bf16"

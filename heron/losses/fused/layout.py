@@ -122,8 +122,8 @@ def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
     for x in vectors:
         if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise TypeError(
-                f"the fused path has vectors of {x.dtype}; expected float32, bfloat16 or float16; "
-                "the block-wise engine takes float64"
+                f"the fused path needs float32, bfloat16 or float16, got {x.dtype}; the block-wise "
+                "engine takes float64"
             )
     precision = precision or os.environ.get(PRECISION)
     if precision is None:
@@ -132,7 +132,7 @@ def choose_precision(precision: str | None, *vectors: Tensor) -> Precision:
     if precision == "tf32":
         return "fp16"
     if precision not in ("fp16", "bf16", "ieee"):
-        raise ValueError(f"precision is {precision!r}; expected fp16, bf16 or ieee")
+        raise ValueError(f"precision must be fp16, bf16 or ieee, got {precision!r}")
     return precision  # type: ignore[return-value]
 
 
@@ -140,11 +140,12 @@ def check_vectors(anchors: Tensor, keys: Tensor) -> None:
     """Raises ValueError for unequal or too large widths, TrainingError for an unsuitable device."""
     if anchors.shape[1] != keys.shape[1]:
         raise ValueError(
-            f"anchors have {anchors.shape[1]} columns and keys {keys.shape[1]}; expected as many"
+            f"anchors and keys must have the same number of columns, got {anchors.shape[1]} and "
+            f"{keys.shape[1]}"
         )
     if keys.shape[1] > WIDEST:
         raise ValueError(
-            f"vectors have {keys.shape[1]} columns; expected at most {WIDEST}: the block-wise "
+            f"vectors must have at most {WIDEST} columns, got {keys.shape[1]}; the block-wise "
             "engine takes wider ones"
         )
     require(anchors.device, "a fused term was called")

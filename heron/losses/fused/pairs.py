@@ -49,7 +49,7 @@ def pair_losses(
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)
     if distance not in ("hamming", "indicator", "none"):
-        raise ValueError(f"distance is {distance!r}; expected hamming, indicator or none")
+        raise ValueError(f"distance must be hamming, indicator or none, got {distance!r}")
     sides = Sides.of(anchor_y, key_y, precision) if distance == "hamming" else None
     entries = _Entries.by_label(anchor_y)
     job = _Job(

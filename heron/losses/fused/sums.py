@@ -62,7 +62,7 @@ def exponential_sums(
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)
     if len(moments) not in (1, 2) or min(moments) < 0 or moments == (0, 0):
-        raise ValueError(f"moments are {moments}; expected one or two, above 0 but for one")
+        raise ValueError(f"moments must be one, or two with only one of 0, got {moments}")
     if moments[0] == 0:  # the kernels take the count as the second moment
         other = moments[1:] or (1.0,)
         swapped = exponential_sums(
@@ -111,7 +111,7 @@ def mutual_gradient(
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)
     if len(moments) not in (1, 2) or not moments[0] > 0:
-        raise ValueError(f"moments are {moments}; expected one or two, the first above 0")
+        raise ValueError(f"moments must be one or two, the first above 0, got {moments}")
     tags = _require_both("tag", anchor_tag, key_tag)
     pairing = _Pairing(moments, floor, tags, None, precision)
     a, k, power = layout.operands(anchors, keys, precision, moments[0] * layout.LOG2E)
@@ -290,7 +290,7 @@ def _require_both(name: str, of_anchors: Tensor | None, of_keys: Tensor | None) 
         return None
     if of_anchors is None or of_keys is None:
         given, missing = ("key", "anchor") if of_anchors is None else ("anchor", "key")
-        raise ValueError(f"{given}_{name} is given without {missing}_{name}; expected both")
+        raise ValueError(f"{given}_{name} needs {missing}_{name} too")
     return of_anchors.contiguous(), of_keys.contiguous()
 
 
@@ -303,7 +303,7 @@ def _weights(
     width = weights[0].shape[1]
     if width != weights[1].shape[1] or width > layout.WIDEST_SIDE:
         raise ValueError(
-            f"anchor_weight has {width} columns and key_weight {weights[1].shape[1]}; expected as "
-            f"many, at most {layout.WIDEST_SIDE}"
+            "anchor_weight and key_weight must have the same number of columns, at most "
+            f"{layout.WIDEST_SIDE}, got {width} and {weights[1].shape[1]}"
         )
     return layout.operands(*weights, precision)[:2]

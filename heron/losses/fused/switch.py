@@ -22,7 +22,7 @@ def enabled(device: torch.device) -> bool:
     """
     choice = os.environ.get(SWITCH, "auto")
     if choice not in ("auto", "never", "always"):
-        raise ValueError(f"{SWITCH} is {choice!r}; expected auto, never or always")
+        raise ValueError(f"{SWITCH} must be auto, never or always, got {choice!r}")
     if choice == "always":
         require(device, f"{SWITCH} is always")
     return choice != "never" and missing_requirement(device) is None
@@ -41,7 +41,7 @@ def require(device: torch.device, who: str) -> None:
     reason = missing_requirement(device)
     if reason is not None:
         raise TrainingError(
-            f"{who}, but the fused path cannot run on {device}: {reason}; expected Triton and a "
+            f"{who}, but the fused path cannot run on {device}: {reason}; it needs Triton and a "
             f"GPU with {SHARED_KIB} KiB of shared memory (H100, H200, ...); set {SWITCH}=auto to "
             "do without"
         )
@@ -54,11 +54,11 @@ def missing_requirement(device: torch.device) -> str | None:
     if interpreted():
         return None
     if device.type != "cuda":
-        return f"it is no CUDA device but {device.type}"
+        return f"it is a {device.type} device, not CUDA"
     properties: Any = torch.cuda.get_device_properties(device)  # the stubs lack the next attribute
     memory = properties.shared_memory_per_block_optin >> 10
     if memory < SHARED_KIB:
-        return f"its shared memory is {memory} KiB"
+        return f"its shared memory is only {memory} KiB"
     return None
 
 
