@@ -36,6 +36,9 @@ def test_the_worked_example_is_the_loss_it_says() -> None:
     assert_same(names["decoupled"](z, tau=tau), looped(z, tau), z)
     shares = [names["decoupled"](z, tau=tau, rows=r) for r in (slice(0, 3), slice(3, 7))]
     assert_same(torch.stack(shares).sum(), looped(z, tau), z)
+    single = [v[:1].detach().requires_grad_() for v in z]
+    names["decoupled"](single, tau=tau).backward()  # no negatives, as `heron check` tries
+    assert all(v.grad is not None and v.grad.isfinite().all() for v in single)
 
 
 def test_the_tests_that_guides_name_are_there() -> None:
