@@ -95,14 +95,14 @@ def export(
         MissingPackage: ONNX needs the extra `export`.
     """
     if format not in get_args(Format):
-        raise InputError(f"format is {format!r}; expected 'torch' or 'onnx'")
+        raise InputError(f"format must be 'torch' or 'onnx', got {format!r}")
     network = copy.deepcopy(trained).cpu().float().eval()
     network.precision = "fp32"
     model = LayerModel(network, Views(signature, data, torch.device("cpu")))
     if graphs := [n for n in model.stored if signature.view(n).kind == "graph"]:
         raise ExportError(
-            f"view '{graphs[0]}' holds graphs, whose encoder cannot be traced; expected views of "
-            "numbers or pictures; use `encode`"
+            f"view '{graphs[0]}' has graphs, whose encoder cannot be traced; export a model of "
+            "numbers or pictures, or use `encode`"
         )
     layers: list[str] = [name for name in model.widths if name != "weight"]
     layers += ["logits"] if network.classifier is not None else []
@@ -127,15 +127,15 @@ def export(
             computed = compute(rows)
         except Exception as error:  # of torch's tracer, of the converter, of the runtime
             raise ExportError(
-                f"layer '{layer}' cannot be exported to {format}: {_first_line(error)}; expected "
-                "encoders and parts whose evaluation torch.export can trace; look at your own"
+                f"cannot export layer '{layer}' to {format}: {_first_line(error)}; torch.export "
+                "must be able to trace the evaluation of all encoders and parts, so check your own"
             ) from error
     difference = float(np.abs(computed - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise ExportError(
-            f"layer '{layer}' differs after its export to {format} by {difference:.1e} in "
-            f"{CHECKED_ROWS} drawn rows; expected {TOLERANCE:.0e} at most; {out} is not written; "
-            "try the other format"
+            f"layer '{layer}' differs by {difference:.1e} after its export to {format}, in "
+            f"{CHECKED_ROWS} random rows, and the limit is {TOLERANCE:.0e}, so {out} is not "
+            "written; try the other format"
         )
     make_room(out, overwrite, InputError)
     with atomic_write(out) as stream:

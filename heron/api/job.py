@@ -40,7 +40,7 @@ from heron.training.run_lock import RunLock
 from heron.training.trainer import train
 
 EXPECTED = (HeronError, OSError)
-AGAIN = "run again with run.resume=auto to go on"
+AGAIN = "run again with run.resume=auto to continue"
 DEFAULT = "faces"
 
 
@@ -59,8 +59,8 @@ def pretrain(config: Config, overwrite: bool = False) -> dict[str, Any]:
     """
     if overwrite and config.run.resume != "never":
         raise ConfigError(
-            f"--overwrite begins anew, and run.resume={config.run.resume} goes on; expected one of "
-            "them: leave the other out"
+            f"--overwrite starts again, but run.resume={config.run.resume} continues; remove one "
+            "of them"
         )
     config = resolve_precision(config)
     watchdog = Watchdog(config.train.timeout_s)
@@ -71,8 +71,9 @@ def pretrain(config: Config, overwrite: bool = False) -> dict[str, Any]:
         except RuntimeError as error:
             if "deterministic implementation" in str(error):
                 raise TrainingError(
-                    f"train.deterministic is true, and a kernel has no numbers that repeat: {error}"
-                    "; expected another encoder, or train.deterministic: false"
+                    "train.deterministic is true, but a kernel has no deterministic "
+                    f"implementation: {error}; use another encoder, or set train.deterministic: "
+                    "false"
                 ) from error
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
@@ -99,10 +100,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return end(STOPPED)
     except KeyboardInterrupt:
         if collectives.rank() == 0:
-            print_error("stopped", f"at once, by Ctrl-C, at the newest checkpoint; {AGAIN}")
+            print_error("stopped", f"immediately, by Ctrl-C, at the newest checkpoint; {AGAIN}")
         leave(INTERRUPTED)
     except Lost as lost:
-        print_error("error", f"a process is gone: {lost}; {AGAIN}")
+        print_error("error", f"another process died: {lost}; {AGAIN}")
         leave(LOST)  # leaving the process group would wait for the one that is gone
     except EXPECTED as error:
         whose = f"rank {collectives.rank()}: " if collectives.world_size() > 1 else ""

@@ -137,8 +137,9 @@ class Model:
         if self.network.classifier is None:
             terms = ", ".join(self.config.objective.terms())
             raise InputError(
-                f"the model has no classifier: its objective is {terms}; expected a term that "
-                "trains one, such as bce or cross_entropy; train your own on what `encode` returns"
+                f"the model has no classifier, because its objective is {terms}; add a term that "
+                "trains one, such as bce or cross_entropy, or train your own on what `encode` "
+                "returns"
             )
 
         def classify(batch: Batch) -> Tensor:
@@ -207,7 +208,7 @@ class Model:
         views = self._open_views(rows)
         size = self.config.evaluate.batch if batch_size is None else batch_size
         if size < 1:
-            raise InputError(f"batch_size is {size}; expected 1 or more rows, or None")
+            raise InputError(f"batch_size must be at least 1, or None, got {size}")
         count = len(next(iter(views.values())))
         missing = {name: x for name, x in self._inputs.items() if name not in views}
         out = np.empty((count, width), np.float32)
@@ -231,8 +232,8 @@ class Model:
                 module.training = True
         if len(bad := np.flatnonzero(~np.isfinite(out).all(1))):
             raise InputError(
-                f"{name} of {len(bad):,} rows is not finite, the first row {bad[0]}; expected "
-                "finite numbers; look at the values of these rows"
+                f"{name} of {len(bad):,} rows has NaN or infinite values, first in row {bad[0]}; "
+                "check the values of these rows"
             )
         return out
 
@@ -241,8 +242,8 @@ class Model:
         if not isinstance(rows, Mapping):
             if len(self.views) > 1:
                 raise InputError(
-                    f"rows of one view, but the model sees {', '.join(self.views)}; say which one: "
-                    f"{{{self.views[0]!r}: ...}}, or give more of them"
+                    f"rows are of one view, but the model sees {', '.join(self.views)}; say which "
+                    f"one it is: {{{self.views[0]!r}: ...}}, or pass more of them"
                 )
             rows = {self.views[0]: rows}
         known = [entry.view.name for entry in self.signature.inputs]
@@ -255,7 +256,7 @@ class Model:
         counts = {name: len(view) for name, view in views.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count:,} of '{name}'" for name, count in counts.items())
-            raise InputError(f"rows: {listed}; expected as many of each view: a row is one sample")
+            raise InputError(f"all views must have the same number of rows, got {listed}")
         return views
 
 

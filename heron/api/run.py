@@ -80,8 +80,8 @@ def pretrain(config: Config, overwrite: bool = False) -> Run:
 
     if not isinstance(config, Config):
         raise ConfigError(
-            f"the experiment is {config!r}; expected what heron.load_config returns: "
-            "heron.pretrain(heron.load_config(...))"
+            "config must be what heron.load_config returns: "
+            f"heron.pretrain(heron.load_config(...)), got {config!r}"
         )
     atexit.register(collectives.close)  # else torch warns of an open process group
     result = job.pretrain(config, overwrite)

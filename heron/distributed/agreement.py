@@ -128,9 +128,8 @@ def _compare(facts: Mapping[str, Any], timeout_s: float, stop: Callable[[], obje
         with suppress(Lost, Stopped):  # a process that has not read it ends without the store
             _wait(store, "done", (), LEAVING_S, stop)
     raise TrainingError(
-        f"the processes would not train the same run: {' | '.join(lines)}; expected "
-        "what rank 0 has; start all with one configuration, copies of one data set and one "
-        "version of the code"
+        f"the processes would not train the same run: {' | '.join(lines)}; start all of them with "
+        "one configuration, copies of one data set and one version of the code"
     )
 
 
@@ -145,9 +144,8 @@ def _wait(
         if time.monotonic() > deadline:
             absent = (ranks if key == "first" else _absent(store, ranks))[:NAMED]
             raise Lost(
-                f"rank {', '.join(map(str, absent))} did not say within {timeout_s:g} s what "
-                "it trains; expected an answer of all; look at that process's log, or raise "
-                "train.timeout_s"
+                f"rank {', '.join(map(str, absent))} did not say within {timeout_s:g} s what it "
+                "trains; check that process's log, or raise train.timeout_s"
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.5)  # rank 0 may serve thousands
@@ -198,14 +196,13 @@ def rendezvous(timeout_s: float) -> Iterator[None]:
         process = f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')}"
         if number == LATE:
             print(
-                f"error: {process}: not all processes came to {address} within {timeout_s:g} s; "
-                "expected every one of them; look at the logs of the other hosts, or raise "
-                "train.timeout_s",
+                f"error: {process}: not all processes reached {address} within {timeout_s:g} s; "
+                "check the logs of the other hosts, or raise train.timeout_s",
                 file=sys.stderr,
             )
             leave(LOST)
         name = signal.Signals(number).name
-        print(f"stopped: {process}: {name} came before all were at {address}", file=sys.stderr)
+        print(f"stopped: {process}: {name} before all had reached {address}", file=sys.stderr)
         leave(128 + number if number == signal.SIGINT else STOPPED)
 
     thread = threading.Thread(target=watch, daemon=True)

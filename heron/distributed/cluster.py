@@ -45,12 +45,12 @@ def connected(address: str | None, what: str = "a study") -> Iterator[None]:
     except Exception as error:  # Ray raises no narrower one where its node starts too slowly
         reason = str(error).strip().split("\n")[0]  # Ray's own texts run over a page
         raise TrainingError(
-            f"no Ray cluster answers at {address} ({reason}); expected HOST:PORT of "
-            "`RAY_AUTH_MODE=token ray start --head`, and its token here; without --address this "
-            "machine does it"
+            f"no Ray cluster answers at {address} ({reason}); start one with `RAY_AUTH_MODE=token "
+            "ray start --head`, and pass its HOST:PORT, with its token here; or remove --address "
+            "to use this machine"
             if address
-            else f"Ray did not begin here ({reason}); expected it within 30 s: is the machine "
-            "busy, or its memory or /tmp full? Run again, or join one with --address"
+            else f"Ray did not start here within 30 s ({reason}): is the machine busy, or its "
+            "memory or /tmp full? Run again, or join a cluster with --address"
         ) from None
     try:
         yield
@@ -126,8 +126,8 @@ def _run(held: list[Any], item: Item, root: Path) -> tuple[Any, Exception | None
         os.chdir(root)  # where relative paths start
     except OSError as error:
         return None, ShardError(
-            f"{root}: {error.strerror} on {socket.gethostname()}, a node of the cluster; expected "
-            "the same folders on all nodes; start where all of them see it"
+            f"{root}: {error.strerror} on {socket.gethostname()}, a node of the cluster; start in "
+            "a folder that all nodes see under the same path"
         )
     (reference,) = held  # in a list, or Ray would unpickle the function, with its data, every time
     if reference.hex() not in _held:
@@ -143,7 +143,6 @@ def _lost(item: object, error: Exception) -> ShardError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[-1] if type(error).__name__.startswith("RayTaskError") else lines[0]
     return ShardError(
-        f"{item}: the processes that worked on it were lost, {RETRIES + 1} times ({reason}); "
-        "expected a result; look at the item, or, where memory is short, run the same with fewer "
-        "--workers"
+        f"{item}: the processes that worked on it were lost, {RETRIES + 1} times ({reason}); check "
+        "the item, or, where memory is short, run the same command again, with fewer --workers"
     )

@@ -27,9 +27,10 @@ def first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
     def checked(ctx: Any, *gradients: Any) -> Any:
         if torch.is_grad_enabled():
             raise SecondDerivativeError(
-                "a loss was differentiated with create_graph=True, and Heron computes its gradient "
-                "by hand, without a graph; expected backward() or grad() without create_graph; for "
-                "a penalty on the gradient, compute the loss of a small batch in plain torch"
+                "a loss was differentiated with create_graph=True, but Heron computes its "
+                "gradient by hand, without a graph; use backward() or grad() without "
+                "create_graph, or, for a penalty on the gradient, compute the loss of a small "
+                "batch in plain torch"
             )
         return once(ctx, *gradients)
 

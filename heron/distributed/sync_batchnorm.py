@@ -162,14 +162,14 @@ def synchronise(model: nn.Module) -> None:
             elif isinstance(child, _BatchNorm) and child.training:  # and not frozen
                 if not type(child).__module__.startswith("torch.nn."):
                     raise TrainingError(
-                        f"{name} is {type(child).__name__}, a batch norm that does more, and would "
-                        "see each process's rows alone; expected torch's own, one process, or "
-                        "a frozen network"
+                        f"{name} is {type(child).__name__}, a batch norm that does more, so each "
+                        "process would see only its own rows; use torch's own, one process, or a "
+                        "frozen network"
                     )
                 if child.running_mean is None or not child.momentum:
                     raise TrainingError(
-                        f"{name} is {child}; expected running statistics and a momentum, "
-                        "with which it can be synchronised over processes"
+                        f"{name} is {child}; it needs running statistics and a momentum to be "
+                        "synchronised over processes"
                     )
                 kind = GpuBatchNorm if child.running_mean.is_cuda else GlobalBatchNorm
                 norm = kind(child.num_features, child.eps, child.momentum, child.affine)

@@ -191,7 +191,7 @@ class Watchdog:
             if now - self._moved > self.timeout_s and others_stand:
                 print(
                     f"error: nothing has moved for {self.timeout_s:g} s: {self.report()}; run "
-                    "again with run.resume=auto to go on from the last checkpoint",
+                    "again with run.resume=auto to continue from the last checkpoint",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -79,7 +79,7 @@ def test_formats_and_parts_that_a_layer_does_not_need(
         return add(self, encoded) if float(encoded.hidden[0].sum()) < 1e9 else {}
 
     monkeypatch.setattr(Bottlenecks, "add_features", untraceable)
-    with pytest.raises(InputError, match="format is 'ONNX'; expected 'torch' or 'onnx'"):
+    with pytest.raises(InputError, match="format must be 'torch' or 'onnx', got 'ONNX'"):
         model.export(tmp_path / "x.onnx", "ONNX")  # type: ignore[arg-type]
     model.export(tmp_path / "x.pt2", layer="projection")
     assert model.network._parts == ["bottlenecks"]

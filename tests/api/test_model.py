@@ -161,8 +161,8 @@ def test_rows_that_do_not_fit(frames: tuple[heron.Run, Given]) -> None:
     model, one, two = run.model(), rows["view1"], rows["view2"]
     raw_rows = "raw as in the shards that the model was trained on"
     broken: list[tuple[Any, str]] = [
-        (one, "rows of one view, but the model sees view1, view2; say which one: {'view1': ...}, "
-         "or give more of them"),
+        (one, "rows are of one view, but the model sees view1, view2; say which one it is: "
+         "{'view1': ...}, or pass more of them"),
         ({}, "no view is given; pass one or more of view1, view2"),
         (rows | {"view3": one}, "no view named 'view3'; pass one or more of view1, view2"),
         (rows | {"view1": one[:, 1:]}, "view 'view1' must be numbers [rows, 273], "
@@ -175,7 +175,7 @@ def test_rows_that_do_not_fit(frames: tuple[heron.Run, Given]) -> None:
          "; it is a tensor of layout torch.sparse_coo"),
         (rows | {"view1": [torch.from_numpy(x).to_sparse() for x in one]},
          "(it is a tensor of layout torch.sparse_coo; pass x.to_dense()"),
-        (rows | {"view2": two[:9]}, "rows: 160 of 'view1', 9 of 'view2'; expected as many of each"),
+        (rows | {"view2": two[:9]}, "the same number of rows, got 160 of 'view1', 9 of 'view2'"),
         (with_value(rows, np.nan), "view 'view1': 2 rows are not finite in float32, "
          "starting with row 37 in column 5; fix or drop these rows"),
     ]  # fmt: skip
@@ -185,7 +185,9 @@ def test_rows_that_do_not_fit(frames: tuple[heron.Run, Given]) -> None:
         assert told in str(caught.value)
     with pytest.raises(InputError, match="no layer 'logits', only hidden, projection, weight$"):
         model.encode(rows, "logits")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="layer 'hidden' of 160 rows is not finite, the first row"):
+    with pytest.raises(
+        InputError, match="layer 'hidden' of 160 rows has NaN or infinite values, first in row"
+    ):
         with torch.no_grad():
             next(model.network.parameters()).fill_(np.nan)
         model.encode(rows)
@@ -199,7 +201,7 @@ def test_layers_that_are_frozen_stay_so(frames: tuple[heron.Run, Given]) -> None
     first.eval()
     model.encode(given)
     assert model.network.training and not first.training
-    with pytest.raises(InputError, match="batch_size is 0; expected 1 or more rows, or None"):
+    with pytest.raises(InputError, match="batch_size must be at least 1, or None, got 0"):
         model.encode(given, batch_size=0)
 
 
@@ -226,5 +228,7 @@ def test_no_classifier_no_prediction(tmp_path: Path) -> None:
     places = [f"run.dir={tmp_path / 'run'}", f"data.path={tmp_path / 'data'}", "train.steps=1"]
     config = heron.load_config("frames", *FRAMES, *places, method="simclr")
     model = heron.pretrain(config).model()
-    with pytest.raises(InputError, match="has no classifier: its objective is .*; expected a term"):
+    with pytest.raises(
+        InputError, match="has no classifier, because its objective is .*; add a term"
+    ):
         model.predict({})

@@ -296,7 +296,7 @@ def test_a_batch_norm_that_cannot_be_is_named(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync_batchnorm, "world_size", lambda: 2)
-    with pytest.raises(TrainingError, match="0 is BatchNorm1d.*; expected running statistics and"):
+    with pytest.raises(TrainingError, match="0 is BatchNorm1d.*; it needs running statistics and"):
         synchronise(nn.Sequential(nn.BatchNorm1d(3, **options)))
 
 

@@ -58,7 +58,7 @@ def test_a_signal_reaches_the_run_which_saves_and_goes_on(
     assert status == runs.SAVED, said
     assert said.count("a signal came; step ") == 1, said
     assert runs.saved_step(tmp_path / "run") == runs.steps(tmp_path / "run")
-    assert "run again with run.resume=auto to go on" in said
+    assert "run again with run.resume=auto to continue" in said
     assert f"next: heron pretrain {config} run.resume=auto" in said
     after = read_metrics(metrics)[-1]["step"] + 3
     more = several if number == signal.SIGTERM else ()  # one process is forked, and faster
@@ -80,7 +80,9 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     status, said = runs.finish(process, 30)
     assert status == INTERRUPTED and "Traceback" not in said, said
     assert said.count("Ctrl-C: the run saves after this step and stops; once more") == 1
-    assert "stopped: at once, by Ctrl-C, at the newest checkpoint; run again with run.re" in said
+    assert (
+        "stopped: immediately, by Ctrl-C, at the newest checkpoint; run again with run.re" in said
+    )
 
 
 def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path) -> None:

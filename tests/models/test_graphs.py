@@ -113,7 +113,7 @@ def test_a_model_takes_graphs(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=told):
             model.encode([graph])
-    with pytest.raises(ExportError, match="view 'graph' holds graphs, whose encoder cannot be"):
+    with pytest.raises(ExportError, match="view 'graph' has graphs, whose encoder cannot be"):
         model.export(tmp_path / "m.onnx")
     with pytest.raises(InputError, match="view 'graph' must be a list of graphs"):
         model.encode(np.zeros((2, 3)))

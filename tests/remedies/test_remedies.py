@@ -76,7 +76,7 @@ ON_A_RUN = [
         ["--overwrite"],
     ),
     Case(
-        "goes on; expected one of them: leave the other out",
+        "continues; remove one of them",
         lambda folder: ["pretrain", "OUT/run/config.yaml", "run.resume=auto", "--overwrite"],
         [],
         ["run.resume=auto"],

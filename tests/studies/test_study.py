@@ -348,7 +348,7 @@ def test_a_ray_that_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=slow))
-    found = r"Ray did not begin here \(The current node timed out during startup\.\); expected it"
+    found = r"Ray did not start here within 30 s \(The current node timed out during startup\.\)"
     with pytest.raises(TrainingError, match=found), connected(None):
         pass
     with (

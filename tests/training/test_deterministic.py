@@ -41,5 +41,7 @@ def test_a_kernel_that_does_not_repeat_is_refused(
         return torch.zeros(2).put_(torch.tensor([0]), torch.ones(1)).unbind()
 
     monkeypatch.setattr(Trainer, "step", step)
-    with pytest.raises(TrainingError, match="train.deterministic is true, and .*: put_.*expected"):
+    with pytest.raises(
+        TrainingError, match="train.deterministic is true, but .*: put_.*use another"
+    ):
         pretrain(frames(tmp_path, train=ON))

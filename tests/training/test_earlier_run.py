@@ -86,7 +86,9 @@ def test_a_run_without_checkpoints_is_not_begun_again_unasked(tmp_path: Path) ->
     ):
         pretrain(frames(tmp_path, run={"resume": "auto"}))
     assert contents(tmp_path / "run") == before
-    with pytest.raises(ConfigError, match="begins anew, and run.resume=auto goes on; expected one"):
+    with pytest.raises(
+        ConfigError, match="starts again, but run.resume=auto continues; remove one"
+    ):
         pretrain(frames(tmp_path, run={"resume": "auto"}), overwrite=True)
     pretrain(frames(tmp_path), overwrite=True)
     assert contents(tmp_path / "run-1") == before
