@@ -54,7 +54,7 @@ from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import Embedder, embed
-from heron.retrieval.embeddings import Embeddings, prepare_vectors
+from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
 from heron.retrieval.index_plan import (
     CODED,
@@ -65,6 +65,7 @@ from heron.retrieval.index_plan import (
     format_bytes,
     parse_bytes,
 )
+from heron.retrieval.vectors import prepare_vectors
 from heron.training.signature import Signature
 
 PARTS = ["build", "search", "embed", "million"]

@@ -21,7 +21,7 @@ Trained = Annotated[Location, "folder of a run, a checkpoint or a saved model, o
 def embed(
     run: Annotated[Path, "folder of a run or a checkpoint"],
     *overrides: Annotated[Override, "key=value of the run's configuration: data.workers=4"],
-    out: Annotated[Path, "folder to write, or to continue"],
+    out: Annotated[Location, "folder to write or to continue, or s3://bucket/folder"],
     split: Annotated[str | None, "rows of one split (default: all)"] = None,
     role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
     layers: Annotated[list[Layer] | None, "layers to write (default: all of the model)"] = None,

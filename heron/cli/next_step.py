@@ -97,17 +97,17 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     ],
     "init": "heron pretrain {out}",
     "pretrain": _after_pretrain,
-    "embed": "heron index {out} --out indexes/{out.name}",
+    "embed": "heron index {out} --out indexes/{out_name}",
     "index": "heron serve {out}",
     "query": lambda args: "heron serve {index}" if args["format"] == "table" else "",
     "negatives": lambda args: (
         "heron serve {index}"
         if args["index"]
-        else "heron index {embeddings} --out indexes/{embeddings.name}"
+        else "heron index {embeddings} --out indexes/{embeddings_name}"
         if args["embeddings"]
-        else "heron index {out}-embeddings --out indexes/{out.name}"
+        else "heron index {out}-embeddings --out indexes/{out_name}"
     ),
-    "save": lambda args: "heron export {out} --out {out.name}.pt2" if args["out"] else "",
+    "save": lambda args: "heron export {out} --out {out_name}.pt2" if args["out"] else "",
     "tune": _after_tune,
     "compare": _after_compare,
     "study": _after_study,
@@ -136,6 +136,7 @@ def next_commands(verb: str, call: Callable[[], Any], status: int) -> list[str]:
     bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
     bound.apply_defaults()
     args = bound.arguments | {"status": status, "source": verb.rpartition(" ")[2]}
+    args |= {f"{n}_name": Path(str(args[n])).name for n in ("out", "embeddings") if n in args}
     template = NEXT[verb_key]
     suggestion = template if isinstance(template, str) else template(args)
     if not suggestion:

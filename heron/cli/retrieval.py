@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from heron.retrieval.query import Retriever
 
 NearLayer = Literal["hidden", "projection"]
-EmbeddingsFolder = Annotated[Path, "folder that `heron embed` wrote"]
-IndexFolder = Annotated[Path, "folder that `heron index` wrote"]
-OtherEmbeddings = Annotated[Path | None, "folder of embeddings (default: the index's)"]
+EmbeddingsFolder = Annotated[Location, "folder that `heron embed` wrote, or its URL"]
+IndexFolder = Annotated[Location, "folder that `heron index` wrote, or its URL"]
+OtherEmbeddings = Annotated[Location | None, "folder of embeddings (default: the index's)"]
 OtherRun = Annotated[Location | None, "run whose model encodes files (default: the index's)"]
 OtherData = Annotated[Location | None, "shards with the pictures (default: the index's)"]
 NoVerify = Annotated[bool, "check only the sizes of files, not their checksums"]
@@ -39,7 +39,7 @@ Size = Annotated[int, BeforeValidator(parse_bytes)]
 def index(
     embeddings: EmbeddingsFolder,
     *,
-    out: Annotated[Path, "folder to write"],
+    out: Annotated[Location, "folder to write, or s3://bucket/folder"],
     layer: Annotated[Layer | None, "layer to index (default: hidden, or the only one)"] = None,
     kind: Annotated[
         RequestedKind, "auto picks the most exact that is fast enough and fits --memory"
@@ -224,7 +224,7 @@ def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
 
 
 def negatives(
-    embeddings: Annotated[Path | None, "folder that `heron embed` wrote (or --encoder)"] = None,
+    embeddings: Annotated[Location | None, "folder that `heron embed` wrote (or --encoder)"] = None,
     *,
     out: Annotated[Path, "folder for the report"],
     encoder: Annotated[
@@ -234,7 +234,9 @@ def negatives(
     view: Annotated[
         tuple[str, ...], ONE_EACH, "view to compare; may be repeated (default: all)"
     ] = (),
-    index: Annotated[Path | None, "index to take neighbours from (default: exact search)"] = None,
+    index: Annotated[
+        Location | None, "index to take neighbours from (default: exact search)"
+    ] = None,
     layer: Annotated[
         NearLayer | None, "layer to find neighbours in (default: the index's, or hidden)"
     ] = None,
@@ -296,7 +298,7 @@ def negatives(
 
 def serve(
     index: IndexFolder,
-    *others: Annotated[Path, "more indexes, of other data or models"],
+    *others: Annotated[Location, "more indexes, of other data or models"],
     host: Annotated[str, "address to listen on; only loopback needs no token"] = "127.0.0.1",
     port: Annotated[int, "port to listen on; 0 picks a free one"] = 8000,
     token: Annotated[
@@ -334,7 +336,7 @@ def serve(
         token = choose_token(listening, given_token)
         retrievers: dict[str, Retriever] = {}
         for folder in (index, *others):
-            name = folder.name if folder.name not in retrievers else str(folder)
+            name = folder if Path(folder).name in retrievers else Path(folder).name
             retrievers[name] = Retriever.open(folder, embeddings, run, data, not no_verify, gpu)
         server = make_server(retrievers, listening, token=token)
         count = sum(len(retriever.samples) for retriever in retrievers.values())

@@ -102,7 +102,7 @@ def find_neighbours(
     counts = np.concatenate([pairs.counts(block) for block in pairs.blocks()])
     if not counts[:, 1:].any():
         raise RetrievalError(
-            f"all labelled samples in {embeddings.folder} have the same labels, so none is a "
+            f"all labelled samples in {embeddings.where} have the same labels, so none is a "
             "negative of another; embed more of the data set"
         )
     close = samples.close_difference
@@ -134,7 +134,7 @@ def _check_question(embeddings: Embeddings, question: Question, labelled: Number
     embeddings.layer(question.layer)
     if count < 2:
         raise RetrievalError(
-            f"{embeddings.folder}: {count} of {len(embeddings):,} samples have labels"
+            f"{embeddings.where}: {count} of {len(embeddings):,} samples have labels"
             f"{' and the views' * bool(embeddings.compares)}, and false negatives need at least "
             "two; embed a data set with labels"
         )

@@ -69,9 +69,9 @@ def report(
     neighbours = "exact"
     if index:
         quality = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
-        neighbours = f"from the index {index.folder} ({index.manifest.kind}), {quality}"
+        neighbours = f"from the index {index.where} ({index.manifest.kind}), {quality}"
     numbers = {
-        "embeddings": str(embeddings.folder),
+        "embeddings": embeddings.where,
         "checkpoint": manifest.checkpoint,
         "run": manifest.run,
         "data": manifest.data,
@@ -138,7 +138,7 @@ def render(
         "report.html",
         PAGE,
         {"percent": percent, "number": number},
-        name=f"Negatives of {near.embeddings.folder.resolve().name}",
+        name=f"Negatives of {Path(near.embeddings.where).resolve().name}",
         exclusive=near.pairs.exclusive,
         expected=MIN_EXPECTED,
         figures=draw_charts(numbers, near.pairs.exclusive, links),
@@ -195,7 +195,7 @@ def find_pictures(
     """Returns the pictures of the samples, or None and why there are none; see `report`."""
     manifest = embeddings.manifest
     try:
-        shards = choose_data(data, manifest.data, embeddings.folder)
+        shards = choose_data(data, manifest.data, embeddings.where)
         pictures = SamplePictures.open(shards, manifest.run, trusted=False)
         pictures.of(embeddings.samples, 0)  # raises if the shards are others
         if pictures.views:

@@ -15,7 +15,7 @@ import numpy as np
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
-from heron.retrieval.embeddings import FORMAT, Embeddings, Layer, VectorsInMemory, prepare_vectors
+from heron.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.retrieval.index_files import (
     FAISS_METRICS,
     INDEX,
@@ -40,8 +40,10 @@ from heron.retrieval.index_plan import (
     choose_plan,
     compared_by,
 )
+from heron.retrieval.locations import FolderOutput, open_output
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.recall import ExactSearch, Recall
+from heron.retrieval.vectors import VectorsInMemory, prepare_vectors
 from heron.shards.artefact import MANIFEST, FileSum
 from heron.shards.terminal import Bar
 
@@ -110,7 +112,7 @@ class LayerVectors:
 
 def build_index(
     embeddings: Embeddings | VectorsInMemory,
-    out: str | Path,  # a folder that appears once it is complete
+    out: str | Path,  # a folder that appears once it is complete, or a URL: the manifest is last
     *,
     layer: Layer = "hidden",
     kind: RequestedKind = "auto",  # see `choose_plan`
@@ -135,7 +137,7 @@ def build_index(
     finite, or zero under cosine; keys repeat; the embeddings were altered; the budget is too small;
     `out` is not empty; or FAISS lacks GPUs.
     """
-    out, count = Path(out), len(embeddings)
+    count = len(embeddings)
     if map == "umap":  # fail before the work rather than after it
         require("umap", "a map by UMAP")
     if gpu:
@@ -152,7 +154,7 @@ def build_index(
     query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
     del order
-    with new_folder(out, overwrite) as work:
+    with _place(out, overwrite) as work:
         seconds: dict[str, float] = {}
         index = make(vectors, plan, training, work / INDEX, seconds, gpu)
         with _timed(seconds, "recall"):
@@ -188,11 +190,24 @@ def build_index(
         ).write(work / MANIFEST)
 
 
+@contextmanager
+def _place(out: str | Path, overwrite: bool) -> Iterator[Path]:
+    """Gives a folder that becomes `out`, or whose files are put there."""
+    output = open_output(out)
+    if isinstance(output, FolderOutput):
+        with new_folder(output.folder, overwrite) as work:
+            yield work
+        return
+    output.refuse_taken(overwrite, lambda names: MANIFEST not in names and INDEX in names)
+    with output.writing(MANIFEST) as work:
+        yield work
+
+
 def _refuse_options(
     embeddings: Embeddings | VectorsInMemory, metric: Metric, recall: float, k: int, queries: int
 ) -> None:
     if not len(embeddings):
-        raise RetrievalError(f"{embeddings.folder} has no vectors to index")
+        raise RetrievalError(f"{embeddings.where} has no vectors to index")
     if metric not in METRICS:
         raise RetrievalError(f"metric must be one of {', '.join(METRICS)}, got '{metric}'")
     if not 0 < recall <= 1 or k < 1 or queries < 1:

@@ -48,7 +48,9 @@ from heron.retrieval.embeddings import (
     PartManifest,
     Role,
     part_name,
+    record_name,
 )
+from heron.retrieval.locations import FolderOutput, Output, open_output
 from heron.shards.artefact import MANIFEST, FileSum, parse_json
 from heron.shards.atomic import (
     aside_name,
@@ -59,6 +61,7 @@ from heron.shards.atomic import (
     save_json,
 )
 from heron.shards.errors import HeronError, short_repr
+from heron.shards.remote import Missing
 from heron.shards.terminal import Bar
 from heron.training.launch import start_processes
 from heron.training.pretrained import locate, weights_sha256
@@ -109,7 +112,7 @@ class Embedder:
         model: EmbeddingModel,
         config: Config,
         rows: Rows,
-        out: Path,
+        out: Output,
         layers: dict[Layer, LayerRecord],
         part_rows: int,
     ) -> None:
@@ -125,13 +128,11 @@ class Embedder:
         missing = [number for number in self.part_numbers if not self._finished(number)]
         total = sum(len(self.parts[number]) for number in self.part_numbers)
         start = total - sum(len(self.parts[number]) for number in missing)
-        with Bar(total, "row", start=start, name=self.out.name, hidden=not progress) as bar:
+        with Bar(
+            total, "row", start=start, name=Path(str(self.out)).name, hidden=not progress
+        ) as bar:
             for count in run(missing):
                 bar.update(count)
-
-    def _manifest_path(self, number: int) -> Path:
-        """Returns the path of a part's manifest, which is written last."""
-        return self.out / f"parts/{number:05d}.json"
 
     def _finished(self, number: int) -> bool:
         """Returns whether a part is complete and undamaged."""
@@ -142,12 +143,16 @@ class Embedder:
         files, rows = manifest.part.files, manifest.part.count + len(manifest.lost)
         if files.keys() != self.layers.keys() or rows != len(self.parts[number]):
             return False
-        faults = (file.fault(self.out / part_name(n, number)) for n, file in files.items())
-        return not any(faults)
+        return self.out.has_files({part_name(name, number): sum for name, sum in files.items()})
 
     def record(self, number: int) -> PartManifest:
-        """Reads the manifest of a part."""
-        return PartManifest.read(self._manifest_path(number))
+        """Reads the manifest of a part, which is written last; RetrievalError without one."""
+        name = record_name(number)
+        try:
+            data = self.out.read(name)
+        except Missing as fault:
+            raise RetrievalError(str(fault)) from None
+        return PartManifest.parse(data, f"{self.out}/{name}")
 
     def run(self, missing: Sequence[int]) -> Iterator[int]:
         """Embeds the missing parts; yields the number of rows of each batch when it is done."""
@@ -187,7 +192,7 @@ class Embedder:
     ) -> None:
         """Writes the readable rows of a part; refuses embeddings that are not finite."""
         readable = ~np.isin(rows, np.array(list(lost), np.int64))
-        files = dict[Layer, FileSum]()
+        files, checked = dict[Layer, FileSum](), dict[Layer, NDArray[Any]]()
         for name, array in arrays.items():
             vectors = array[readable] if lost else array
             if len(bad := np.flatnonzero(~np.isfinite(vectors).all(1))):
@@ -198,19 +203,23 @@ class Embedder:
                     f"layer '{name}' of {len(bad)} samples has NaN or infinite values in "
                     f"{vectors.dtype}, first in {', '.join(keys)}; {remedy}"
                 )
-            path = self.out / part_name(name, number)
-            path.parent.mkdir(exist_ok=True)
-            with atomic_write(path, several=True) as stream:
-                np.save(stream, vectors, allow_pickle=False)
-            files[name] = FileSum.of(path)
-        self._manifest_path(number).parent.mkdir(exist_ok=True)
-        part = Part(count=int(readable.sum()), files=files)
-        PartManifest(format=FORMAT, part=part, lost=lost).write(self._manifest_path(number), True)
+            checked[name] = vectors
+        with self.out.writing(last=record_name(number)) as folder:
+            for name, vectors in checked.items():
+                path = folder / part_name(name, number)
+                path.parent.mkdir(exist_ok=True)
+                with atomic_write(path, several=True) as stream:
+                    np.save(stream, vectors, allow_pickle=False)
+                files[name] = FileSum.of(path)
+            record = folder / record_name(number)
+            record.parent.mkdir(exist_ok=True)
+            part = Part(count=int(readable.sum()), files=files)
+            PartManifest(format=FORMAT, part=part, lost=lost).write(record, True)
 
 
 def embed(
     run: str | Path,  # folder of a run or of a checkpoint
-    out: str | Path,  # folder to write; keeps what an earlier identical call has finished
+    out: str | Path,  # folder or URL to write; keeps what an earlier identical call has finished
     choice: Choice | None = None,
     overrides: Sequence[str] = (),  # of the run's configuration, such as `data.path=data/other`
     progress: bool = True,
@@ -226,7 +235,7 @@ def embed(
     embeddings are not finite; a CheckpointError, ConfigError or ShardError if the model, an
     override or split, or the data set is missing or damaged.
     """
-    choice, out = choice or Choice(), Path(out)
+    choice = choice or Choice()
     checkpoint = locate(run)
     config = load_for_data(checkpoint / "config.yaml", overrides)
     device = start_processes(config).device
@@ -241,7 +250,7 @@ def embed_by(
     weights: str,  # their sha256
     run: str,  # the model's name in manifests
     config: Config,
-    out: Path,
+    out: str | Path,
     choice: Choice,
     progress: bool = True,
     overwrite: bool = False,
@@ -279,7 +288,7 @@ def _fail_together(work: Callable[[], T]) -> T:
 
 
 def open_embedder(
-    model: EmbeddingModel, weights: str, config: Config, out: Path, choice: Choice
+    model: EmbeddingModel, weights: str, config: Config, out: str | Path, choice: Choice
 ) -> tuple[Embedder, dict[str, Any]]:
     """Chooses rows and layers; the plan identifies this embedding, to resume it."""
     if choice.part_rows < 1:
@@ -304,7 +313,7 @@ def open_embedder(
         "part_rows": choice.part_rows,
         "precision": config.train.precision,
     }
-    return Embedder(model, config, rows, out, layers, choice.part_rows), plan
+    return Embedder(model, config, rows, open_output(out), layers, choice.part_rows), plan
 
 
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
@@ -328,28 +337,35 @@ def start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> N
     """
     out = embedder.out
     read_samples(embedder.reader, embedder.rows).refuse_duplicates()
-    if overwrite:
-        make_room(out, overwrite, RetrievalError)
-    out.mkdir(parents=True, exist_ok=True)
-    remove_partial_files(out, "*/.*.part")  # of processes that were killed
-    path = out / PLAN
-    if path.exists():
+    if isinstance(out, FolderOutput):
+        remedy = f"add --overwrite, which moves {out} to {aside_name(out.folder)}"
+        if overwrite:
+            make_room(out.folder, overwrite, RetrievalError)
+        out.folder.mkdir(parents=True, exist_ok=True)
+        remove_partial_files(out.folder, "*/.*.part")  # of processes that were killed
+        has_plan = (out.folder / PLAN).exists()
+        if not has_plan:
+            refuse_taken(out.folder, overwrite, RetrievalError)
+    else:
+        remedy = "remove what is there"
+        has_plan = bool(out.refuse_taken(overwrite, lambda names: PLAN in names))
+    if has_plan:
         try:
-            if not isinstance(saved_plan := parse_json(path.read_bytes()), dict):
+            if not isinstance(saved_plan := parse_json(out.read(PLAN)), dict):
                 raise ValueError(f"it is {short_repr(saved_plan)}")
         except ValueError as error:
             raise RetrievalError(
-                f"{path} is not the plan of an unfinished embedding: {error}; choose another "
-                f"--out, or add --overwrite, which moves {out} to {aside_name(out)}"
+                f"{out}/{PLAN} is not the plan of an unfinished embedding: {error}; choose another "
+                f"--out, or {remedy}"
             ) from None
         if differ := differences(plan, saved_plan):
             raise RetrievalError(
                 f"{out} has embeddings with other settings: {'; '.join(differ)}; choose another "
-                f"--out, or add --overwrite, which moves it to {aside_name(out)}"
+                f"--out, or {remedy}"
             )
         return
-    refuse_taken(out, overwrite, RetrievalError)
-    save_json(path, plan)
+    with out.writing(PLAN) as folder:
+        save_json(folder / PLAN, plan)
 
 
 def finish(
@@ -359,22 +375,24 @@ def finish(
     by_rank: Sequence[Mapping[int, PartManifest]],
 ) -> None:
     """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts."""
-    remove_partial_files(embedder.out, "*/.*.part")  # of tasks that were done twice
+    if isinstance(embedder.out, FolderOutput):
+        remove_partial_files(embedder.out.folder, "*/.*.part")  # of tasks that were done twice
     part_manifests = {number: part for parts in by_rank for number, part in parts.items()}
     lost = {row: why for part in part_manifests.values() for row, why in part.lost.items()}
     rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
-    EmbeddingsManifest(
-        format=FORMAT,
-        run=run,
-        checkpoint=plan["checkpoint"],
-        data=embedder.config.data.path,
-        data_fingerprint=plan["data_fingerprint"],
-        precision=plan["precision"],
-        rows=len(rows),
-        views=embedder.model.view_records,
-        missing=embedder.model.missing,
-        layers=embedder.layers,
-        parts=[part_manifests[number].part for number in range(len(part_manifests))],
-        samples=read_samples(embedder.reader, rows).save(embedder.out),
-        lost=lost,
-    ).write(embedder.out / MANIFEST)
+    with embedder.out.writing(last=MANIFEST) as folder:
+        EmbeddingsManifest(
+            format=FORMAT,
+            run=run,
+            checkpoint=plan["checkpoint"],
+            data=embedder.config.data.path,
+            data_fingerprint=plan["data_fingerprint"],
+            precision=plan["precision"],
+            rows=len(rows),
+            views=embedder.model.view_records,
+            missing=embedder.model.missing,
+            layers=embedder.layers,
+            parts=[part_manifests[number].part for number in range(len(part_manifests))],
+            samples=read_samples(embedder.reader, rows).save(folder),
+            lost=lost,
+        ).write(folder / MANIFEST)

@@ -40,7 +40,7 @@ class _Job:
             config = config.model_copy(update={"train": train})
         check_data(config.data, self.overrides)
         model = EmbeddingModel.open(checkpoint, config, start_processes(config).device)
-        return open_embedder(model, weights_sha256(checkpoint), config, Path(self.out), self.choice)
+        return open_embedder(model, weights_sha256(checkpoint), config, self.out, self.choice)
 
 
 def embed_on(

@@ -1,20 +1,19 @@
 """Embeddings in a folder or in memory: their vectors, the sample of each, and what made them."""
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from heron.config.errors import RetrievalError
+from heron.retrieval.locations import Fetched
 from heron.retrieval.samples import FILES, Samples, map_array
 from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
-from heron.shards.manifest import Labels
-from heron.shards.store import is_remote
+from heron.shards.store import Store, is_remote, open_store
 
 FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
 EMBED_AGAIN = "embed again, into an empty folder"
@@ -113,18 +112,21 @@ class EmbeddingsManifest(Artefact):
 
 
 class Embeddings:
-    """A folder that `heron embed` wrote; vectors are memory-mapped."""
+    """What `heron embed` wrote, in a folder or behind a URL; vectors are memory-mapped."""
 
-    def __init__(self, folder: str | Path, manifest: EmbeddingsManifest) -> None:
-        """Maps the samples; see `open`."""
-        self.folder, self.manifest = Path(folder), manifest
+    def __init__(
+        self, folder: Path, manifest: EmbeddingsManifest, fetched: Fetched | None = None
+    ) -> None:
+        """Maps the samples; see `open`. `fetched` is the folder behind a URL, `folder` its copy."""
+        self.folder, self.manifest, self.fetched = folder, manifest, fetched
+        self.where = str(fetched or folder)  # what messages and manifests call it
         self.samples = Samples.load(self.folder)
         self.layers: dict[Layer, LayerRecord] = manifest.layers
         self.compares = ""  # what is compared, in words, if not all: see `EmbeddingsOfViews`
         self._starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
         if len(self.samples) != len(self):
             raise RetrievalError(
-                f"{folder} has {len(self.samples):,} samples but {len(self):,} vectors; "
+                f"{self.where} has {len(self.samples):,} samples but {len(self):,} vectors; "
                 f"{EMBED_AGAIN}"
             )
 
@@ -132,13 +134,25 @@ class Embeddings:
     def open(cls, folder: str | Path, verify: bool = True) -> Self:
         """Opens a folder of embeddings; checks file sizes and, with `verify`, checksums.
 
-        Raises a RetrievalError if it holds none, or they are unfinished or damaged.
+        Of a folder behind a URL, files are checked as they are fetched, which is when they are
+        read. Raises a RetrievalError if it holds none, or they are unfinished or damaged.
         """
+
+        def remedy(store: Store) -> str:
+            if store.exists(PLAN):
+                return (
+                    "this is an unfinished `heron embed`; run the same command again to finish it"
+                )
+            return "pass a folder that `heron embed` wrote"
+
+        if is_remote(str(folder)):
+            fetched = Fetched(str(folder))
+            manifest = fetched.manifest(EmbeddingsManifest, remedy)
+            for name, file in manifest.samples.items():
+                fetched.fetch(name, file)
+            return cls(fetched.folder, manifest, fetched)
         folder = Path(folder)
-        remedy = "pass a folder that `heron embed` wrote"
-        if (folder / PLAN).exists():
-            remedy = "this is an unfinished `heron embed`; run the same command again to finish it"
-        manifest = EmbeddingsManifest.read(folder / MANIFEST, remedy)
+        manifest = EmbeddingsManifest.read(folder / MANIFEST, remedy(open_store(folder)))
         manifest.check_files(folder, manifest.files, verify)
         return cls(folder, manifest)
 
@@ -164,7 +178,7 @@ class Embeddings:
         """Returns the record of a layer; raises a RetrievalError if there is no such layer."""
         if name not in self.layers:
             raise RetrievalError(
-                f"{self.folder} has no layer '{name}', only {', '.join(self.layers)}; use one of "
+                f"{self.where} has no layer '{name}', only {', '.join(self.layers)}; use one of "
                 "these, or embed a model that has it"
             )
         return self.layers[name]
@@ -178,7 +192,7 @@ class Embeddings:
         """Returns the fields of an index's manifest that say where its vectors come from."""
         manifest = self.manifest
         return {
-            "embeddings": str(self.folder),
+            "embeddings": self.where,
             "embeddings_fingerprint": manifest.fingerprint,
             "checkpoint": manifest.checkpoint,
             "run": manifest.run,
@@ -196,8 +210,13 @@ class Embeddings:
         return self.manifest.samples
 
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
-        record, path = self.layer(layer), self.folder / part_name(layer, number)
+        record, name = self.layer(layer), part_name(layer, number)
+        path = self.folder / name
+        if self.fetched is not None:
+            self.fetched.fetch(name, self.manifest.parts[number].files[layer])
         array = map_array(path, EMBED_AGAIN)
+        if self.fetched is not None:
+            self.fetched.release(name)
         shape = (self.manifest.parts[number].count, record.dim)
         if array.shape != shape or array.dtype != record.dtype:
             raise RetrievalError(
@@ -236,8 +255,8 @@ def compared(given: Collection[str], others: Collection[str], lacking: Collectio
     return f"{', '.join(given)} with {same} of each sample{rest}" if rest else ""
 
 
-def choose_data(data: str | None, named: str, by: Path) -> str:
-    """Returns the user's shards, else those that the manifest in the folder `by` names.
+def choose_data(data: str | None, named: str, by: str) -> str:
+    """Returns the user's shards, else those that the manifest of `by` names.
 
     Raises a RetrievalError if those are remote: they are fetched only when the user gives them.
     """
@@ -254,144 +273,11 @@ def used(given: Collection[str], missing: Collection[str], data: object) -> str:
     return f"used {', '.join(given)}; {data} lacks {', '.join(missing)}" if missing else ""
 
 
+def record_name(number: int) -> str:
+    """Returns the file name of a part's manifest."""
+    return f"parts/{number:05d}.json"
+
+
 def part_name(layer: str, number: int) -> str:
     """Returns the file name of a layer's part, such as `hidden/00000.npy`."""
     return f"{layer}/{number:05d}.npy"
-
-
-TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision
-MAX_CLASSES = 1 << 20  # each has a name, and a column with a byte per vector
-ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
-
-
-@dataclass(frozen=True)
-class VectorsInMemory:
-    """An array of vectors, and the sample of each."""
-
-    array: NDArray[Any]  # [N, dim], real numbers
-    samples: Samples  # of each vector
-    folder: str = "the array"  # what messages call it
-
-    def __len__(self) -> int:
-        """Returns how many vectors there are."""
-        return len(self.array)
-
-    def layer(self, name: Layer) -> LayerRecord:
-        """Returns the record of the vectors, whatever the layer."""
-        return LayerRecord(dim=self.array.shape[1], dtype="float32", views=1)
-
-    def part_bytes(self, name: Layer) -> int:
-        """Returns 0: no file is mapped."""
-        return 0
-
-    def blocks(self, name: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
-        for first in range(0, len(self), rows):
-            yield first, _float32(self.array[first : first + rows])
-
-    def take(self, name: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
-        return _float32(self.array[numbers])
-
-    def origin(self) -> dict[str, Any]:
-        """Returns the fields of an index's manifest that say where its vectors come from: blank."""
-        return dict.fromkeys(ORIGINS, "") | {"views": [], "missing": []}
-
-    def copy_samples(self, folder: Path) -> dict[str, FileSum]:
-        """Writes keys and labels to a folder; returns the size and checksum of each file."""
-        return self.samples.save(folder)
-
-
-def vectors_in_memory(
-    vectors: ArrayLike,
-    labels: ArrayLike | None = None,
-    label_names: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-) -> VectorsInMemory:
-    """Returns vectors with their samples, see `Index.build`; RetrievalError if they do not fit."""
-    array = np.asarray(vectors)
-    if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
-        raise RetrievalError(
-            "vectors must be numbers [rows, dim], one vector for each sample, such as "
-            f"`Model.encode` returns, got {array.dtype} {list(array.shape)}"
-        )
-    keys = [str(n) for n in range(len(array))] if keys is None else [str(key) for key in keys]
-    if len(keys) != len(array):
-        raise RetrievalError(
-            f"there must be one key for each of {len(array):,} vectors, got {len(keys):,} keys"
-        )
-    return VectorsInMemory(array, _samples(keys, labels, label_names))
-
-
-def _samples(
-    keys: Sequence[str], labels: ArrayLike | None, label_names: Sequence[str] | None
-) -> Samples:
-    """Returns samples with labels of classes [rows], 0/1 columns [rows, names], or none."""
-    count = len(keys)
-    values = np.asarray(np.full(count, -1) if labels is None else labels)
-    expected = (
-        f"must be {count:,} class numbers [rows], -1 where unknown, or 0 and 1 [rows, names], one "
-        "column for each label, in the order of `label_names`"
-    )
-    are_integers = values.dtype.kind in "biu" or (
-        values.dtype.kind == "f" and (values % 1 == 0).all()
-    )
-    if not are_integers or values.ndim not in (1, 2) or len(values) != count:
-        raise RetrievalError(f"labels {expected}, got {values.dtype} {list(values.shape)}")
-    width = values.shape[1] if values.ndim == 2 else int(values.max() if count else -1) + 1
-    if label_names is None and width > MAX_CLASSES:
-        raise RetrievalError(
-            f"labels: class numbers must be at most {MAX_CLASSES - 1:,}, got {width - 1:,}; number "
-            "the classes from 0: np.unique(labels, return_inverse=True)"
-        )
-    names = [str(n) for n in range(width)] if label_names is None else list(label_names)
-    kind = "multi_label" if values.ndim == 2 else "multi_class" if names else "none"
-    try:
-        label_info = Labels.model_validate({"kind": kind, "names": names})
-        stored = values.astype(label_info.dtype)
-        if (stored != values).any():
-            raise ValueError("not all are 0 or 1")
-        if fault := label_info.fault(stored, count):
-            raise ValueError(fault)
-    except ValueError as fault:
-        raise RetrievalError(f"labels: {fault}; they {expected}") from None
-    labelled = label_info.is_labelled(stored)
-    targets = np.zeros((count, len(names)), np.uint8)
-    if values.ndim == 2:
-        targets[labelled] = stored[labelled]
-    else:
-        targets[labelled, stored[labelled]] = 1
-    as_bytes = np.array([key.encode() for key in keys], np.bytes_)
-    return Samples(as_bytes, np.arange(count, dtype=np.int64), targets, labelled, names, kind)
-
-
-def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # overflow gives infinity, which is refused later
-        return vectors.astype(np.float32)
-
-
-def prepare_vectors(
-    vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]
-) -> NDArray[np.float32]:
-    """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
-
-    Raises:
-        RetrievalError: rows are not finite, or zero where they must have a direction; the message
-            calls each row by its `name`.
-    """
-    with np.errstate(all="ignore"):
-        squares = np.asarray(np.vecdot(vectors, vectors), np.float32)
-    least = TINY if unit else 0.0
-    if len(squares) and not (squares.min() >= least and squares.max() < np.inf):  # or NaN
-        bad, fault = ~np.isfinite(squares), "not finite, or too large to square"
-        if not bad.any():
-            bad, fault = squares < least, "zero, which has no cosine"
-        rows = np.flatnonzero(bad).tolist()
-        names = ", ".join(map(name, rows[:5])) + (", ..." if len(rows) > 5 else "")
-        raise RetrievalError(
-            f"{len(rows)} of {len(bad)} vectors are {fault}: {names}; remove these samples, or "
-            "check the model that made the vectors"
-        )
-    if not unit:
-        return np.ascontiguousarray(vectors)
-    return np.divide(vectors, np.sqrt(squares)[:, None], dtype=np.float32, order="C")

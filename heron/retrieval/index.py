@@ -16,7 +16,7 @@ from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.retrieval.build import build_index
-from heron.retrieval.embeddings import Embeddings, Layer, prepare_vectors, vectors_in_memory
+from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.filters import filter_mask
 from heron.retrieval.index_files import (
     FAISS_METRICS,
@@ -29,9 +29,12 @@ from heron.retrieval.index_files import (
     set_default,
 )
 from heron.retrieval.index_plan import KINDS, Kind, Metric, RequestedKind
+from heron.retrieval.locations import Fetched
 from heron.retrieval.map import SampleMap
 from heron.retrieval.samples import Samples
+from heron.retrieval.vectors import prepare_vectors, vectors_in_memory
 from heron.shards.artefact import MANIFEST
+from heron.shards.store import is_remote
 
 faiss = require("faiss", "an index")
 CPU_ONLY: tuple[Kind, ...] = "hnsw", "rabitq"
@@ -55,17 +58,24 @@ class Index:
     """An open index; searches may run in several threads.
 
     Attributes:
-        folder: the folder of its files.
+        folder: the folder of its files; of an index behind a URL, the copy on this machine.
+        where: the folder or the URL, as messages call it.
         manifest: its description.
         samples: the sample of each vector.
         faiss: the FAISS index itself.
     """
 
     def __init__(
-        self, folder: Path, manifest: IndexManifest, samples: Samples, faiss_index: Any
+        self,
+        folder: Path,
+        manifest: IndexManifest,
+        samples: Samples,
+        faiss_index: Any,
+        fetched: Fetched | None = None,
     ) -> None:
         """Holds what `open` has checked."""
         self.folder, self.manifest, self.samples = folder, manifest, samples
+        self.fetched, self.where = fetched, str(fetched or folder)
         self.faiss, self._lock = faiss_index, Lock()
         self.gpu: Any = None
         self.setting = next(iter(manifest.search.values()), 0)
@@ -140,7 +150,7 @@ class Index:
 
     @classmethod
     def open(cls, folder: str | Path, verify: bool = True, gpu: bool = False) -> Self:
-        """Opens a folder that `heron index` wrote.
+        """Opens a folder that `heron index` wrote, or the URL of one, whose files are fetched.
 
         File sizes are always checked, and with `verify` checksums too, once (see `FileSum.fault`);
         FAISS never reads a file that fails. `gpu` runs unfiltered searches on all GPUs that
@@ -152,14 +162,22 @@ class Index:
         """
         if gpu:
             require_gpus()
-        folder = Path(folder)
-        remedy = "pass a folder that `heron index` wrote"
-        manifest = IndexManifest.read(folder / MANIFEST, remedy)
-        manifest.check_files(folder, manifest.files, verify)
+        remedy, fetched = "pass a folder that `heron index` wrote", None
+        if is_remote(str(folder)):
+            fetched = Fetched(str(folder))
+            manifest = fetched.manifest(IndexManifest, lambda _: remedy)
+            for name, file in manifest.files.items():
+                fetched.fetch(name, file)
+            folder = fetched.folder
+        else:
+            folder = Path(folder)
+            manifest = IndexManifest.read(folder / MANIFEST, remedy)
+            manifest.check_files(folder, manifest.files, verify)
+        where = str(fetched or folder)
         samples = Samples.load(folder)
         if gpu and manifest.kind in CPU_ONLY:
             raise RetrievalError(
-                f"{folder} is of kind {manifest.kind}, which FAISS cannot search on a GPU; remove "
+                f"{where} is of kind {manifest.kind}, which FAISS cannot search on a GPU; remove "
                 f"--gpu, or build one of {', '.join(k for k in KINDS if k not in CPU_ONLY)}"
             )
         faiss_index = read_faiss(folder / INDEX, manifest.plan)
@@ -170,8 +188,8 @@ class Index:
             ("the metric of FAISS", faiss_index.metric_type, FAISS_METRICS[manifest.compared_by]),
         ]
         if differ := [f"{name}: {a} instead of {b}" for name, a, b in pairs if a != b]:
-            raise RetrievalError(f"{folder}: {'; '.join(differ)}; {REBUILD_INDEX}")
-        index = cls(folder, manifest, samples, faiss_index)
+            raise RetrievalError(f"{where}: {'; '.join(differ)}; {REBUILD_INDEX}")
+        index = cls(folder, manifest, samples, faiss_index, fetched)
         if gpu:
             index.gpu = faiss.index_cpu_to_all_gpus(faiss_index)
         return index
@@ -197,7 +215,7 @@ class Index:
         ]
         if differ := [f"{name} {b[:19]}, not {a[:19]}" for name, a, b in pairs if a != b]:
             raise RetrievalError(
-                f"{embeddings.folder} is not what {self.folder} was built from: "
+                f"{embeddings.where} is not what {self.where} was built from: "
                 f"{'; '.join(differ)}; use the embeddings {expected.embeddings}, or {REBUILD_INDEX}"
             )
 
@@ -235,7 +253,7 @@ class Index:
         setting, selector, expected_hits = self.setting, None, k
         if allowed is not None and (allowed.shape != (len(self),) or allowed.dtype != np.bool_):
             raise RetrievalError(
-                f"allowed must be bool [{len(self)}], one flag for each sample of {self.folder}, "
+                f"allowed must be bool [{len(self)}], one flag for each sample of {self.where}, "
                 f"got {allowed.dtype} {list(allowed.shape)}"
             )
         if where.strip():
@@ -312,7 +330,7 @@ class Index:
         if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
             raise RetrievalError(
                 f"queries must be [queries, {self.manifest.dim}], vectors of layer "
-                f"'{self.manifest.layer}' as in {self.folder}, got {list(queries.shape)}"
+                f"'{self.manifest.layer}' as in {self.where}, got {list(queries.shape)}"
             )
         queries = prepare_vectors(queries, self.manifest.normalised, lambda row: f"query {row}")
         return queries if self._rotation is None else queries @ self._rotation
@@ -343,7 +361,7 @@ class Index:
         numbers = np.ascontiguousarray(numbers, np.int64)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise RetrievalError(
-                f"numbers of vectors must be 0 to {len(self) - 1} in {self.folder}, got "
+                f"numbers of vectors must be 0 to {len(self) - 1} in {self.where}, got "
                 f"{numbers.min()} to {numbers.max()}"
             )
         try:

@@ -24,6 +24,7 @@ from heron.retrieval.samples import Samples
 from heron.retrieval.some_views import SomeViews
 from heron.shards.artefact import MANIFEST
 from heron.shards.manifest import load_manifest
+from heron.shards.store import is_remote
 
 VOTERS = 10  # nearest samples that a file's labels are predicted from
 
@@ -79,22 +80,28 @@ class Retriever:
         """Opens an index, and the embeddings that it was built from if they are still there.
 
         Embeddings, run and data default to those that the index names; model and shards are opened
-        when a query needs them. Remote shards must be given here: they are not fetched just because
-        an index names them. Raises a RetrievalError if there is no sound index, its embeddings were
-        altered, or `embeddings` are not those of the index.
+        when a query needs them. Remote shards and embeddings must be given here: they are not
+        fetched just because an index names them. Raises a RetrievalError if there is no sound
+        index, its embeddings were altered, or `embeddings` are not those of the index.
         """
-        opened = Index.open(Path(index), verify, gpu)
+        opened = Index.open(index, verify, gpu)
         if embeddings is None and not opened.manifest.embeddings:
             return cls(opened, None, "it was built from vectors in memory", run, data)
-        folder = Path(embeddings or opened.manifest.embeddings)
-        if embeddings is None and not (folder / MANIFEST).exists():
-            missing_reason = f"{folder / MANIFEST} does not exist"
-            return cls(opened, None, missing_reason, run, data)
-        opened_embeddings = Embeddings.open(folder, verify)
+        user_named = embeddings is not None
+        if embeddings is None:
+            named = opened.manifest.embeddings
+            if is_remote(named):
+                reason = f"{named} is only fetched if you name it: --embeddings {named}"
+                return cls(opened, None, reason, run, data)
+            embeddings = Path(named)
+            if not (embeddings / MANIFEST).exists():
+                reason = f"{embeddings / MANIFEST} does not exist"
+                return cls(opened, None, reason, run, data)
+        opened_embeddings = Embeddings.open(embeddings, verify)
         try:
             opened.check(opened_embeddings)
         except RetrievalError as fault:
-            if embeddings is not None:
+            if user_named:
                 raise
             return cls(opened, None, str(fault), run, data)
         return cls(opened, opened_embeddings, "", run, data)
@@ -260,7 +267,7 @@ class Retriever:
         manifest, numbers = self.index.manifest, np.array([number])
         if self.embeddings is not None:
             vector = self.embeddings.take(manifest.layer, numbers)[0]
-            return vector, f"the embeddings of {self.embeddings.folder}"
+            return vector, f"the embeddings of {self.embeddings.where}"
         kind = manifest.kind
         lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
         return self.index.vectors(numbers)[0], f"the index{lossy}, because {self._missing_reason}"
@@ -310,7 +317,7 @@ class Retriever:
 
         if not self.index.manifest.checkpoint:
             raise RetrievalError(
-                f"{self.index.folder} was built from vectors in memory and has no model; query by "
+                f"{self.index.where} was built from vectors in memory and has no model; query by "
                 "a key or a vector, and encode files with `Model.encode`"
             )
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
@@ -354,7 +361,7 @@ class Retriever:
     def _shards(self) -> str:
         if not self.data:
             raise RetrievalError(
-                f"{self.index.folder} was built from vectors in memory and has no data set; pass "
+                f"{self.index.where} was built from vectors in memory and has no data set; pass "
                 "the shards of the vectors with --data"
             )
-        return choose_data(self._user_data, self.index.manifest.data, self.index.folder)
+        return choose_data(self._user_data, self.index.manifest.data, self.index.where)

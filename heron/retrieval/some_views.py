@@ -16,11 +16,11 @@ from heron.retrieval.embeddings import (
     Layer,
     LayerRecord,
     compared,
-    prepare_vectors,
 )
 from heron.retrieval.index import Index, Neighbours
 from heron.retrieval.index_files import IndexManifest
 from heron.retrieval.samples import Samples
+from heron.retrieval.vectors import prepare_vectors
 
 DECODED = 1024  # vectors of an index that are decoded at a time: few, which a cache holds
 
@@ -149,15 +149,15 @@ class EmbeddingsOfViews(Embeddings):
 
         Raises a RetrievalError if no such view was embedded, or the folder does not say which.
         """
-        super().__init__(whole.folder, whole.manifest)
+        super().__init__(whole.folder, whole.manifest, whole.fetched)
         manifest, there, self.whole = whole.manifest, whole.views, whole
         stored = [view.stored for view in manifest.views]
         if not stored:
-            raise RetrievalError(f"{whole.folder} does not say which views it has; {EMBED_AGAIN}")
+            raise RetrievalError(f"{whole.where} does not say which views it has; {EMBED_AGAIN}")
         if unknown := [name for name in names if name not in there]:
             fault = "the data set lacks it" if unknown[0] in stored else "the model does not see it"
             raise RetrievalError(
-                f"{whole.folder} has nothing of view '{unknown[0]}': {fault}; use one or more of "
+                f"{whole.where} has nothing of view '{unknown[0]}': {fault}; use one or more of "
                 f"{', '.join(there)}"
             )
         self.given = [name for name in there if not names or name in names]

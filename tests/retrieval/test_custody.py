@@ -67,16 +67,16 @@ def test_altered_embeddings_are_refused_before_they_are_used(
     flip(folder / name)
     message = rf"e/{name} was altered: its sha256 is \w+… instead of \w+…; restore it, or embed"
     uses: list[Callable[..., Any]] = [
-        lambda **more: index_verb(folder, out=tmp_path / "i", quiet=True, **more),
-        lambda **more: negatives(folder, out=tmp_path / "report", **more),
-        lambda **more: query(indexed, key="s007", **more),
+        lambda **more: index_verb(str(folder), out=str(tmp_path / "i"), quiet=True, **more),
+        lambda **more: negatives(str(folder), out=tmp_path / "report", **more),
+        lambda **more: query(str(indexed), key="s007", **more),
     ]
     for use in uses:
         with pytest.raises(RetrievalError, match=message):
             use()
     if name.startswith("hidden"):
-        index_verb(folder, out=tmp_path / "i", quiet=True, no_verify=True)
-        query(indexed, key="s007", no_verify=True)
+        index_verb(str(folder), out=str(tmp_path / "i"), quiet=True, no_verify=True)
+        query(str(indexed), key="s007", no_verify=True)
 
 
 def test_a_file_that_is_gone_or_cut_is_refused_unverified(copied: Callable[[str], Path]) -> None:

@@ -74,7 +74,7 @@ def test_searches_are_of_the_copy_where_there_is_no_filter(
     assert calls == ["copy"] and index.gpu is not None
     expected = Index.open(tmp_path / "i").search(clustered(3), 4).numbers
     np.testing.assert_array_equal(index.search(clustered(3), 4).numbers, expected)
-    query(tmp_path / "i", key="s007", gpu=True)
+    query(str(tmp_path / "i"), key="s007", gpu=True)
     assert calls == ["copy", "copy"]
 
 
@@ -105,9 +105,9 @@ def test_without_a_gpu_the_package_is_named(
     build_index(stored, tmp_path / "i", progress=False)
     x, y = clustered(9), np.eye(3, dtype=np.float32)[np.arange(9) % 3]
     uses: list[Callable[[], object]] = [
-        lambda: index_verb(stored.folder, out=tmp_path / "j", gpu=True, quiet=True),
-        lambda: query(tmp_path / "i", key="s007", gpu=True),
-        lambda: serve(tmp_path / "i", port=0, gpu=True),
+        lambda: index_verb(str(stored.folder), out=str(tmp_path / "j"), gpu=True, quiet=True),
+        lambda: query(str(tmp_path / "i"), key="s007", gpu=True),
+        lambda: serve(str(tmp_path / "i"), port=0, gpu=True),
         lambda: mine(x, y, np.arange(9), 2, True, gpu=True),
     ]
     for why in (r"1\S+ is built without them", "sees none"):

@@ -11,10 +11,10 @@ from sklearn.metrics import roc_auc_score
 
 from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
-from heron.retrieval.embeddings import vectors_in_memory
 from heron.retrieval.index import Index
 from heron.retrieval.map import GRID, MAP, SampleMap, best_learnt
 from heron.retrieval.samples import Samples
+from heron.retrieval.vectors import vectors_in_memory
 
 N, CLASSES = 900, 3
 

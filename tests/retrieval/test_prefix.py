@@ -48,7 +48,7 @@ def by_hand(vectors: NDArray[np.float32], query: int, unit: bool) -> list[int]:
 def test_the_nearest_are_those_of_the_prefix(
     layer: Layer, unit: bool, stored: Embeddings, tmp_path: Path
 ) -> None:
-    index_verb(stored.folder, out=tmp_path / "i", layer=layer, width=WIDTH, quiet=True)
+    index_verb(str(stored.folder), out=str(tmp_path / "i"), layer=layer, width=WIDTH, quiet=True)
     index = Index.open(tmp_path / "i")
     assert index.manifest.dim == WIDTH * VIEWS == index.faiss.d
     whole = stored.take(layer, np.arange(N))

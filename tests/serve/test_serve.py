@@ -307,5 +307,5 @@ def test_the_verb_prints_where_the_page_is(
         sockets[0].close()
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
-    serve(Path(faces.found.index.folder), port=0)
+    serve(str(faces.found.index.folder), port=0)
     assert f"48 samples at http://127.0.0.1:{listening[0]}/" in capsys.readouterr().out

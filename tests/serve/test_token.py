@@ -99,17 +99,17 @@ def test_the_verb_prints_the_token_once(
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
     index = Path(faces.found.index.folder)
-    serve(index, host="0.0.0.0", port=0)
+    serve(str(index), host="0.0.0.0", port=0)
     output = capsys.readouterr().out
     drawn = output.split("/?token=")[1].split()[0]
     assert output.count("token") == 1 and output.count(drawn) == 1 and len(drawn) == 43
     monkeypatch.setenv("HERON_TOKEN", TOKEN)
-    serve(index, host="0.0.0.0", port=0)
+    serve(str(index), host="0.0.0.0", port=0)
     assert f"/?token={TOKEN}\n" in capsys.readouterr().out
-    serve(index, port=0, token="b" * 16)
+    serve(str(index), port=0, token="b" * 16)
     assert "http://127.0.0.1:" in (output := capsys.readouterr().out) and "token=bbb" in output
     assert cli.main(["serve", str(index), "--port", "0", "--token", ""]) == 1
     assert "'-' and '_', got 0 characters" in capsys.readouterr().err
     monkeypatch.delenv("HERON_TOKEN")
-    serve(index, port=0)
+    serve(str(index), port=0)
     assert "token" not in capsys.readouterr().out
