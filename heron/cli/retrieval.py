@@ -7,13 +7,13 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.cli.arguments import ONE_EACH, Location, Overwrite, Quiet, UsageError
+from heron.cli.arguments import ONE_EACH, Address, Location, Overwrite, Quiet, UsageError
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
@@ -53,6 +53,7 @@ def index(
     width: Annotated[int | None, "values to use of each view's vector (default: all)"] = None,
     map: Annotated[MapKind, "projection of the page's map; umap is slow"] = "pca",
     gpu: Gpu = False,
+    address: Address = None,
     no_verify: NoVerify = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -60,29 +61,38 @@ def index(
     """Indexes embeddings, and measures the index's recall.
 
     heron index embeddings/faces --out indexes/faces
+    heron index embeddings/celeba --out indexes/celeba --kind ivf --address auto
     """
     from heron.retrieval.build import build_index
     from heron.retrieval.embeddings import Embeddings
     from heron.retrieval.index_plan import format_bytes
 
     source = Embeddings.open(embeddings, not no_verify)
-    manifest = build_index(
-        source,
-        out,
-        layer=layer or source.default_layer,
-        kind=kind,
-        metric=metric,
-        memory_bytes=memory,
-        recall=recall,
-        k=k,
-        queries=queries,
-        seed=seed,
-        width=width,
-        gpu=gpu,
-        map=map,
-        progress=not quiet,
-        overwrite=overwrite,
-    )
+    with ExitStack() as stack:
+        tasks = None
+        if address is not None:
+            from heron.distributed.cluster import Tasks, connected, has_gpus
+
+            stack.enter_context(connected(address, "--address"))
+            tasks = Tasks(gpus=int(gpu and has_gpus()))
+        manifest = build_index(
+            source,
+            out,
+            layer=layer or source.default_layer,
+            kind=kind,
+            metric=metric,
+            memory_bytes=memory,
+            recall=recall,
+            k=k,
+            queries=queries,
+            seed=seed,
+            width=width,
+            gpu=gpu,
+            executor=tasks,
+            map=map,
+            progress=not quiet,
+            overwrite=overwrite,
+        )
     plan, measured = manifest.plan, manifest.recall
     print(
         f"{out}: {manifest.kind} of {manifest.count:,} vectors of {manifest.dim} dimensions, "

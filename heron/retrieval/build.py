@@ -1,12 +1,10 @@
 """Builds an index from embeddings: checks, trains, adds in blocks, measures; all or nothing."""
 
-import math
-import os
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.retrieval.index_files import (
-    FAISS_METRICS,
     INDEX,
     IndexManifest,
     Prefix,
@@ -27,87 +24,27 @@ from heron.retrieval.index_files import (
     set_default,
 )
 from heron.retrieval.index_plan import (
-    BLOCK,
     CODED,
-    MAX_POINTS,
     METRICS,
-    PQ_SAMPLE,
     MapKind,
     Metric,
     Plan,
     RequestedKind,
-    VectorSet,
     choose_plan,
     compared_by,
 )
+from heron.retrieval.inverted_file import assign, assign_on, train, write_lists
+from heron.retrieval.layer_vectors import LayerVectors
 from heron.retrieval.locations import FolderOutput, open_output
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.recall import ExactSearch, Recall
-from heron.retrieval.vectors import VectorsInMemory, prepare_vectors
+from heron.retrieval.vectors import VectorsInMemory
 from heron.shards.artefact import MANIFEST, FileSum
-from heron.shards.terminal import Bar
+from heron.shards.workers import Executor
 
 faiss = require("faiss", "an index")
 MAX_EF = 4096  # the largest efSearch that is tried
 QUERY_BLOCK = 256  # queries searched at a time: FAISS keeps nprobe numbers for each
-
-
-@dataclass(frozen=True)
-class LayerVectors:
-    """A layer of embeddings, as it goes into FAISS."""
-
-    embeddings: Embeddings | VectorsInMemory
-    layer: Layer
-    metric: Metric
-    progress: bool = False  # show a bar for each named pass
-    prefix: Prefix | None = None  # the part of each vector to index; None: all of it
-    rotation: Vectors | None = None  # see `index_files.rotation`
-
-    @property
-    def dim(self) -> int:
-        """The dimension of a vector."""
-        if self.prefix is not None:
-            return self.prefix.width * self.prefix.views
-        return self.embeddings.layer(self.layer).dim
-
-    def vector_set(self, held_out: int) -> VectorSet:
-        """Returns the facts that a plan depends on."""
-        return VectorSet(
-            count=len(self.embeddings),
-            dim=self.dim,
-            part_bytes=self.embeddings.part_bytes(self.layer),
-            held_out=held_out,
-            euclidean=self.metric != "inner_product",
-        )
-
-    def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
-        """Yields blocks of checked vectors, each with the number of its first."""
-        hidden, count = not (name and self.progress), len(self.embeddings)
-        with Bar(count, "vector", name=name, hidden=hidden) as bar:
-            for start, block in self.embeddings.blocks(self.layer, BLOCK):
-                yield start, self._prepare(block, np.arange(start, start + len(block)))
-                bar.update(len(block))
-
-    def take(self, numbers: Numbers) -> Vectors:
-        """Returns the checked vectors of some samples, read block by block to bound memory."""
-        vectors = np.empty((len(numbers), self.dim), np.float32)
-        for first in range(0, len(numbers), BLOCK):
-            block_numbers = numbers[first : first + BLOCK]
-            block = self.embeddings.take(self.layer, block_numbers)
-            vectors[first : first + BLOCK] = self._prepare(block, block_numbers)
-        return vectors
-
-    def _prepare(self, vectors: Vectors, numbers: Numbers) -> Vectors:
-        samples = self.embeddings.samples
-        unit = self.metric == "cosine"
-        vectors = vectors if self.prefix is None else self.prefix.of(vectors)
-        vectors = prepare_vectors(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
-        return vectors if self.rotation is None else vectors @ self.rotation
-
-    def empty_index(self, plan: Plan) -> Any:
-        """Returns an empty FAISS index for a plan."""
-        metric = FAISS_METRICS[compared_by(self.metric, plan.kind)]
-        return faiss.index_factory(self.dim, plan.factory, metric)
 
 
 def build_index(
@@ -124,6 +61,7 @@ def build_index(
     seed: int = 0,  # for drawing queries and training sample
     width: int | None = None,  # leading dimensions of each view's vectors to index; None: all
     gpu: bool = False,  # k-means, lists and the exact search of recall on GPUs (unmeasured)
+    executor: Executor | None = None,  # assigns vectors to lists, a part of the embeddings an item
     map: MapKind = "pca",  # of all samples, for the page
     progress: bool = True,
     overwrite: bool = False,  # move what `out` holds aside
@@ -156,7 +94,7 @@ def build_index(
     del order
     with _place(out, overwrite) as work:
         seconds: dict[str, float] = {}
-        index = make(vectors, plan, training, work / INDEX, seconds, gpu)
+        index = make(vectors, plan, training, work / INDEX, seconds, gpu, executor)
         with _timed(seconds, "recall"):
             setting, measured_recall = measure(
                 index, vectors, plan, query_numbers, min(k, count - 1), recall, gpu
@@ -231,6 +169,7 @@ def make(
     path: Path,
     seconds: dict[str, float],
     gpu: bool = False,
+    executor: Executor | None = None,
 ) -> Any:
     """Trains, adds and writes; returns the FAISS index, memory-mapped if the plan says so."""
     if plan.kind == "hnsw":
@@ -248,7 +187,10 @@ def make(
         with _timed(seconds, "train"):
             trained = train(vectors, plan, training, gpu)
         with _timed(seconds, "assign"):
-            assigned = assign(trained, vectors, gpu)
+            if executor is None or not isinstance(embeddings := vectors.embeddings, Embeddings):
+                assigned = assign(trained, vectors, gpu)
+            else:
+                assigned = assign_on(executor, trained, vectors, embeddings, gpu)
         with _timed(seconds, "add"):
             write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned
@@ -269,91 +211,6 @@ def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
         stream.write(header)
         for _, block in vectors.blocks("add"):
             stream.write(block.data)
-
-
-def train(vectors: LayerVectors, plan: Plan, training: Numbers, gpu: bool = False) -> Any:
-    """Returns an empty inverted file with trained centroids, and codes if its kind has them."""
-    index = vectors.empty_index(plan)
-    if plan.kind == "ivfpq":
-        index.pq.cp.max_points_per_centroid = MAX_POINTS
-        index.use_precomputed_table = -1  # it is not searched before it is read again
-    if gpu:  # keep a reference: FAISS only borrows the index that it clusters with
-        flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(index.d, index.metric_type))
-        index.clustering_index = flat
-    sample = vectors.take(training)
-    if plan.kind in ("sq8", "rabitq"):
-        _train_codes(index, sample)
-    else:
-        index.train(sample)
-    index.clustering_index = None
-    return index
-
-
-def _train_codes(index: Any, sample: Vectors) -> None:
-    """Trains centroids, then codes on the residuals of a subsample."""
-    # `index.train` takes the residuals of 100,000 vectors or of all, which need more memory than
-    # the index does.
-    index.train_q1(len(sample), faiss.swig_ptr(sample), False, index.metric_type)
-    subsample = np.ascontiguousarray(sample[:: math.ceil(len(sample) / PQ_SAMPLE)])
-    lists = np.ascontiguousarray(index.quantizer.search(subsample, 1)[1][:, 0])
-    residuals = np.empty_like(subsample)
-    pointers = map(faiss.swig_ptr, (subsample, residuals, lists))
-    index.quantizer.compute_residual_n(len(subsample), *pointers)
-    index.train_encoder(len(subsample), *map(faiss.swig_ptr, (residuals, lists)))
-    index.is_trained = True
-
-
-def assign(index: Any, vectors: LayerVectors, gpu: bool = False) -> Numbers:
-    """Returns the inverted list of every vector, int64 [N]."""
-    quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpu else index.quantizer
-    assigned = np.empty(len(vectors.embeddings), np.int64)
-    for start, block in vectors.blocks("assign"):
-        assigned[start : start + len(block)] = quantizer.search(block, 1)[1][:, 0]
-    return assigned
-
-
-def write_lists(
-    path: Path, index: Any, blocks: Iterator[tuple[int, Vectors]], assigned: Numbers
-) -> None:
-    """Writes the file of an inverted file a block at a time, as `faiss.write_index` would.
-
-    `index` is trained and empty; `assigned` is the list of every vector.
-    """
-    # FAISS itself keeps the lists in memory until it writes them, and a growing list doubles its
-    # room. Its file is the trained index, the size of each list, then for each list the codes and
-    # the numbers of its vectors. `assigned` gives the size of every list, and so the offset of
-    # every code. Tests compare the file with FAISS's.
-    header = bytearray(faiss.serialize_index(index).tobytes())
-    struct.pack_into("<q", header, 8, len(assigned))
-    empty = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"sprs", 0)
-    full = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"full", index.nlist)
-    if not header.endswith(empty):
-        raise RetrievalError(
-            f"FAISS {faiss.__version__} writes inverted files in a format that this version of "
-            "heron does not know; install faiss-cpu 1.15 or faiss-gpu 1.15"
-        )
-    header[-len(empty) :] = full
-    sizes = np.bincount(assigned, minlength=index.nlist).astype("<u8")
-    entry_bytes = index.code_size + 8
-    code_offsets = (
-        len(header) + sizes.nbytes + np.concatenate([[0], np.cumsum(sizes[:-1])]) * entry_bytes
-    )
-    number_offsets = code_offsets + sizes * index.code_size
-    with path.open("wb") as stream:
-        stream.write(header + sizes.tobytes())
-        stream.flush()
-        for start, block in blocks:
-            lists = assigned[start : start + len(block)]
-            codes = np.empty((len(block), index.code_size), np.uint8)
-            index.encode_vectors(len(block), *map(faiss.swig_ptr, (block, lists, codes)))
-            order = np.argsort(lists, kind="stable")
-            present, firsts = np.unique(lists[order], return_index=True)
-            for list_number, members in zip(present, np.split(order, firsts[1:]), strict=True):
-                os.pwrite(stream.fileno(), codes[members].data, int(code_offsets[list_number]))
-                numbers = (members + start).astype("<i8")
-                os.pwrite(stream.fileno(), numbers.data, int(number_offsets[list_number]))
-                code_offsets[list_number] += len(members) * index.code_size
-                number_offsets[list_number] += len(members) * 8
 
 
 def measure(

@@ -225,12 +225,16 @@ class Embeddings:
             )
         return array
 
-    def blocks(self, layer: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
+    def blocks(
+        self, layer: Layer, rows: int = BLOCK, part: int | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yields all vectors, or those of a part: number of the first, float32 [<= rows, dim]."""
         for number, start in enumerate(self._starts[:-1].tolist()):
-            part = self._part(layer, number)
-            for first in range(0, len(part), rows):
-                yield start + first, np.asarray(part[first : first + rows], np.float32)
+            if part not in (None, number):
+                continue
+            array = self._part(layer, number)
+            for first in range(0, len(array), rows):
+                yield start + first, np.asarray(array[first : first + rows], np.float32)
 
     def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the vectors of some samples, float32 [numbers, dim], in their order."""

@@ -185,9 +185,11 @@ class EmbeddingsOfViews(Embeddings):
             there[first : first + len(block)] = np.logical_and.reduce(parts)
         return there
 
-    def blocks(self, layer: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def blocks(
+        self, layer: Layer, rows: int = BLOCK, part: int | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yields the views' vectors: see `Embeddings.blocks`."""
-        for first, block in self.whole.blocks(layer, rows):
+        for first, block in self.whole.blocks(layer, rows, part):
             yield first, block[:, self._columns[layer]]
 
     def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:

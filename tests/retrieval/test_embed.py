@@ -237,7 +237,7 @@ def test_embeddings_that_are_not_finite_are_named(
 
     monkeypatch.setattr(EmbeddingModel, "forward", poisoned)
     key = Reader(load_config(locate(run) / "config.yaml").data.path).sample_key(70)
-    message = f"layer 'hidden' of 1 samples is not finite in float32, the first {key}; expected"
+    message = f"'hidden' of 1 samples has NaN or infinite values in float32, first in {key}; check"
     with pytest.raises(RetrievalError, match=message):
         embed(run, tmp_path / "out", SMALL, progress=False)
 

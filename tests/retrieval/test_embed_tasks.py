@@ -5,25 +5,28 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from heron.cli.main import main
 from heron.config.errors import RetrievalError
 from heron.distributed.cluster import Tasks, has_gpus
 from heron.retrieval import embed_tasks
+from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.embed_tasks import embed_on
 from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index_plan import RequestedKind
 from heron.shards.errors import ShardError
 from heron.shards.workers import Item, Processes, Result
 from tests.retrieval.test_embed import ROWS, SMALL, files
 from tests.retrieval.test_embed import run as run  # a fixture
 from tests.retrieval.test_embed import whole as whole
-from tests.studies.nodes import Losing, Nodes, joined
+from tests.studies.nodes import Losing, Nodes, joined, running
 
 
 @pytest.fixture  # a cluster that has lost a node may take the next one for it
@@ -104,3 +107,48 @@ def test_what_tasks_refuse(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         RetrievalError, match=r"^2 processes were started, but embedding in tasks needs only one"
     ):
         embed_on(Processes(2), run, tmp_path / "out", SMALL)
+
+
+FEW: dict[str, Any] = {"queries": 20, "k": 5, "map": "none", "progress": False}
+
+
+@pytest.mark.parametrize("kind", ["ivf", "sq8", "rabitq"])
+def test_an_index_by_processes_is_that_of_one(
+    kind: RequestedKind, tmp_path: Path, run: Path
+) -> None:
+    small = replace(SMALL, part_rows=100)
+    whole = embed(run, tmp_path / "e", small, progress=False)
+    options: dict[str, Any] = {
+        "kind": kind,
+        "queries": 20,
+        "k": 5,
+        "map": "none",
+        "progress": False,
+    }
+    build_index(whole, tmp_path / "one", **options)
+    build_index(whole, tmp_path / "many", executor=Processes(2), **options)
+    assert files(tmp_path / "many")["index.faiss"] == files(tmp_path / "one")["index.faiss"]
+
+
+def test_an_index_on_a_cluster_that_loses_a_worker(
+    nodes: Nodes, whole: Embeddings, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "kind": "ivf",
+        "queries": 20,
+        "k": 5,
+        "map": "none",
+        "progress": False,
+    }
+    build_index(whole, tmp_path / "one", **options)
+    build_index(whole, tmp_path / "two", executor=Killing(folder=tmp_path), **options)
+    assert [*tmp_path.glob("try-*")]
+    assert files(tmp_path / "two")["index.faiss"] == files(tmp_path / "one")["index.faiss"]
+
+
+def test_the_verb_index_on_a_cluster(whole: Embeddings, tmp_path: Path) -> None:
+    words = ["index", str(whole.folder), "--kind", "ivf", "--queries", "20", "--quiet"]
+    assert main([*words, "--out", str(tmp_path / "one")]) == 0
+    with running() as cluster:
+        assert main([*words, "--out", str(tmp_path / "two"), "--address", cluster.address]) == 0
+    assert files(tmp_path / "two")["index.faiss"] == files(tmp_path / "one")["index.faiss"]

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from heron.config.errors import RetrievalError
 from heron.retrieval import build
-from heron.retrieval.build import LayerVectors, build_index, train, write_lists
+from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index, Neighbours
 from heron.retrieval.index_files import INDEX
 from heron.retrieval.index_plan import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
+from heron.retrieval.inverted_file import train, write_lists
+from heron.retrieval.layer_vectors import LayerVectors
 from heron.retrieval.recall import ExactSearch
 from tests.retrieval.made import clustered, unlabelled
 

@@ -1,0 +1,153 @@
+"""Inverted files: training centroids and codes, assigning vectors to lists, writing the lists."""
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.config.errors import RetrievalError
+from heron.config.extras import require
+from heron.evaluation.knn import Numbers, Vectors
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index_plan import MAX_POINTS, PQ_SAMPLE, Plan
+from heron.retrieval.layer_vectors import LayerVectors
+from heron.shards.terminal import Bar
+from heron.shards.workers import Executor
+
+faiss = require("faiss", "an index")
+
+
+def train(vectors: LayerVectors, plan: Plan, training: Numbers, gpu: bool = False) -> Any:
+    """Returns an empty inverted file with trained centroids, and codes if its kind has them."""
+    index = vectors.empty_index(plan)
+    if plan.kind == "ivfpq":
+        index.pq.cp.max_points_per_centroid = MAX_POINTS
+        index.use_precomputed_table = -1  # it is not searched before it is read again
+    if gpu:  # keep a reference: FAISS only borrows the index that it clusters with
+        flat = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(index.d, index.metric_type))
+        index.clustering_index = flat
+    sample = vectors.take(training)
+    if plan.kind in ("sq8", "rabitq"):
+        _train_codes(index, sample)
+    else:
+        index.train(sample)
+    index.clustering_index = None
+    return index
+
+
+def _train_codes(index: Any, sample: Vectors) -> None:
+    """Trains centroids, then codes on the residuals of a subsample."""
+    # `index.train` takes the residuals of 100,000 vectors or of all, which need more memory than
+    # the index does.
+    index.train_q1(len(sample), faiss.swig_ptr(sample), False, index.metric_type)
+    subsample = np.ascontiguousarray(sample[:: math.ceil(len(sample) / PQ_SAMPLE)])
+    lists = np.ascontiguousarray(index.quantizer.search(subsample, 1)[1][:, 0])
+    residuals = np.empty_like(subsample)
+    pointers = map(faiss.swig_ptr, (subsample, residuals, lists))
+    index.quantizer.compute_residual_n(len(subsample), *pointers)
+    index.train_encoder(len(subsample), *map(faiss.swig_ptr, (residuals, lists)))
+    index.is_trained = True
+
+
+def assign(index: Any, vectors: LayerVectors, gpu: bool = False) -> Numbers:
+    """Returns the inverted list of every vector, int64 [N]."""
+    quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpu else index.quantizer
+    assigned = np.empty(len(vectors.embeddings), np.int64)
+    for start, block in vectors.blocks("assign"):
+        assigned[start : start + len(block)] = quantizer.search(block, 1)[1][:, 0]
+    return assigned
+
+
+@dataclass(frozen=True)
+class _Assigner:
+    """Finds the list of every vector of a part, in any process."""
+
+    where: str  # the embeddings
+    vectors: LayerVectors  # without them
+    quantizer: NDArray[np.uint8]  # FAISS's bytes of the centroids
+    gpu: bool
+
+    def __call__(self, number: int) -> tuple[int, NDArray[np.int32]]:
+        """Returns the number of the part's first vector, and the list of each, int32 [rows]."""
+        vectors = replace(self.vectors, embeddings=_opened(self.where))
+        quantizer = faiss.deserialize_index(self.quantizer)
+        if self.gpu:
+            quantizer = faiss.index_cpu_to_all_gpus(quantizer)
+        blocks = [(start, quantizer.search(b, 1)[1][:, 0]) for start, b in vectors.part(number)]
+        lists = [lists.astype(np.int32) for _, lists in blocks]
+        return (blocks[0][0], np.concatenate(lists)) if lists else (0, np.empty(0, np.int32))
+
+
+@lru_cache(1)
+def _opened(where: str) -> Embeddings:
+    return Embeddings.open(where, verify=False)  # whoever hands out the parts has verified them
+
+
+def assign_on(
+    executor: Executor, index: Any, vectors: LayerVectors, embeddings: Embeddings, gpu: bool
+) -> Numbers:
+    """Returns what `assign` does; the parts of the embeddings are items of an executor."""
+    bare = replace(vectors, embeddings=None, progress=False)  # type: ignore[arg-type]
+    job = _Assigner(embeddings.where, bare, faiss.serialize_index(index.quantizer), gpu)
+    assigned = np.empty(len(embeddings), np.int64)
+    parts = range(len(embeddings.manifest.parts))
+    with (
+        closing(executor.map(job, parts)) as results,
+        Bar(len(embeddings), "vector", name="assign", hidden=not vectors.progress) as bar,
+    ):
+        for _, (start, lists) in results:
+            assigned[start : start + len(lists)] = lists
+            bar.update(len(lists))
+    return assigned
+
+
+def write_lists(
+    path: Path, index: Any, blocks: Iterator[tuple[int, Vectors]], assigned: Numbers
+) -> None:
+    """Writes the file of an inverted file a block at a time, as `faiss.write_index` would.
+
+    `index` is trained and empty; `assigned` is the list of every vector.
+    """
+    # FAISS itself keeps the lists in memory until it writes them, and a growing list doubles its
+    # room. Its file is the trained index, the size of each list, then for each list the codes and
+    # the numbers of its vectors. `assigned` gives the size of every list, and so the offset of
+    # every code. Tests compare the file with FAISS's.
+    header = bytearray(faiss.serialize_index(index).tobytes())
+    struct.pack_into("<q", header, 8, len(assigned))
+    empty = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"sprs", 0)
+    full = struct.pack("<4sQQ4sQ", b"ilar", index.nlist, index.code_size, b"full", index.nlist)
+    if not header.endswith(empty):
+        raise RetrievalError(
+            f"FAISS {faiss.__version__} writes inverted files in a format that this version of "
+            "heron does not know; install faiss-cpu 1.15 or faiss-gpu 1.15"
+        )
+    header[-len(empty) :] = full
+    sizes = np.bincount(assigned, minlength=index.nlist).astype("<u8")
+    entry_bytes = index.code_size + 8
+    code_offsets = (
+        len(header) + sizes.nbytes + np.concatenate([[0], np.cumsum(sizes[:-1])]) * entry_bytes
+    )
+    number_offsets = code_offsets + sizes * index.code_size
+    with path.open("wb") as stream:
+        stream.write(header + sizes.tobytes())
+        stream.flush()
+        for start, block in blocks:
+            lists = assigned[start : start + len(block)]
+            codes = np.empty((len(block), index.code_size), np.uint8)
+            index.encode_vectors(len(block), *map(faiss.swig_ptr, (block, lists, codes)))
+            order = np.argsort(lists, kind="stable")
+            present, firsts = np.unique(lists[order], return_index=True)
+            for list_number, members in zip(present, np.split(order, firsts[1:]), strict=True):
+                os.pwrite(stream.fileno(), codes[members].data, int(code_offsets[list_number]))
+                numbers = (members + start).astype("<i8")
+                os.pwrite(stream.fileno(), numbers.data, int(number_offsets[list_number]))
+                code_offsets[list_number] += len(members) * index.code_size
+                number_offsets[list_number] += len(members) * 8
