@@ -360,7 +360,14 @@ def tutorial() -> None:
 def halving() -> None:
     """Draws which of 16 trials with made-up scores go on at each rung of ASHA, by its code."""
     draw = np.random.default_rng(4)
-    search = {"kind": "asha", "trials": 16, "steps": 800, "grace_steps": 50, "factor": 4}
+    search = {
+        "sampler": "random",
+        "scheduler": "asha",
+        "trials": 16,
+        "steps": 800,
+        "grace_steps": 50,
+        "factor": 4,
+    }
     measure = {"x": "optim.lr", "y": ["f1_weighted"], "score": "f1_weighted"}
     tree = {"title": "ASHA", "base": "configs/frames.yaml", "vary": {"optim.lr": [0.1]}}
     study = Study.model_validate(tree | {"search": search, "measure": measure})

@@ -18,7 +18,7 @@ from benchmarks.workloads import TERMS
 from heron.config.experiment import load_config
 from heron.config.terms import named_terms
 from heron.shards.artefact import sha256
-from heron.studies.tables import TABLES
+from heron.studies.reproduction import TABLES
 from tests import forked
 from tests.shards.others import cats, write_wds
 

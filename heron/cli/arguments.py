@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from heron.config.sections import expand_home
+from heron.config.sections import Natural, expand_home
 from heron.shards.dotted import suggest
 from heron.shards.errors import CONTROL, SourceError, explain
 from heron.shards.terminal import print_error
@@ -60,6 +60,7 @@ Quiet = Annotated[bool, "no progress bar"]
 Address = Annotated[
     str | None, "Ray cluster to run on: HOST:PORT or auto (default: run on this machine)"
 ]
+AtOnce = Annotated[Natural | None, "runs at a time, by Ray (default: 1 here, all of a cluster)"]
 OVERRIDE = re.compile(r"[a-z_]+(\.[\w-]+)*=")  # begins an override
 UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again

@@ -11,13 +11,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from heron.cli.arguments import Location, MethodName, Override, Overwrite, UsageError
+from heron.cli.arguments import (
+    Address,
+    AtOnce,
+    Location,
+    MethodName,
+    Override,
+    Overwrite,
+    UsageError,
+)
 from heron.config.errors import ConfigError
 from heron.config.sections import Natural, expand_home
 from heron.config.shipped import CONFIGS, find_config
 from heron.shards.artefact import Count
 from heron.shards.atomic import save_json
 from heron.shards.terminal import print_markdown, print_table
+from heron.shards.workers import Executor
 from heron.training.tracking import read_result
 
 if TYPE_CHECKING:
@@ -41,6 +50,9 @@ Score = Annotated[
 ]
 Ranges = Annotated[Path, "file of what is drawn, as configs/tuning/default.yaml"]
 Seed = Annotated[Count, "of the draws"]
+Sampler = Annotated[
+    Literal["random", "optuna"], "of trials: random draws, or optuna's TPE from the fifth on"
+]
 
 
 def compare(
@@ -65,6 +77,9 @@ def compare(
     seed: Seed = 0,
     score: Score = None,
     space: Ranges = SPACE,
+    sampler: Sampler = "random",
+    address: Address = None,
+    at_once: AtOnce = None,
     out: Annotated[
         Path | None, "folder of all that is made (default: runs/CONFIG-compare or CONFIG-quick)"
     ] = None,
@@ -89,11 +104,15 @@ def compare(
             f"{''.join(f', {name} on raw features' for name in baselines)}",
             flush=True,
         )
+    from heron.studies.engine import executor
+
     methods = methods or ("dnn", "herocon")
     verb = "quick" if quick else "compare"
+    words = with_threads(find_config(config), words, address, at_once)
     settings, reader = _search_settings(
         config, words, space, trials, seed, score, out, verb, overwrite
     )
+    settings = replace(settings, sampler=sampler)
     baselines = tuple(dict.fromkeys(baselines))
     numbers = range(first, first + folds)
     if quick:
@@ -102,7 +121,10 @@ def compare(
     experiments = {
         fold: {name: settings.experiment(name, fold) for name in methods} for fold in numbers
     }
-    comparison = _run_folds(settings, reader, experiments, baselines, () if quick else baselines)
+    threads = next(iter(experiments[first].values())).train.cpu_threads
+    with executor(address, at_once, threads) as runs_on:
+        on_features = () if quick else baselines
+        comparison = _run_folds(settings, reader, experiments, baselines, on_features, runs_on)
     options, is_raw = comparison.winner.partition(" on raw features")[:2]
     if is_raw:
         path = settings.out / "results" / f"{options}-raw-{first}.json"
@@ -116,6 +138,7 @@ def _run_folds(
     experiments: "Mapping[int, Mapping[str, Config]]",
     baselines: "Sequence[Kind]",
     on_features: "Sequence[Kind]",
+    executor: Executor,
 ) -> "Comparison":
     """Runs each fold's methods, and scikit-learn's on raw features and on each method's."""
     from heron.data.protocol import assign
@@ -127,29 +150,33 @@ def _run_folds(
         score_raw,
         shared_rows,
     )
+    from heron.studies.engine import Job, run_jobs
 
-    started = time.monotonic()
-    rows, roles = defaultdict[str, list[FoldResult]](list), []
+    started, jobs, roles = time.monotonic(), list[Job[list[FoldResult]]](), []
     for fold, by_method in experiments.items():
-        results: list[FoldResult] = []
         for name, experiment in by_method.items():
             folder = settings.out / f"fold-{fold}" / name
             work = partial(score_method, settings, experiment, name, folder, on_features)
-            results += load_or_compute(
-                settings, reader, experiment, f"{name}-{fold}", on_features, work
-            )
+            file = f"{name}-{fold}"
+            jobs.append(load_or_compute(settings, reader, experiment, file, on_features, work))
         experiment = next(iter(by_method.values()))
         for kind in baselines:
-            work = partial(score_raw, settings, experiment, kind)
-            results += load_or_compute(
-                settings, reader, experiment, f"{kind}-raw-{fold}", (kind,), work
-            )
+            file = f"{kind}-raw-{fold}"
+            work = partial(score_raw, settings, experiment, kind, file)
+            jobs.append(load_or_compute(settings, reader, experiment, file, (kind,), work))
+        roles.append(assign(reader, experiment.data.split, experiment.data.protocol))
+    ended, in_a_fold = list[int](), len(jobs) // len(experiments)
+
+    def tell(job: int) -> None:
+        ended.append(job)
+        if len(ended) == in_a_fold < len(jobs):
+            minutes = (time.monotonic() - started) * (len(jobs) / in_a_fold - 1) / 60
+            print(f"the other {len(roles) - 1} folds take about {minutes:.1f} minutes", flush=True)
+
+    rows = defaultdict[str, list[FoldResult]](list)
+    for results in run_jobs(jobs, executor, tell):
         for result in results:
             rows[result.name].append(result)
-        roles.append(assign(reader, experiment.data.split, experiment.data.protocol))
-        if (left := len(experiments) - len(roles)) and len(roles) == 1:
-            minutes = (time.monotonic() - started) * left / 60
-            print(f"the other {left} folds take about {minutes:.1f} minutes", flush=True)
     return Comparison(
         f"{reader.manifest.dataset}: {len(roles[0].labelled):,} labelled, "
         f"{len(roles[0].validation):,} validation and {len(roles[0].test):,} test rows; "
@@ -160,6 +187,17 @@ def _run_folds(
         rows,
         shared_rows([r.labelled for r in roles], [r.test for r in roles]),
     )
+
+
+def with_threads(
+    config: Path, overrides: Sequence[str], address: str | None, at_once: int | None
+) -> list[str]:
+    """Returns overrides that give each task one thread, unless the experiment has a number."""
+    from heron.config.experiment import load_config
+    from heron.studies.engine import is_parallel
+
+    own = not is_parallel(address, at_once) or load_config(config, overrides).train.cpu_threads
+    return [*overrides] if own else [*overrides, "train.cpu_threads=1"]
 
 
 def split(config: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
@@ -194,8 +232,9 @@ def _shortened(
     Steps follow from the time of scikit-learn's first fold and of a short run of each method; they
     are kept in quick.json, so that the same command goes on.
     """
-    from heron.studies.comparison import score_raw
-    from heron.studies.search import LOG, run
+    from heron.studies.comparison import measure_raw
+    from heron.studies.engine import train
+    from heron.studies.search import LOG
 
     own = settings.experiment(methods[0], folds[0])
     protocol, rows = own.data.protocol, reader.split_rows(own.data.split)
@@ -212,14 +251,14 @@ def _shortened(
     for name in methods:
         trial = short.trial(short.experiment(name, folds[0]), 0, settings.out / "probe" / name)
         began = time.monotonic()
-        run(trial.config, settings.out / LOG)
+        train(trial.config, settings.out / LOG)
         metrics = (Path(trial.config.run.dir) / "metrics.jsonl").read_text().splitlines()
         seconds = [r["seconds"] for r in map(json.loads, metrics) if "seconds" in r]
         step += sorted(seconds)[len(seconds) // 2]
         fixed += time.monotonic() - began - sum(seconds)
     began = time.monotonic()
     for kind in baselines:
-        score_raw(settings, settings.experiment(methods[0], folds[0]), kind)
+        measure_raw(settings.score, settings.experiment(methods[0], folds[0]), kind)
     spent = (time.monotonic() - began) * (len(folds) + 1)
     left = max(QUICK_SECONDS - spent, QUICK_SECONDS * QUICK_LEAST) - fixed * (len(folds) + 1)
     most = own.train.steps or math.inf
@@ -241,6 +280,9 @@ def tune(
     seed: Seed = 0,
     score: Score = None,
     space: Ranges = SPACE,
+    sampler: Sampler = "random",
+    address: Address = None,
+    at_once: AtOnce = None,
     out: Annotated[Path | None, "folder of all that is made (default: runs/CONFIG-tune)"] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -251,18 +293,24 @@ def tune(
 
     heron tune scene --methods dnn herocon --trials 16
     """
+    words = with_threads(find_config(config), overrides, address, at_once)
     settings, _ = _search_settings(
-        config, overrides, space, trials, seed, score, out, "tune", overwrite
+        config, words, space, trials, seed, score, out, "tune", overwrite
     )
+    settings = replace(settings, sampler=sampler)
     from heron.config.experiment import dump_config, parse_config
+    from heron.studies.engine import executor, run_jobs
     from heron.studies.search import search
 
     refuse_other_score(settings, methods)
     lines = list[list[str]]()
     # All are checked before the first run, so that an invalid one costs no run.
     experiments = {name: settings.experiment(name, None) for name in methods}
-    for name, experiment in experiments.items():
-        best, rows = search(settings, experiment, settings.out / name)
+    threads = next(iter(experiments.values())).train.cpu_threads
+    with executor(address, at_once, threads) as runs_on:
+        jobs = [search(settings, own, settings.out / name) for name, own in experiments.items()]
+        found = run_jobs(jobs, runs_on)
+    for name, (best, rows) in zip(experiments, found, strict=True):
         tree = best.config.model_dump(mode="json")
         tree["run"] = {"dir": str(settings.out / f"{name}-best"), "resume": "never"}
         tree["evaluate"]["test"] = True

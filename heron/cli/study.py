@@ -8,15 +8,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from heron.cli.arguments import Override, Overwrite
+from heron.cli.arguments import Address, AtOnce, Override, Overwrite
+from heron.cli.compare import with_threads
 from heron.config.errors import INTERRUPTED, ConfigError
 from heron.config.experiment import load_config
 from heron.config.sections import Natural
 from heron.config.shipped import CONFIGS, STUDIES, find_shipped, names_in
 from heron.shards.dotted import suggest
 from heron.shards.terminal import print_markdown, print_table
-from heron.studies.reproduction import missing, reproduce
-from heron.studies.tables import GROUPS, TABLES, PublishedTable
+from heron.studies.reproduction import GROUPS, TABLES, PublishedTable, missing, reproduce
 
 TABLE_NAMES = [*TABLES, *GROUPS]
 
@@ -52,10 +52,12 @@ def study(
     out = out or folder_of(study, small)
     trials = plan(spec, out)
     configs = [trial.config() for trial in trials]  # all of them before the first starts
-    print(f"{spec.title}: {len(trials)} trials by {spec.search.kind}, in {out}", flush=True)
+    print(f"{spec.title}: {spec.planned} trials by {spec.search.description}, in {out}", flush=True)
     if dry_run:
         for trial in trials:
             print(f"{trial.name}: {trial.description}\n  {trial.command()}")
+        if left := spec.planned - len(trials):
+            print(f"optuna suggests the other {left} when it knows the scores of these")
         try:
             refuse_missing_data(spec, configs)
         except ConfigError as fault:
@@ -76,8 +78,8 @@ def study(
         if retry_failed:
             ledger.forget_failed()
         if ledger.rows:
-            print(f"{len(ledger.rows)} of {len(trials)} trials have ended already", flush=True)
-        ended = len(ledger.rows) == len(trials)
+            print(f"{len(ledger.rows)} of {spec.planned} trials have ended already", flush=True)
+        ended = len(ledger.rows) == spec.planned
         if not ended:
             if not (spec.gpus or address):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # not requested
@@ -91,7 +93,7 @@ def study(
             print(f"best by the mean over repeats: {best_setting.describe(score)}")
             print(results.table.loc[best_setting.trials[0], "command"])
     if not ended:
-        print(f"{len(ledger.rows)} of {len(trials)} trials have ended; the same command goes on")
+        print(f"{len(ledger.rows)} of {spec.planned} trials have ended; the same command goes on")
         return INTERRUPTED
     failed = [row["trial"] for row in ledger.rows.values() if row["status"] == "failed"]
     if failed:
@@ -149,6 +151,8 @@ def run_table(
     first: Annotated[int, "first of them"] = 0,
     only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
     out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
+    address: Address = None,
+    at_once: AtOnce = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[bool, "list the runs that are missing, and stop"] = False,
 ) -> None:
@@ -156,6 +160,7 @@ def run_table(
 
     heron reproduce scene
     """
+    from heron.studies.engine import executor
     from heron.training.earlier_run import begin_anew
 
     folder = out or folder_of_table(table)
@@ -179,9 +184,13 @@ def run_table(
         return
     if overwrite:
         begin_anew(folder)
+    config = CONFIGS / next(iter(tables.values())).config
+    overrides = (*with_threads(config, overrides, address, at_once),)
+    threads = load_config(config, overrides).train.cpu_threads
     for path, published in tables.items():
         if hints[path]:
             text = f"{published.source}: {hints[path]}\n"
         else:
-            text = reproduce(published, path, overrides, only)
+            with executor(address, at_once, threads) as runs_on:
+                text = reproduce(published, path, overrides, only, runs_on)
         print_markdown(text + "\n")

@@ -17,6 +17,7 @@ EXTRAS = {  # how to install each optional module, by an extra of pyproject.toml
     "torch_geometric": "pip install 'heron-pretrain[graph]'",
     "timm": "pip install 'heron-pretrain[vision]'",
     "umap": "pip install 'heron-pretrain[map]'",
+    "optuna": "pip install 'heron-pretrain[study]'",
     "ray": "pip install 'heron-pretrain[study]'",
 }
 

@@ -80,10 +80,12 @@ class Tasks:
     Attributes:
         at_once: the most tasks at a time; None: as many as the cluster has CPUs for.
         gpus: of each task.
+        cpus: of each task.
     """
 
     at_once: int | None = None
     gpus: int = 0
+    cpus: int = 1
 
     def map(
         self, function: Callable[[Item], Result], items: Sequence[Item]
@@ -91,7 +93,7 @@ class Tasks:
         """Calls a function on items in tasks: see `heron.shards.workers.Executor`."""
         import ray
 
-        run = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=RETRIES)(_run)
+        run = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)(_run)
         held, root = ray.put(function), Path.cwd()  # sent to each node once, not with each item
         pending, busy = iter(items), dict[Any, Item]()
         room = self.at_once or AHEAD
@@ -144,5 +146,5 @@ def _lost(item: object, error: Exception) -> ShardError:
     reason = lines[-1] if type(error).__name__.startswith("RayTaskError") else lines[0]
     return ShardError(
         f"{item}: the processes that worked on it were lost, {RETRIES + 1} times ({reason}); check "
-        "the item, or, where memory is short, run the same command again, with fewer --workers"
+        "the item, or, where memory is short, run the same command again, with fewer --workers or --at-once"
     )

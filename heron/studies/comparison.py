@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,8 +23,9 @@ from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.scikit import Kind as Kind
 from heron.evaluation.scikit import Matrix, raw_inputs, tune
 from heron.shards.artefact import Artefact, Fingerprint, fingerprint, parse_json
+from heron.studies.engine import Batch, Job
 from heron.studies.repeats import Interval, corrected_interval, mean_std, mean_std_count
-from heron.studies.search import SearchSettings, search
+from heron.studies.search import SearchSettings, SearchTrial, search
 from heron.studies.text import markdown, write_files
 from heron.training.pretrained import from_pretrained
 
@@ -48,6 +50,9 @@ class FoldResult:
     trials: list[dict[str, Any]]  # number, values and validation score of each
 
 
+Scored = tuple[FoldResult, str]  # and what is printed of it
+
+
 class SavedResults(Artefact):
     """The file of one method's results in one fold; a score that is not finite is null."""
 
@@ -67,25 +72,27 @@ def load_or_compute(
     experiment: Config,
     name: str,
     kinds: Sequence[Kind],
-    compute: Callable[[], list[FoldResult]],
-) -> list[FoldResult]:
-    """Returns the results of `compute`, from the file `name`.json where there is one.
+    compute: Callable[[], Job[list[FoldResult]]],
+) -> Job[list[FoldResult]]:
+    """Returns the results of the job `compute`, from the file `name`.json where there is one.
 
     Raises a StudyError if the file is damaged or belongs to another search.
     """
     path = settings.out / RESULTS / f"{name}.json"
+    sampler = [] if settings.sampler == "random" else [settings.sampler]
     tree: dict[str, Any] = {
         "experiment": experiment.model_dump(mode="json", exclude={"run"}),
         "data": reader.manifest.fingerprint,
         "space": settings.space.model_dump(mode="json"),
-        "search": [settings.trials, settings.seed, settings.score, *kinds],
+        "search": [settings.trials, settings.seed, settings.score, *sampler, *kinds],
         "scikit-learn": "by folds",  # formerly by the validation rows' score, or log-loss
     }
     tree["experiment"]["data"] = without_locations(tree["experiment"]["data"])
     plan = fingerprint(tree)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        finite = parse_json(to_json(compute(), inf_nan_mode="null"))
+        rows = yield from compute()
+        finite = parse_json(to_json(rows, inf_nan_mode="null"))
         SavedResults.model_validate({"plan": plan, "rows": finite}).write(path)
     saved = SavedResults.read(path)
     if saved.plan != plan:
@@ -98,33 +105,59 @@ def load_or_compute(
 
 def score_method(
     settings: SearchSettings, experiment: Config, name: str, folder: Path, kinds: Sequence[Kind]
-) -> list[FoldResult]:
+) -> Job[list[FoldResult]]:
     """Searches a method in a fold, and tests its best trial and scikit-learn's on its features."""
-    best, trials = search(settings, experiment, folder)
+    best, trials = yield from search(settings, experiment, folder)
+    pretrained = any(term not in CLASSIFIERS for term in experiment.objective.terms())
+    test = partial(_test, settings.score, best, trials, name, pretrained, kinds)
+    (results,) = yield Batch({f"the test of {folder}": test}, _tell)
+    return [result for result, _ in results]
+
+
+def score_raw(
+    settings: SearchSettings, experiment: Config, kind: Kind, name: str
+) -> Job[list[FoldResult]]:
+    """Tunes a scikit-learn classifier on the raw inputs of a fold, and tests the best."""
+    (results,) = yield Batch({name: partial(measure_raw, settings.score, experiment, kind)}, _tell)
+    return [result for result, _ in results]
+
+
+def _test(
+    score: str,
+    best: SearchTrial,
+    trials: list[dict[str, Any]],
+    name: str,
+    pretrained: bool,
+    kinds: Sequence[Kind],
+) -> list[Scored]:
+    """Tests the best trial of a search, and classifiers of scikit-learn on its features."""
     evaluator, roles = _open(best.config)
     model = from_pretrained(best.config.run.dir)
     model.precision = best.config.train.precision
     _, scores = evaluator.evaluate(model, roles)
-    pretrained = any(term not in CLASSIFIERS for term in experiment.objective.terms())
     validation = trials[best.number]["validation"]
-    results = [FoldResult(name, pretrained, validation, scores, best.values, trials)]
+    results = [(FoldResult(name, pretrained, validation, scores, best.values, trials), "")]
     if kinds:
         predictions = [evaluator.predict(model, rows, hidden=True) for rows in _row_sets(roles)]
         splits = [(p.hidden, p.y) for p in predictions]
         for kind in kinds:
             row_name = f"{kind} on {name}"
-            results.append(
-                _tune_scikit(evaluator, settings.score, kind, splits, row_name, pretrained, True)
-            )
+            results.append(_tune_scikit(evaluator, score, kind, splits, row_name, pretrained, True))
     return results
 
 
-def score_raw(settings: SearchSettings, experiment: Config, kind: Kind) -> list[FoldResult]:
-    """Tunes a scikit-learn classifier on the raw inputs of a fold, and tests the best."""
+def measure_raw(score: str, experiment: Config, kind: Kind) -> list[Scored]:
+    """Returns the result of a scikit-learn classifier on the raw inputs of a fold."""
     evaluator, roles = _open(experiment)
     splits = [raw_inputs(evaluator, rows) for rows in _row_sets(roles)]
     name = f"{kind} on {RAW}"
-    return [_tune_scikit(evaluator, settings.score, kind, splits, name, False, False)]
+    return [_tune_scikit(evaluator, score, kind, splits, name, False, False)]
+
+
+def _tell(name: str, results: Sequence[Scored]) -> None:
+    for _, line in results:
+        if line:
+            print(line, flush=True)
 
 
 def _tune_scikit(
@@ -135,7 +168,7 @@ def _tune_scikit(
     name: str,
     pretrained: bool,
     trained_on: bool,
-) -> FoldResult:
+) -> Scored:
     """Tunes a scikit-learn classifier on held-out rows, and tests the best: see `scikit.tune`.
 
     `splits` are inputs and labels of the labelled, the validation and the test rows. `trained_on`:
@@ -152,12 +185,12 @@ def _tune_scikit(
     validation = evaluator.score(predictions, threshold)[score]
     scores = evaluator.score(_predictions(tuned.predict(x_test), y_test), threshold)
     edge = f"; {tuned.edge}" if tuned.edge else ""
-    print(f"{name}: loss {tuned.loss:.4f}, {score} {validation:.4f}{edge}", flush=True)
+    line = f"{name}: loss {tuned.loss:.4f}, {score} {validation:.4f}{edge}"
     trials: list[dict[str, Any]] = [
         {"trial": n, "values": options, "loss": loss, "error": None}
         for n, (options, loss) in enumerate(tuned.tried)
     ]
-    return FoldResult(name, pretrained, validation, scores, tuned.options, trials)
+    return FoldResult(name, pretrained, validation, scores, tuned.options, trials), line
 
 
 def _open(config: Config) -> tuple[Evaluator, Roles]:

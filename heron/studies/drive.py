@@ -1,21 +1,24 @@
 """The driver of a study: starts the trials that have no row, and writes their rows.
 
-Under asynchronous successive halving it decides which trials go on; each decision is written at
-once.
+Where trials are compared it decides which go on; each decision is written at once.
 """
 
 import logging
+import math
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from typing_extensions import TypedDict
 
+from heron.config.errors import StudyError
 from heron.config.experiment import Config
+from heron.config.extras import require
 from heron.data.dataset import build_data
 from heron.distributed.cluster import nodes
 from heron.shards.artefact import Count
@@ -23,13 +26,21 @@ from heron.shards.errors import ShardError, SourceError
 from heron.studies.ledger import Ledger, write_rows
 from heron.studies.live import print_line
 from heron.studies.population import run_pbt
-from heron.studies.study import Asha, Pbt, Study
+from heron.studies.study import FACTOR, Study
 from heron.studies.text import cell
-from heron.studies.trials import Trial, refuse_missing_data, trials_at_once
+from heron.studies.trials import Trial, journal, refuse_missing_data, suggest, trials_at_once
 from heron.studies.worker import ERROR, RAY, run_trial
 from heron.training.tracking import read_lines
 
 HALVING = "halving.jsonl"  # in a study's folder: a line per trial and rung that it reached
+
+Rule = Callable[[str, int, float], bool]  # whether a trial goes on: its name, step and worth
+
+
+class Known(NamedTuple):
+    """A trial, as far as a scheduler of Ray's looks at it."""
+
+    trial_id: str
 
 
 class HalvingDecision(TypedDict):
@@ -41,15 +52,16 @@ class HalvingDecision(TypedDict):
     goes_on: bool
 
 
-def goes_on(study: Study, out: Path, trial: str, result: dict[str, Any]) -> bool:
-    """Returns whether a trial goes on from a rung, and records the decision (Li et al. 2020).
+def goes_on(
+    study: Study, out: Path, trial: str, result: dict[str, Any], rule: Rule | None = None
+) -> bool:
+    """Returns whether a trial goes on from a rung, and records the decision.
 
-    A trial goes on if it is among the best `1 / factor` of those that have reached the rung so far,
-    or the best of fewer than `factor`; of equal trials those that went on rank first. Decisions are
-    final: a study that is resumed keeps them, whatever trials came later. `result` has the rung's
-    `step`, and the trial's scores.
+    By default (ASHA: Li et al. 2020) it does if it is among the best `1 / factor` of those that
+    have reached the rung so far, or the best of fewer than `factor`; of equal trials those that
+    went on rank first. Decisions are final: a study that is resumed keeps them, whatever trials
+    came later. `result` has the rung's `step`, and the trial's scores. `rule` decides in its place.
     """
-    assert isinstance(study.search, Asha)
     decided = read_lines(out / HALVING, HalvingDecision)
     step, score = result["step"], float(result[str(study.measure.score)])
     at_rung = [line for line in decided if line["step"] == step]
@@ -57,27 +69,111 @@ def goes_on(study: Study, out: Path, trial: str, result: dict[str, Any]) -> bool
         if line["trial"] == trial:  # reported again, by a study that was resumed
             return bool(line["goes_on"])
     worth = study.measure.worth(score)
-    worths = [(study.measure.worth(line["score"]), line["goes_on"]) for line in at_rung]
-    rank = sum(other > worth or (other == worth and continued) for other, continued in worths)
-    promoted = bool(rank < max(1, (len(at_rung) + 1) // study.search.factor))
+    if rule is not None:
+        promoted = rule(trial, step, worth)
+    else:
+        worths = [(study.measure.worth(line["score"]), line["goes_on"]) for line in at_rung]
+        rank = sum(other > worth or (other == worth and continued) for other, continued in worths)
+        promoted = bool(rank < max(1, (len(at_rung) + 1) // (study.search.factor or FACTOR)))
     line = {"step": step, "trial": trial, "score": score, "goes_on": promoted}
     write_rows(out / HALVING, [*decided, line])
     return promoted
+
+
+def ray_rule(study: Study, out: Path) -> Rule | None:
+    """Returns the rule of Ray's own scheduler, or None where the study has another.
+
+    It is told all decided rungs in their order, which brings it to where it was: nothing of its
+    own is saved. Raises a StudyError if it would now decide one of them differently.
+    """
+    search = study.search
+    common = {"time_attr": "step", "metric": "worth", "mode": "max"}
+    if search.scheduler == "median":
+        from ray.tune.schedulers import MedianStoppingRule
+
+        least = search.grace_steps or search.every_steps
+        # Where too few trials can be compared it would pause this one, to no end here.
+        chosen = MedianStoppingRule(**common, grace_period=least, min_time_slice=math.inf)
+    elif search.scheduler == "async_hyperband":
+        from ray.tune.schedulers import AsyncHyperBandScheduler
+
+        chosen = AsyncHyperBandScheduler(
+            **common,
+            max_t=search.steps,
+            grace_period=search.grace_steps,
+            reduction_factor=search.factor or FACTOR,
+            brackets=search.brackets or 1,
+        )
+    else:
+        return None
+    known: dict[str, Any] = {}
+
+    def rule(trial: str, step: int, worth: float) -> bool:
+        if trial not in known:
+            known[trial] = Known(trial)
+            before = np.random.get_state()
+            np.random.seed([search.seed or 0, int(trial)])  # Ray draws the bracket from it
+            chosen.on_trial_add(None, known[trial])
+            np.random.set_state(before)
+        told = {"step": step, "worth": worth}
+        return str(chosen.on_trial_result(None, known[trial], told)) != "STOP"
+
+    for line in read_lines(out / HALVING, HalvingDecision):
+        worth = study.measure.worth(line["score"])
+        if rule(line["trial"], line["step"], worth) != line["goes_on"]:
+            raise StudyError(
+                f"{out / HALVING}: Ray's scheduler now decides otherwise for trial "
+                f"{line['trial']} at step {line['step']}; install the version of Ray that the "
+                "study began with, or begin it again with --overwrite"
+            )
+    return rule
 
 
 def scheduler(study: Study, out: Path) -> Any:
     """Returns a scheduler for Tune that stops trials by `goes_on`."""
     from ray.tune.schedulers import FIFOScheduler
 
+    rule = ray_rule(study, out)
+
     class Scheduler(FIFOScheduler):  # type: ignore[misc]
         def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
-            promoted = goes_on(study, out, str(trial), result)
+            promoted = goes_on(study, out, str(trial), result, rule)
             return str(FIFOScheduler.CONTINUE if promoted else FIFOScheduler.STOP)
+
+        def __reduce__(self) -> Any:
+            return object, ()  # Tune writes a copy, which nothing reads
 
     return Scheduler()
 
 
-def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
+def in_order(upcoming: Iterator[Trial], trials: dict[str, Trial]) -> Any:
+    """Returns a searcher for Tune: the trials of an iterator, each taken when there is room for it.
+
+    Those that it has taken are added to `trials`.
+    """
+    from ray.tune.search import Searcher
+
+    class InOrder(Searcher):  # type: ignore[misc]
+        def suggest(self, trial_id: str) -> Any:
+            trial = next(upcoming, None)
+            if trial is None:
+                return Searcher.FINISHED
+            trials[trial.name] = trial
+            return {"trial": trial.name, "values": trial.values}
+
+        def on_trial_complete(self, *_: Any, **__: Any) -> None:
+            pass  # the ledger has its row
+
+        def save(self, checkpoint_path: str) -> None:
+            pass
+
+        def __reduce__(self) -> Any:
+            return object, ()  # Tune writes a copy, which nothing reads
+
+    return InOrder()
+
+
+def drive(trials: list[Trial], ledger: Ledger) -> bool:
     """Runs a study's trials that have no row yet, on the connected cluster; False after a signal.
 
     Raises a TrainingError if a trial is too large for the cluster; a ConfigError or ShardError if
@@ -86,19 +182,37 @@ def drive(trials: Sequence[Trial], ledger: Ledger) -> bool:
     """
     study = ledger.study
     waiting = [trial for trial in trials if trial.name not in ledger.rows]
-    at_once = trials_at_once(study, waiting, nodes())
+    at_once = trials_at_once(study, waiting or trials, nodes())
     configs = [trial.config() for trial in waiting]
     refuse_missing_data(study, configs)
+    if study.search.sampler == "optuna":
+        require("optuna", "the sampler optuna")
     with _interruptible():
         _make_data(study, configs)
         ledger.begin()
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
-        if isinstance(study.search, Pbt):
-            run_pbt(trials, ledger, lambda members, rung: _fit(members, [rung], ledger, at_once))
+        if study.search.scheduler == "pbt":
+            run_pbt(
+                trials, ledger, lambda members, rung: _fit(iter(members), [rung], ledger, at_once)
+            )
         else:
-            _fit(waiting, study.rungs, ledger, at_once)
+            _fit(_upcoming(trials, ledger), study.rungs, ledger, at_once)
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
-    return all(trial.name in ledger.rows for trial in trials)
+    return len(ledger.rows) == study.planned
+
+
+def _upcoming(trials: list[Trial], ledger: Ledger) -> Iterator[Trial]:
+    """Yields the trials without a row, and then those that optuna suggests, which join the list."""
+    optuna = ledger.study.search.sampler == "optuna"
+    for trial in [*trials]:
+        if trial.name not in ledger.rows:
+            if optuna:
+                journal(trial)
+            yield trial
+    while len(trials) < ledger.study.planned:
+        trials.append(suggest(trials, ledger.rows))
+        journal(trials[-1])
+        yield trials[-1]
 
 
 @contextmanager
@@ -130,20 +244,22 @@ def _make_data(study: Study, configs: Sequence[Config]) -> None:
 
 
 def _fit(
-    trials: Sequence[Trial], rungs: Sequence[int | None], ledger: Ledger, at_once: int
+    upcoming: Iterator[Trial], rungs: Sequence[int | None], ledger: Ledger, at_once: int
 ) -> None:
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new one ignores verbose=0
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(at_once)
     from ray import tune
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row
-    study, by_name = ledger.study, {trial.name: trial.current() for trial in trials}
-    run = tune.with_parameters(run_trial, trials=by_name, rungs=rungs, root=Path.cwd())
-    asha = scheduler(study, ledger.out) if isinstance(study.search, Asha) else None
+    study, by_name = ledger.study, dict[str, Trial]()
+    run = tune.with_parameters(run_trial, study=study, out=ledger.out, rungs=rungs, root=Path.cwd())
+    compares = study.search.steps and study.search.scheduler != "pbt"
     tune.Tuner(
         tune.with_resources(run, {"memory": 1}),
-        param_space={"trial": tune.grid_search([*by_name])},
         tune_config=tune.TuneConfig(
-            scheduler=asha,
+            search_alg=in_order((trial.current() for trial in upcoming), by_name),
+            scheduler=scheduler(study, ledger.out) if compares else None,
+            num_samples=study.planned,
             max_concurrent_trials=at_once,
             trial_name_creator=lambda trial: trial.config["trial"],
             trial_dirname_creator=lambda trial: trial.config["trial"],
@@ -166,7 +282,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     from ray.tune.progress_reporter import TrialProgressCallback
 
     study = ledger.study
-    measure, pbt, last = study.measure, isinstance(study.search, Pbt), study.rungs[-1]
+    measure, pbt, last = study.measure, study.search.scheduler == "pbt", study.rungs[-1]
 
     class LedgerCallback(TrialProgressCallback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from heron.config.errors import ConfigError, StudyError
-from heron.config.sections import Plain, read_tree
+from heron.config.sections import Plain, check, read_tree
 from heron.shards.artefact import (
     Fingerprint,
     Sha256,
@@ -21,7 +21,7 @@ from heron.shards.artefact import (
     sha256,
 )
 from heron.shards.atomic import aside_name, atomic_write
-from heron.studies.study import Pbt, Study, dump_study
+from heron.studies.study import Study, dump_study
 from heron.studies.trials import Trial
 from heron.training.run_lock import LOCK, try_lock
 from heron.training.tracking import read_metrics, read_result
@@ -110,11 +110,13 @@ class Ledger:
         """Reads the rows in the folder; ConfigError if it holds another study. Writes nothing."""
         self.study, self.out = study, out
         if (out / STUDY).exists():
-            saved, tree = read_tree(out / STUDY, "study", "base"), study.model_dump(mode="json")
+            tree = study.model_dump(mode="json")
+            saved = check(Study, read_tree(out / STUDY, "study", "base"), f"study {out / STUDY}")
+            before = saved.model_dump(mode="json")
             differing = [
-                f"{key} is {saved.get(key)}, not {tree.get(key)}"
-                for key in dict.fromkeys([*tree, *saved])
-                if saved.get(key) != tree.get(key) and key not in MAY_CHANGE
+                f"{key} is {before[key]}, not {tree[key]}"
+                for key in tree
+                if before[key] != tree[key] and key not in MAY_CHANGE
             ]
             if differing:
                 raise ConfigError(
@@ -158,7 +160,7 @@ class Ledger:
             "result_sha256": None if result is None else sha256(path),
             "measured": None if failed else measure(trial.run, result),
         }
-        if isinstance(self.study.search, Pbt) and not failed:
+        if self.study.search.scheduler == "pbt" and not failed:
             row["lineage"] = trial.lineage()
         row["fingerprint"] = fingerprint(row)
         with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write is atomic

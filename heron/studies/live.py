@@ -47,15 +47,15 @@ def status(trials: Sequence[Trial], ledger: Ledger, started: float, before: floa
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    rows, measure = dict(ledger.rows), ledger.study.measure
+    rows, measure, planned = dict(ledger.rows), ledger.study.measure, ledger.study.planned
     score = measure.score or measure.y[0]
     under_way = _under_way(trials, ledger)
     failed = sum(row["status"] == "failed" for row in rows.values())
-    title = f"{len(rows)} of {len(trials)} trials have ended"
+    title = f"{len(rows)} of {planned} trials have ended"
     title += f", {failed} failed" if failed else ""
     done = _trials_done(ledger, under_way)
-    if done - before > MIN_PROGRESS and len(rows) < len(trials):
-        seconds = (time.monotonic() - started) / (done - before) * (len(trials) - done)
+    if done - before > MIN_PROGRESS and len(rows) < planned:
+        seconds = (time.monotonic() - started) / (done - before) * (planned - done)
         title += f"; {timedelta(seconds=round(seconds))} left"
     table = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", expand=True

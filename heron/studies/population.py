@@ -18,7 +18,7 @@ from heron.distributed.watchdog import Watchdog
 from heron.shards.artefact import Count
 from heron.studies.ledger import Ledger, write_rows
 from heron.studies.live import print_line
-from heron.studies.study import Pbt, Range, Study, draw
+from heron.studies.study import Range, Study, draw
 from heron.studies.trials import LINEAGE, Takeover, Trial
 from heron.training import checkpoint
 from heron.training.run_lock import RunLock
@@ -92,13 +92,12 @@ def choose_donors(
     Each takes over the weights of the trial `from`, and continues with `values`. Donors and
     perturbations are drawn with (`seed`, trial, step) alone. NaN is the worst score.
     """
-    assert isinstance(study.search, Pbt)
     by_score = sorted(scores, key=lambda name: (study.measure.worth(scores[name]), name))
     count = min(math.ceil(QUANTILE * len(by_score)), len(by_score) // 2)
     best = by_score[len(by_score) - count :]
     takes = {}
     for name in by_score[:count]:
-        random = np.random.default_rng([study.search.seed, int(name), step])
+        random = np.random.default_rng([study.search.seed or 0, int(name), step])
         donor = best[int(random.integers(count))]
         takes[name] = {"from": donor, "values": perturb(study, values[donor], random)}
     return takes

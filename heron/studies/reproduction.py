@@ -1,44 +1,150 @@
-"""The runs of a published table: which are missing, and what the complete ones measured."""
+"""Published tables: their experiments and methods, the runs of them, and what these measured.
 
+What loads slowly is imported where it is used, as the command line reads the tables' names.
+"""
+
+import dataclasses
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
+from pydantic_core import to_json
 
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config, load_config
 from heron.config.overrides import as_typed
 from heron.config.shipped import CONFIGS
 from heron.shards.dotted import without_case
-from heron.studies.tables import PublishedTable
+from heron.shards.workers import ALONE, Executor
+from heron.studies.engine import Batch, Job, is_done, refuse_clashes, run_jobs, train
 from heron.training.tracking import read_result
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from heron.studies.repeats import PairedTest
+
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
+Figure = tuple[float, float | None]  # mean, and standard deviation if published
+REFUSE = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=REFUSE)
+class Method:
+    """One row of a table."""
+
+    name: str  # of a method of configs/methods.yaml
+    published: tuple[Figure | None, ...] = ()  # by score of the table
+    overrides: tuple[str, ...] = ()  # of this method on these data, such as its weights
+    # Options counted in epochs: each a share of the run's epochs, and a minimum.
+    schedules: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+    def scheduled(self, epochs: int | None) -> list[str]:
+        """Returns the schedules of a run of `epochs` epochs, as overrides; ConfigError for None."""
+        if epochs is None:
+            raise ConfigError(
+                "train.epochs is null, and the table's schedules are shares of it; expected a "
+                "number: leave train.epochs=null out"
+            )
+        return [
+            f"{key}={max(round(share * epochs), minimum)}"
+            for key, (share, minimum) in self.schedules.items()
+        ]
+
+
+@dataclass(frozen=True, config=REFUSE)
+class PublishedTable:
+    """A published table."""
+
+    config: str  # a file of configs/
+    runs: int  # number of folds or seeds: `data.protocol.fold` = `first`, `first` + 1, ...
+    source: str  # paper and table
+    data: str  # how to get the data and build the shards
+    methods: Mapping[str, Method]  # by their names in the paper
+    scores: Mapping[str, str] = field(  # names in a result, by those in the table
+        default_factory=lambda: {"F1": "f1_weighted", "AUC": "auc_macro"}
+    )
+    published_runs: int = 5  # over which the published scores are means
+    seeded: bool = False  # whether each run has its own seed as well as its own fold
+    headline: str = "HeroCon"  # method that the others are compared with over the same folds
+    first: int = 0
+
+    @property
+    def folds(self) -> range:
+        """The folds or seeds that are run."""
+        return range(self.first, self.first + self.runs)
+
+
+def read_tables(path: Path) -> dict[str, PublishedTable]:
+    """Reads a paper's tables, by the name that `heron reproduce` takes.
+
+    The file's `methods` has the settings of a method in every table, by its name in the paper; each
+    of its `tables` adds those of its methods, with `overrides` that apply to all.
+    """
+    paper = yaml.load(path.read_text(), Loader)
+    tables = {}
+    for name, table in paper["tables"].items():
+        of_table = table.pop("overrides", [])
+        methods = {}
+        for label, in_table in table["methods"].items():
+            common: dict[str, Any] = paper["methods"][label]
+            overrides = [*of_table, *common.get("overrides", []), *in_table.get("overrides", [])]
+            methods[label] = common | in_table | {"overrides": overrides}
+        tables[name] = TypeAdapter(PublishedTable).validate_python(table | {"methods": methods})
+    return tables
+
+
+TABLES: dict[str, PublishedTable] = {
+    name: table
+    for paper in ("herocon", "mulco", "hscl", "graphs")
+    for name, table in read_tables(CONFIGS / "tables" / f"{paper}.yaml").items()
+}
+GROUPS = {"graphs": ("mutag", "ptc", "enzymes", "imdb-b", "imdb-m")}
+
 
 def reproduce(
-    table: PublishedTable, out: Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
+    table: PublishedTable,
+    out: Path,
+    overrides: Sequence[str] = (),
+    only: Sequence[str] = (),
+    executor: Executor = ALONE,
 ) -> str:
     """Makes the runs that are missing, of all methods or `only` some, and returns the table.
 
-    Each run is kept in its own folder, `out`/METHOD-FOLD. The table, and table.md and table.json in
-    `out`, have the methods whose runs are complete.
+    Each run is kept in its own folder, `out`/METHOD-FOLD; elsewhere than in this process, its
+    output goes to log.txt there. The table, and table.md and table.json in `out`, have the methods
+    whose runs are complete.
 
     Raises:
         ConfigError: a method, an override or an existing run does not fit, or the data is missing,
             with how to get it; always before the first run.
         Stopped: a signal came; the state of the current run is saved.
     """
-    from heron.api.job import pretrain
-    from heron.studies.measured import write
-
     started, configs = time.monotonic(), missing(table, out, overrides, only)
-    for number, config in enumerate(configs, 1):
-        pretrain(config)
-        if number == 1 and (left := len(configs) - 1):
+    arrived = list[str]()
+
+    def tell(name: str, _: Any) -> None:
+        arrived.append(name)
+        if len(arrived) == 1 and (left := len(configs) - 1):
             minutes = (time.monotonic() - started) * left / 60
             print(f"the other {left} runs take about {minutes:.0f} minutes", flush=True)
+        if executor is not ALONE:
+            print(f"{name} is done, {len(arrived)} of {len(configs)}", flush=True)
+
+    def job() -> Job[None]:
+        folders = {config.run.dir: config for config in configs}
+        logs = {name: None if executor is ALONE else Path(name) / "log.txt" for name in folders}
+        yield Batch({name: partial(train, c, logs[name]) for name, c in folders.items()}, tell)
+
+    run_jobs([job()], executor)
     return write(table, _measured(table, out, overrides), out)
 
 
@@ -100,30 +206,97 @@ def _configs(table: PublishedTable, name: str, out: Path, overrides: Sequence[st
     return configs
 
 
-def refuse_clashes(overrides: Sequence[str], own: Sequence[str]) -> None:
-    """Raises a ConfigError for an override of a key in `own`, or of a key below it."""
-    clashes = [
-        override
-        for override in overrides
-        if any(f"{override.split('=')[0]}.".startswith(f"{key}.") for key in own)
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A method's runs by one score.
+
+    `headline_less_this` tests the table's headline method minus this one; None for the headline
+    itself, and for fewer than two runs in common.
+    """
+
+    runs: Mapping[int, float]  # by fold or seed; NaN if the result lacks the score
+    mean: float
+    std: float  # n - 1 below; NaN of one
+    count: int  # runs that have the score
+    published: Figure | None
+    p: float  # of Welch's t-test against the published score; NaN if not applicable
+    headline_less_this: "PairedTest | None"
+
+    def cells(self) -> list[str]:
+        """Returns the published score, the measured one, and p, as cells of a table."""
+        from heron.studies.repeats import mean_std
+
+        measured = mean_std(self.mean, self.std)
+        if self.count < len(self.runs):
+            measured += f" (n = {self.count})"
+        p = "–" if math.isnan(self.p) else f"{self.p:.2g}"
+        return [mean_std(*(self.published or (math.nan, None))), measured, p]
+
+
+def compare(
+    table: PublishedTable, scores: "Mapping[str, pd.DataFrame]"
+) -> dict[str, dict[str, Score]]:
+    """Returns each method's scores, given as [folds, scores], with tests by method and score."""
+    from scipy.stats import ttest_ind_from_stats
+
+    from heron.studies.repeats import mean_std_count, paired_test
+
+    compared: dict[str, dict[str, Score]] = {}
+    for name, runs in scores.items():
+        figures = table.methods[name].published or [None] * len(table.scores)
+        compared[name] = {}
+        for figure, score in zip(figures, table.scores, strict=True):
+            values, p, test = runs[score], math.nan, None
+            mean, std, count = mean_std_count(values)
+            if figure is not None and figure[1] is not None and count > 1:
+                published_stats = (*figure, table.published_runs)
+                p = ttest_ind_from_stats(mean, std, count, *published_stats, equal_var=False).pvalue
+            if name != table.headline and table.headline in scores:
+                test = paired_test(scores[table.headline][score], values)
+            row = Score(values.to_dict(), mean, std, int(count), figure, float(p), test)
+            compared[name][score] = row
+    return compared
+
+
+def page(table: PublishedTable, compared: Mapping[str, Mapping[str, Score]]) -> str:
+    """Returns the table, and the headline method minus each other, as Markdown."""
+    text = f"{table.source}: {table.runs} runs, mean ± std; p of Welch's t-test against published."
+    rows = [
+        [name, *chain(*(score.cells() for score in scores.values()))]
+        for name, scores in compared.items()
     ]
-    if clashes:
-        raise ConfigError(
-            f"{', '.join(clashes)}: the table sets this itself for each run; leave it out, or "
-            "use `heron pretrain`"
+    text += _table(table, ("published", "measured", "p"), rows)
+    rows = []
+    for name, scores in compared.items():
+        tests = [score.headline_less_this for score in scores.values()]
+        if any(tests):
+            cells = [test.cells() if test else ["–"] * 3 for test in tests]
+            rows.append([name, *chain(*cells)])
+    if rows:
+        text += (
+            f"\n{table.headline} less each other method over the same "
+            f"{'seeds' if table.seeded else 'folds'} {table.first} to {table.folds[-1]}: mean "
+            "difference; t and p of Student's paired test, two-sided."
         )
+        text += _table(table, ("difference", "t", "p"), rows)
+    return text
 
 
-def is_done(config: Config) -> bool:
-    """Returns whether the run has a result; ConfigError if its folder has another run."""
-    folder = Path(config.run.dir)
-    if not (folder / "config.yaml").exists():
-        return False
-    saved = load_config(folder / "config.yaml")
-    expected = config.in_precision(saved.train.precision)
-    if saved.model_copy(update={"run": config.run}) != expected:
-        raise ConfigError(
-            f"{folder} holds a run of another configuration; choose another --out, or add "
-            "--overwrite, which moves the whole --out aside"
-        )
-    return (folder / "result.json").exists()
+def _table(table: PublishedTable, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table with the columns of every score; heads `t` and `p` omit the score's name."""
+    from heron.studies.text import markdown
+
+    heads = [n if len(n) == 1 else f"{score} {n}" for score in table.scores for n in columns]
+    return f"\n\n{markdown(['method', *heads], rows)}"
+
+
+def write(table: PublishedTable, scores: "Mapping[str, pd.DataFrame]", out: Path) -> str:
+    """Writes table.md and table.json, and returns the Markdown; ShardError if the disk is full."""
+    from heron.studies.text import write_files
+
+    compared = compare(table, scores)
+    tree = {"source": table.source, "headline": table.headline, "methods": compared}
+    text = page(table, compared)
+    data = to_json(tree, indent=1, inf_nan_mode="null") + b"\n"
+    write_files(out, {"table.md": text.encode(), "table.json": data})
+    return text

@@ -15,7 +15,7 @@ from heron.studies.ledger import REMEDY, ROWS, STUDY, Row, read_rows, refuse_oth
 from heron.studies.repeats import mean_std_count
 from heron.studies.study import Study, load_study
 from heron.studies.text import NEGATIVES, is_number, mean_std, plain, short
-from heron.studies.trials import TRIALS, plan
+from heron.studies.trials import TRIALS
 from heron.training.tracking import read_metrics
 
 REPEATS = ["seed", "data.protocol.fold", "data.protocol.seed"]  # keys that only repeats differ in
@@ -77,7 +77,7 @@ class Results:
     @property
     def progress(self) -> str:
         """The progress of the study, as a sentence."""
-        counts, planned = self.table["status"].value_counts(), len(plan(self.study))
+        counts, planned = self.table["status"].value_counts(), self.study.planned
         text = f"{len(self.done)} trial{'' if len(self.done) == 1 else 's'} done"
         text += "".join(f", {counts[s]} {s}" for s in ("failed", "stopped") if s in counts)
         folders = sorted(p for p in self.folder.glob(f"{TRIALS}/*") if p.is_dir())

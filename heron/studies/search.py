@@ -1,29 +1,30 @@
 """A search of a method in one fold: what its trials vary, and which one validation rows choose."""
 
-import contextlib
 import json
 import math
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from heron.config.errors import Held, StudyError, TrainingError
 from heron.config.experiment import CLASSIFIERS, Config, load_config, parse_config
 from heron.config.overrides import override
-from heron.config.sections import Section, check, read_tree
-from heron.studies.reproduction import is_done, refuse_clashes
+from heron.config.sections import Section, check, leaves, read_tree
+from heron.studies.engine import Batch, Job, refuse_clashes, train
 from heron.studies.study import DIGITS, Range, Values, draw
-from heron.training.tracking import read_result
+from heron.studies.suggestions import Told, Tpe
 
 OWN = "own"  # names the experiment as it stands, without a method applied
 VALIDATION = 0.2  # share of the labelled rows, where the experiment sets none aside
 VALIDATION_PREFIX = "validation_"
 LOG = "log.txt"
+STARTUP = 4  # trials before the first that optuna suggests: the experiment, and three draws
 MIN_TAU = 0.003  # as `config.terms.Temperature` allows
 
 
@@ -56,6 +57,24 @@ class Space(Section):
             if key.endswith(".tau"):
                 changes[key] = max(changes[key], MIN_TAU)
         return changes
+
+    def absolute(self, config: Config) -> dict[str, Values]:
+        """Returns the range or the values of each key that varies, factors times their base."""
+        found: dict[str, Values] = {}
+        for key, base, values in self._ranges(config):
+            if base is not None and isinstance(values, Range):
+                least = MIN_TAU if key.endswith(".tau") else -math.inf
+                low, high = (
+                    max(float(f"{base * x:.{DIGITS}g}"), least) for x in (values.low, values.high)
+                )
+                values = values.model_copy(update={"low": low, "high": high})
+            found[key] = values
+        return found
+
+    def standing(self, config: Config) -> dict[str, Any]:
+        """Returns the experiment's own value of each key that varies."""
+        leaves_of = dict(leaves(config.model_dump(mode="json"), into_lists=False))
+        return {key: leaves_of.get(key) for key, _, _ in self._ranges(config)}
 
     def _ranges(self, config: Config) -> Iterator[tuple[str, float | None, Values]]:
         """Yields each key that varies, the base value of a factor (or None), and the range."""
@@ -91,6 +110,7 @@ class SearchSettings:
     seed: int  # of the draws of values
     score: str  # that ranks trials, on the validation rows; higher is better
     out: Path  # folder of all outputs
+    sampler: Literal["random", "optuna"] = "random"
 
     def experiment(self, method: str, fold: int | None) -> Config:
         """Returns a method's experiment, before any search; fold None is the experiment's own.
@@ -112,9 +132,31 @@ class SearchSettings:
         tree |= {"run": {"dir": str(self.out), "resume": "auto"}, "tracking": []}
         return parse_config(tree)
 
-    def trial(self, experiment: Config, number: int, folder: Path) -> "SearchTrial":
-        """Returns a trial of a method's experiment, whose run lies in `folder`."""
+    def trial(
+        self,
+        experiment: Config,
+        number: int,
+        folder: Path,
+        trials: "Sequence[SearchTrial]" = (),
+        rows: Sequence[Mapping[str, Any]] = (),
+    ) -> "SearchTrial":
+        """Returns a trial of a method's experiment, whose run lies in `folder`.
+
+        Optuna is told of earlier `trials` and their `rows`, and suggests each from the `STARTUP`th
+        on; before, and by default, values are drawn.
+        """
         values = self.space.draw(experiment, self.seed, number)
+        if self.sampler == "optuna":
+            tpe = Tpe(folder, self.space.absolute(experiment), self.seed)
+            if number >= STARTUP and tpe.ranges:
+                base = self.space.standing(experiment)
+                told = [
+                    Told(base | trial.values, row["validation"])
+                    for trial, row in zip(trials, rows, strict=True)
+                ]
+                known = tpe.journal()
+                values = known[number] if number in known else tpe.suggest(number, told)
+            tpe.write(number, values)
         tree = experiment.model_dump(mode="json")
         for key, value in values.items():
             override(tree, f"{key}={json.dumps(value)}")
@@ -138,9 +180,10 @@ class SearchTrial:
 
 def search(
     settings: SearchSettings, experiment: Config, folder: Path
-) -> tuple[SearchTrial, list[dict[str, Any]]]:
+) -> Job[tuple[SearchTrial, list[dict[str, Any]]]]:
     """Runs those trials of a method in a fold that have no result yet, in a folder.
 
+    Random trials are independent of each other; each that optuna suggests follows those before it.
     Their output goes to its log.txt; only the best trial keeps its checkpoints. Returns the best
     trial by the validation rows, the first of equals; and a row per trial with its number, its
     values and its `validation` score, or None and the `error`.
@@ -148,20 +191,18 @@ def search(
     Raises a StudyError if the experiment has no such score, a TrainingError if no trial has the
     score, and Stopped after a signal, with the state of the current run saved.
     """
-    trials = [settings.trial(experiment, number, folder) for number in range(settings.trials)]
-    rows: list[dict[str, Any]] = []
-    for trial in trials:
-        row: dict[str, Any] = {"trial": trial.number, "values": trial.values, "error": None}
-        try:
-            row["validation"] = _score(run(trial.config, folder / LOG), settings.score)
-        except Held:
-            raise
-        except TrainingError as error:  # such as a loss that is not finite, at too high a rate
-            row |= {"validation": None, "error": str(error)}
-        outcome = row["error"] or f"{settings.score} {row['validation']:.4f}"
-        name = f"{folder.relative_to(settings.out)} {trial.number:03}"
-        print(f"{name} ({trial.description}): {outcome}", flush=True)
-        rows.append(row)
+    optuna = settings.sampler == "optuna"
+    trials, rows = list[SearchTrial](), list[dict[str, Any]]()
+    while len(trials) < settings.trials:
+        first = len(trials)
+        last = (first + 1 if first >= STARTUP else STARTUP) if optuna else settings.trials
+        for number in range(first, min(last, settings.trials)):
+            trials.append(settings.trial(experiment, number, folder, trials, rows))
+        calls = {
+            str(trial.number): partial(_attempt, trial, folder / LOG, settings.score)
+            for trial in trials[first:]
+        }
+        rows += yield Batch(calls, partial(_tell, settings, folder, trials))
     scores = [-math.inf if row["validation"] is None else row["validation"] for row in rows]
     if max(scores) == -math.inf:
         raise TrainingError(f"{folder}: no trial has a score; the first: {rows[0]['error']}")
@@ -172,24 +213,23 @@ def search(
     return trials[best], rows
 
 
-def run(config: Config, log: Path) -> dict[str, Any]:
-    """Returns the result of a run, training it first where it has none."""
-    # Imported here, as they load slowly.
-    from heron.api.job import pretrain
-    from heron.models.networks import with_pretrained_configs
+def _attempt(trial: SearchTrial, log: Path, score: str) -> dict[str, Any]:
+    """Returns the row of a trial, which is run if it has no result."""
+    row: dict[str, Any] = {"trial": trial.number, "values": trial.values, "error": None}
+    try:
+        return row | {"validation": _score(train(trial.config, log), score)}
+    except Held:
+        raise
+    except TrainingError as error:  # such as a loss that is not finite, at too high a rate
+        return row | {"validation": None, "error": str(error)}
 
-    model = with_pretrained_configs(config.model)  # as the run saves it
-    config = config.model_copy(update={"model": model})
-    folder = Path(config.run.dir)
-    if not is_done(config):
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            log.open("a", buffering=1) as stream,
-            contextlib.redirect_stdout(stream),
-            contextlib.redirect_stderr(stream),
-        ):
-            pretrain(config)
-    return read_result(folder / "result.json")
+
+def _tell(
+    settings: SearchSettings, folder: Path, trials: Sequence[SearchTrial], name: str, row: Any
+) -> None:
+    outcome = row["error"] or f"{settings.score} {row['validation']:.4f}"
+    trial = f"{folder.relative_to(settings.out)} {row['trial']:03}"
+    print(f"{trial} ({trials[row['trial']].description}): {outcome}", flush=True)
 
 
 def _score(result: dict[str, Any], name: str) -> float:

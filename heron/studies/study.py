@@ -22,6 +22,8 @@ LAUNCHED = ("workers", "strategy")  # may vary between trials, but are no keys o
 OPTIONS = (*LAUNCHED, "gpus", "cpus_per_worker", "concurrent", "retries")  # the study's own
 MAX_TRIALS = 100_000  # of a study; also the most rungs of a population
 Trials = Annotated[Natural, Field(le=MAX_TRIALS)]
+FACTOR = 4  # of ASHA and Hyperband, where a search states none
+CASES = "cases"  # names the case among the drawn values of a trial
 DIGITS = 4  # significant, of a drawn number: a command then holds the exact number
 
 
@@ -63,58 +65,98 @@ def draw(values: Values, random: np.random.Generator) -> Any:
     return values[int(random.integers(len(values)))]
 
 
-class Grid(Section):
-    """Every combination of the values."""
+SCHEDULES = {  # options of each scheduler, by whether they are needed
+    "none": {},
+    "asha": {"steps": True, "grace_steps": True, "factor": False},
+    "pbt": {"steps": True, "every_steps": True, "seed": False},
+    "median": {"steps": True, "every_steps": True, "grace_steps": False},
+    "async_hyperband": {
+        **{"steps": True, "grace_steps": True, "factor": False},
+        **{"brackets": False, "seed": False},
+    },
+}
+SAMPLES: dict[str, dict[str, bool]] = {
+    "grid": {},
+    "random": {"trials": True, "seed": False},
+    "optuna": {"trials": True, "seed": False, "startup_trials": False},
+}
+KINDS: dict[str, dict[str, Any]] = {  # what a `kind` was, before
+    "grid": {"sampler": "grid"},
+    "random": {"sampler": "random"},
+    "asha": {"sampler": "random", "scheduler": "asha"},
+    "pbt": {"sampler": "random", "scheduler": "pbt"},
+}
 
-    kind: Literal["grid"] = "grid"
 
+class Search(Section):
+    """Which values trials have, and which trials end early: see docs/studies.md.
 
-class Random(Section):
-    """Trials whose values are drawn independently, with (`seed`, trial)."""
-
-    kind: Literal["random"]
-    trials: Trials
-    seed: Count = 0
-
-
-class Asha(Section):
-    """Random trials that are stopped early where others are better (Li et al. 2020).
-
-    Trials are compared after `grace_steps` steps, after `factor` times as many, and so on; of the
-    trials that reached such a rung the best `1 / factor` continue, to `steps` at most.
+    `grid` takes every combination, `random` draws with (`seed`, trial), and `optuna` draws the
+    first `startup_trials` so and has its TPE suggest the others. `asha` compares trials after
+    `grace_steps`, after `factor` times as many and so on; `async_hyperband` does so in `brackets`,
+    whose first comparisons lie further apart; `median` compares every `every_steps`, from
+    `grace_steps` on; `pbt` exchanges weights every `every_steps`. All of them train to `steps`.
     """
 
-    kind: Literal["asha"]
-    trials: Trials
-    seed: Count = 0
-    steps: Natural
-    grace_steps: Natural
-    factor: Annotated[Natural, Field(ge=2)] = 4
+    sampler: Literal["grid", "random", "optuna"] = "grid"
+    scheduler: Literal["none", "asha", "pbt", "median", "async_hyperband"] = "none"
+    trials: Trials | None = None
+    seed: Count | None = None
+    startup_trials: Natural | None = None
+    steps: Natural | None = None
+    grace_steps: Natural | None = None
+    every_steps: Natural | None = None
+    factor: Annotated[Natural, Field(ge=2)] | None = None
+    brackets: Natural | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_kind(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and "kind" in tree:
+            given = KINDS.get(str(tree["kind"]), {"sampler": "random", "trials": 20}) | tree
+            text = ", ".join(f"{key}: {value}" for key, value in given.items() if key != "kind")
+            raise ValueError(
+                "kind was replaced by sampler (grid, random, optuna) and scheduler (none, "
+                f"{', '.join([*SCHEDULES][1:])}); write search: {{{text}}}"
+            )
+        return tree
 
     @model_validator(mode="after")
-    def _check_steps(self) -> "Asha":
-        if self.grace_steps > self.steps:
+    def _check_options(self) -> "Search":
+        options = SAMPLES[self.sampler] | SCHEDULES[self.scheduler]
+        who = f"sampler {self.sampler} with scheduler {self.scheduler}"
+        for key in self.model_fields_set - {"sampler", "scheduler"}:
+            if key not in options and getattr(self, key) is not None:
+                raise ValueError(f"{key} is not an option of {who}; remove it")
+        for key, needed in options.items():
+            if needed and getattr(self, key) is None:
+                raise ValueError(f"{key} is missing; {who} needs it: add {key}: 20")
+        if (self.sampler, self.scheduler) == ("optuna", "pbt"):
             raise ValueError(
-                f"grace_steps is {self.grace_steps} and steps {self.steps}; expected no more"
+                "sampler optuna does not work with scheduler pbt, which changes the values of "
+                "running trials itself; use sampler: random"
+            )
+        if self.grace_steps and self.steps and self.grace_steps > self.steps:
+            raise ValueError(
+                f"grace_steps must be at most steps, {self.steps}, got {self.grace_steps}"
             )
         return self
 
+    @property
+    def description(self) -> str:
+        """Its sampler and scheduler."""
+        return self.sampler + (f" and {self.scheduler}" if self.scheduler != "none" else "")
 
-class Pbt(Section):
-    """Population based training (Jaderberg et al. 2017).
-
-    Every `every_steps` steps the worst quarter takes over weights of the best quarter, and
-    perturbs its values.
-    """
-
-    kind: Literal["pbt"]
-    trials: Annotated[Trials, Field(ge=2)]
-    seed: Count = 0
-    steps: Natural
-    every_steps: Natural
-
-
-Search = Annotated[Grid | Random | Asha | Pbt, Field(discriminator="kind")]
+    @property
+    def rungs(self) -> list[int | None]:
+        """Steps after which trials are compared, the last their end; None: the experiment's end."""
+        first, last, every = self.grace_steps or 1, self.steps, self.every_steps
+        if last is None:
+            return [None]
+        if every:
+            return [*(n for n in range(every, last, every) if n >= first), last]
+        all_rungs = (first * (self.factor or FACTOR) ** i for i in itertools.count())
+        return [*itertools.takewhile(lambda n: n < last, all_rungs), last]
 
 
 class Measure(Section):
@@ -152,7 +194,7 @@ class Study(Section):
     set: dict[str, Any] = {}
     vary: dict[str, Values] = {}
     cases: list[dict[str, Any]] = []
-    search: Search = Grid()
+    search: Search = Search()
     workers: Natural = 1
     strategy: Strategy = "ddp"
     gpus: bool = False
@@ -163,14 +205,20 @@ class Study(Section):
 
     @property
     def rungs(self) -> list[int | None]:
-        """Steps after which trials are compared, the last their end; None: the experiment's end."""
-        match self.search:
-            case Asha(steps=steps, grace_steps=first, factor=factor):
-                all_rungs = (first * factor**i for i in itertools.count())
-                return [*itertools.takewhile(lambda n: n < steps, all_rungs), steps]
-            case Pbt(steps=steps, every_steps=interval):
-                return [*range(interval, steps, interval), steps]
-        return [None]
+        """Steps after which trials are compared: see `Search.rungs`."""
+        return self.search.rungs
+
+    @property
+    def ranges(self) -> dict[str, Values]:
+        """What varies: the values or the range of each key, and the cases."""
+        return ({CASES: self.cases} if self.cases else {}) | self.vary
+
+    @property
+    def planned(self) -> int:
+        """Number of trials."""
+        if self.search.sampler != "grid":
+            return self.search.trials or 0
+        return math.prod(len(v) for v in self.ranges.values() if isinstance(v, list))
 
     @model_validator(mode="after")
     def _check(self) -> "Study":
@@ -179,7 +227,7 @@ class Study(Section):
         return self
 
     def _faults(self) -> Iterator[str]:
-        case, kind = self.cases[0] if self.cases else {}, self.search.kind
+        case = self.cases[0] if self.cases else {}
         for other in self.cases:
             if other.keys() != case.keys():
                 keys = f"{sorted(case)} and {sorted(other)}"
@@ -195,33 +243,31 @@ class Study(Section):
                 yield f"{key} is given twice, in {' and '.join(sections)}; keep one of them"
         if not (self.vary or case):
             yield "nothing varies; expected values in vary or cases"
-        if kind == "grid":
-            trials = len(self.cases or [{}])
+        search = self.search
+        if search.sampler == "grid":
             for key, values in self.vary.items():
                 if isinstance(values, Range):
                     yield (
-                        f"vary.{key} is a range, and a grid has no end of numbers; expected a "
-                        "list, or search: {kind: random, trials: 20}"
+                        f"vary.{key} is a range, and a grid needs a list; list the values, or "
+                        "write search: {sampler: random, trials: 20}"
                     )
-                else:
-                    trials *= len(values)
-            if trials > MAX_TRIALS:
-                yield f"the grid has {trials} trials; expected {MAX_TRIALS} at most: vary less"
-        if (
-            isinstance(self.search, Pbt)
-            and self.search.steps // self.search.every_steps > MAX_TRIALS
-        ):
+            if self.planned > MAX_TRIALS:
+                yield f"a grid must have at most {MAX_TRIALS} trials, got {self.planned}; vary less"
+        if search.steps and search.every_steps and search.steps // search.every_steps > MAX_TRIALS:
             yield f"search compares trials more than {MAX_TRIALS} times; raise every_steps"
-        if isinstance(self.search, Asha | Pbt):
-            if self.measure.score is None:
-                yield f"search {kind} compares trials; expected measure.score: f1_weighted"
-            if "train.steps" in {*self.vary, *case, *self.set}:
-                yield f"search.steps says how long a trial of {kind} is; drop train.steps"
-        if kind == "pbt" and (self.cases or self.vary.keys() & {*LAUNCHED}):
-            yield (
-                "search pbt changes values of a run that is under way; expected keys of the "
-                "experiment in vary, and no cases, workers or strategy"
-            )
+        compared = search.scheduler if search.steps else search.sampler
+        if (search.steps or search.sampler == "optuna") and self.measure.score is None:
+            yield f"search {compared} compares trials; add measure.score, e.g. score: f1_weighted"
+        if search.steps and "train.steps" in {*self.vary, *case, *self.set}:
+            yield f"search.steps is the length of a trial of {compared}; remove train.steps"
+        if search.scheduler == "pbt" and (self.cases or self.planned < 2):
+            yield "search pbt needs 2 trials or more, and no cases; put their keys into vary"
+        if search.scheduler == "pbt" or search.sampler == "optuna":
+            for key in (key for key in LAUNCHED if key in {*self.vary, *case}):
+                yield (
+                    f"search {search.description} varies only keys of the experiment; set {key} "
+                    "for all trials, or use sampler: grid without pbt"
+                )
 
 
 def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] = ()) -> Study:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +18,8 @@ from heron.config.sections import Plain
 from heron.config.shipped import ACCELERATE, JOB, find_config
 from heron.distributed.cluster import Node
 from heron.shards.artefact import Count
-from heron.studies.study import LAUNCHED, Grid, Strategy, Study, draw
+from heron.studies.study import CASES, LAUNCHED, Strategy, Study, draw
+from heron.studies.suggestions import STARTUP, Told, Tpe
 from heron.training.tracking import Metrics, read_lines
 
 TRIALS = "trials"  # in a study's folder: the trials' runs
@@ -126,30 +127,73 @@ class Trial:
 def plan(study: Study, out: Path = Path()) -> list[Trial]:
     """Returns the trials in the order in which they start; in a grid the last key varies fastest.
 
-    Values of other searches are drawn with (`seed`, number), so that adding trials leaves earlier
-    ones as they are. Raises a ConfigError for an invalid number of workers or strategy.
+    Random values are drawn with (`seed`, number), so that adding trials leaves earlier ones as they
+    are. Of a search by optuna it has the random ones and those that were suggested so far; see
+    `suggest`. Raises a ConfigError for an invalid number of workers or strategy.
     """
-    search, cases = study.search, study.cases or [{}]
-    all_values = []
-    if isinstance(search, Grid):
-        lists = [list(values) for values in study.vary.values()]  # a grid over a range is refused
-        for case, values in itertools.product(cases, itertools.product(*lists)):
-            all_values.append(case | dict(zip(study.vary, values, strict=True)))
+    search, ranges = study.search, study.ranges
+    all_values: list[dict[str, Any]] = []
+    if search.sampler == "grid":
+        lists = [values for values in ranges.values() if isinstance(values, list)]
+        all_values += [
+            dict(zip(ranges, values, strict=True)) for values in itertools.product(*lists)
+        ]
     else:
-        for number in range(search.trials):
-            random = np.random.default_rng([search.seed, number])
-            case = draw(cases, random) if study.cases else {}
-            all_values.append(
-                case | {key: draw(choices, random) for key, choices in study.vary.items()}
-            )
-    width = max(3, len(str(len(all_values) - 1)))
+        optuna = search.sampler == "optuna"
+        known = tpe(study, out).journal() if optuna else {}
+        drawn = min(study.planned, search.startup_trials or STARTUP) if optuna else study.planned
+        for number in range(max(drawn, len(known))):
+            random = np.random.default_rng([search.seed or 0, number])
+            values = {key: draw(choices, random) for key, choices in ranges.items()}
+            all_values.append(known.get(number, values))
     for values in all_values:
-        workers, strategy = values.get("workers", 1), values.get("strategy", "ddp")
+        flat = _flat(values)
+        workers, strategy = flat.get("workers", 1), flat.get("strategy", "ddp")
         if type(workers) is not int or workers < 1:
-            raise ConfigError(f"workers is {workers!r}; expected a number of processes, 1 or more")
+            raise ConfigError(f"workers must be an integer of 1 or more, got {workers!r}")
         if strategy not in (strategies := get_args(Strategy)):
-            raise ConfigError(f"strategy is {strategy!r}; expected one of {', '.join(strategies)}")
-    return [Trial(study, out, f"{n:0{width}}", values) for n, values in enumerate(all_values)]
+            raise ConfigError(f"strategy must be one of {', '.join(strategies)}, got {strategy!r}")
+    return [_trial(study, out, number, values) for number, values in enumerate(all_values)]
+
+
+def tpe(study: Study, out: Path) -> Tpe:
+    """Returns the sampler of a study that searches by optuna."""
+    return Tpe(out, study.ranges, study.search.seed or 0)
+
+
+def suggest(trials: Sequence[Trial], rows: Mapping[str, Mapping[str, Any]]) -> Trial:
+    """Returns the trial after some, by optuna, which is told the rows of those that ended."""
+    study, out = trials[0].study, trials[0].out
+    told = []
+    for trial in trials:
+        row = rows.get(trial.name)
+        result = (row and row["result"]) or {}
+        score = study.measure.worth(result.get(study.measure.score))
+        steps = result["steps"] if row and row["status"] == "stopped" else None
+        told.append(Told(_nested(trial), score, steps, running=row is None))
+    return _trial(study, out, len(trials), tpe(study, out).suggest(len(trials), told))
+
+
+def journal(trial: Trial) -> None:
+    """Writes down a trial of a search by optuna, which is about to start."""
+    tpe(trial.study, trial.out).write(int(trial.name), _nested(trial))
+
+
+def _nested(trial: Trial) -> dict[str, Any]:
+    """Returns a trial's values with those of the case below `CASES`: the reverse of `_flat`."""
+    case = {key: trial.values[key] for key in (trial.study.cases or [{}])[0]}
+    rest = {key: value for key, value in trial.values.items() if key not in case}
+    return ({CASES: case} if case else {}) | rest
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values with those of the case beside the others."""
+    return {**values.get(CASES, {}), **{k: v for k, v in values.items() if k != CASES}}
+
+
+def _trial(study: Study, out: Path, number: int, values: Mapping[str, Any]) -> Trial:
+    width = max(3, len(str(study.planned - 1)))
+    return Trial(study, out, f"{number:0{width}}", _flat(values))
 
 
 def refuse_missing_data(study: Study, configs: Sequence[Config]) -> None:

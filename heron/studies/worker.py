@@ -21,9 +21,9 @@ DAY_S = 24 * 60 * 60
 
 
 def run_trial(
-    params: dict[str, Any], trials: Mapping[str, Trial], rungs: Sequence[int | None], root: Path
+    params: dict[str, Any], study: Study, out: Path, rungs: Sequence[int | None], root: Path
 ) -> None:
-    """Runs the trial named by `params` from rung to rung, and reports its scores at each.
+    """Runs the trial that `params` has from rung to rung, and reports its scores at each.
 
     A trial that fails writes error.txt instead of raising: the failures that Tune sees are then
     lost processes or nodes, for which it restarts the trial. `root`, where relative paths start, is
@@ -32,7 +32,7 @@ def run_trial(
     from ray import tune
 
     os.chdir(root)
-    trial = trials[params["trial"]]
+    trial = Trial(study, out, params["trial"], params["values"])
     error_file = trial.run / ERROR
     trial.run.mkdir(parents=True, exist_ok=True)
     error_file.unlink(missing_ok=True)

@@ -15,12 +15,16 @@ from heron.api import job as job
 from heron.api.job import pretrain
 from heron.cli.compare import SPACE
 from heron.cli.main import main
+from heron.config.errors import STOPPED, Stopped
 from heron.config.experiment import dump_config, load_config
 from heron.config.shipped import find_config
 from heron.data.dataset import build_data
 from heron.studies.comparison import Comparison, FoldResult, shared_rows
+from heron.studies.engine import Batch, Job
 from heron.studies.repeats import corrected_interval
 from heron.studies.search import OWN, SearchSettings, Space, load_space
+from heron.studies.suggestions import JOURNAL
+from heron.training.tracking import read_lines
 from tests.data.endless import WIDTH, vectors
 from tests.experiments import frames
 from tests.shards.others import write_wds
@@ -323,18 +327,55 @@ def test_a_method_that_is_named_twice_counts_once(
 ) -> None:
     """Each fold counted twice, and intervals were too narrow."""
 
-    def score(asked: Any, own: Any, name: str, *rest: Any) -> list[FoldResult]:
+    def score(asked: Any, own: Any, name: str, *rest: Any) -> Job[list[FoldResult]]:
+        yield Batch({})
         return rows_of(name, False, 0.5, 0.5)
 
-    monkeypatch.setattr("heron.studies.comparison.score_method", score)
-    monkeypatch.setattr(
-        "heron.studies.comparison.score_raw",
-        lambda asked, own, kind: rows_of(f"{kind} on raw features", False, 0.5, 0.5),
-    )
+    for name in ("score_method", "score_raw"):
+        monkeypatch.setattr(f"heron.studies.comparison.{name}", score)
     words = ["--methods", "dnn", "dnn", "--baselines", "logistic", "logistic", "--folds", 2]
     assert run("compare", "--config", experiment, *words, "--out", tmp_path) == 0
     rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
     assert [len(row["folds"]) for row in rows.values()] == [2, 2]
+
+
+def test_optuna_searches_as_many_trials_and_goes_on_as_it_began(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed before its last trial but one, and with more trials later, it is the same search."""
+    out = experiment.parent / "suggested"
+    words = ("tune", experiment, "--methods", "own", "dnn", "--sampler", "optuna", "--trials")
+    assert run(*words, 7, "--out", out / "straight") == 0
+    found = {}
+    for name in ("own", "dnn"):
+        trials = json.loads((out / "straight" / f"{name}.json").read_text())["trials"]
+        journal = read_lines(out / "straight" / name / JOURNAL)
+        assert [line["values"] for line in journal] == [trial["values"] for trial in trials]
+        assert len(trials) == 7 and trials[0]["values"] == {}  # as it stands
+        space, own = load_space(SPACE), load_config(find_config(str(experiment)))
+        method = own if name == "own" else load_config(find_config(str(experiment)), [], "dnn")
+        drawn = [space.draw(method, 0, number) for number in range(7)]
+        assert [trial["values"] for trial in trials[:4]] == drawn[:4]
+        assert all(trials[number]["values"] != drawn[number] for number in range(4, 7))
+        found[name] = trials
+
+    def stops(config: Any) -> dict[str, Any]:
+        if config.run.dir.endswith("own/005"):
+            raise Stopped("a signal came")
+        return pretrain(config)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "pretrain", stops)
+        assert run(*words, 7, "--out", out / "killed") == STOPPED
+    suggested = read_lines(out / "killed" / "own" / JOURNAL)
+    assert len(suggested) == 6 and not (out / "killed" / "dnn.json").exists()
+    for trials in (6, 7):
+        assert run(*words, trials, "--out", out / "killed") == 0
+    for name, expected in found.items():
+        assert json.loads((out / "killed" / f"{name}.json").read_text())["trials"] == expected
+    capsys.readouterr()
+    assert run(*words, 7, "--out", out / "killed", "--seed", 1) == 1
+    assert "suggestions.jsonl belongs to another search" in capsys.readouterr().err
 
 
 def test_a_search_writes_experiments_that_score_the_tests(
@@ -366,4 +407,4 @@ def test_a_search_writes_experiments_that_score_the_tests(
     assert "the validation rows have no score 'f2'; found accuracy" in capsys.readouterr().err
     assert run(*other, "--score", "f1_macro") == 0
     assert run(*other, "--score", "f1_macro", "evaluate.test=true") == 1
-    assert "evaluate.test=true: the table sets this itself" in capsys.readouterr().err
+    assert "evaluate.test=true: this is set for each run" in capsys.readouterr().err

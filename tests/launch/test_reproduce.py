@@ -17,10 +17,8 @@ from heron.losses.objective import build_losses
 from heron.losses.pico import Pico
 from heron.losses.plnl import Plnl
 from heron.shards.artefact import MANIFEST
-from heron.studies.measured import compare
 from heron.studies.repeats import mean_std_count, paired_test
-from heron.studies.reproduction import reproduce
-from heron.studies.tables import GROUPS, TABLES
+from heron.studies.reproduction import GROUPS, TABLES, compare, reproduce
 from heron.training.earlier_run import begin_anew
 
 SCENE = replace(TABLES["scene"], runs=1)
@@ -86,7 +84,7 @@ def test_an_override_of_what_one_method_sets_itself(
     """Or of a part of it. The others run with it; with that method nothing runs at all."""
     text = reproduce(SCENE, tmp_path / "dnn", [data, override], ["DNN"])
     assert "| DNN | 0.5902 ± 0.0122 | 0.5000 |" in text and "C2AE" not in text
-    with pytest.raises(ConfigError, match=f"{override}: the table sets this itself"):
+    with pytest.raises(ConfigError, match=f"{override}: this is set for each run"):
         reproduce(SCENE, tmp_path / "all", [data, override], [])
     assert not (tmp_path / "all").exists()
     assert "C2AE" in reproduce(SCENE, tmp_path / "all", [data], ["C2AE", "DNN"])
@@ -111,7 +109,7 @@ def test_schedules_are_as_long_as_the_run(tmp_path: Path, data: str, ran: list[C
     assert isinstance(plnl, Plnl)
     lengths = plnl.pretrain_epochs, plnl.warmup_epochs, plnl.consistency_epochs
     assert lengths == (10, 3, 5)
-    with pytest.raises(ConfigError, match=r"phi_epochs=9: the table sets this itself"):
+    with pytest.raises(ConfigError, match=r"phi_epochs=9: this is set for each run"):
         reproduce(table, tmp_path / "nine", [data, "objective.pico.phi_epochs=9"], methods)
 
 
@@ -122,7 +120,7 @@ def test_a_run_of_another_configuration_is_told_of_before_any_runs(
     reproduce(SCENE, tmp_path / "out", [data], ["HeroCon"])
     begin(ran.pop().model_copy(update={"seed": 1}))
     for out in (tmp_path / "out", tmp_path / "moved"):
-        with pytest.raises(ConfigError, match="HeroCon-0 holds a run of another configuration"):
+        with pytest.raises(ConfigError, match="HeroCon-0 has a run of another configuration"):
             reproduce(SCENE, out, [data], ["DNN", "HeroCon"])
         if out.name == "out":
             (out / "HeroCon-0" / "result.json").unlink()

@@ -76,9 +76,9 @@ PERFORMED = {
     "test_two_tars_one_after_the_other_are_packed_again",
     "has no view of pictures with 1 or 3 channels, which": f"{ENCODE}::test_a_sheet_needs_pictures",
     ", so it is not a model that Heron": "tests/api/test_travel.py::test_a_model_goes_by_the_hub",
-    " holds a run of another configuration": f"{REPRODUCE}::"
+    " has a run of another configuration": f"{REPRODUCE}::"
     "test_a_run_of_another_configuration_is_told_of_before_any_runs",
-    ": the table sets this itself": f"{REPRODUCE}::test_an_override_of_what_one_method_sets_itself",
+    ": this is set for each run": f"{REPRODUCE}::test_an_override_of_what_one_method_sets_itself",
     " holds another study: ": "tests/studies/test_ledger.py::test_a_folder_holds_one_study",
     "is being worked in by another heron study": "tests/studies/test_ledger.py::"
     "test_one_driver_at_a_time",

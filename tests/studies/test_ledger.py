@@ -73,7 +73,7 @@ def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
 
 
 def test_a_stopped_row_s_command_makes_the_run_that_was_made(tmp_path: Path) -> None:
-    search = {"kind": "asha", "trials": 2, "steps": 16, "grace_steps": 4}
+    search = {"sampler": "random", "scheduler": "asha", "trials": 2, "steps": 16, "grace_steps": 4}
     ledger = Ledger(study(search=search), tmp_path)
     first, second = plan(ledger.study, ledger.out)
     stopped = ledger.append(first, "stopped", rung=4)

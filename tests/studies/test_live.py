@@ -71,7 +71,7 @@ def test_a_trial_that_was_started_and_ended_ones_losses_are_shown(tmp_path: Path
 def test_a_population_s_steps_are_to_its_end_and_its_values_those_taken_over(
     tmp_path: Path,
 ) -> None:
-    search = {"kind": "pbt", "trials": 2, "steps": 80, "every_steps": 40}
+    search = {"sampler": "random", "scheduler": "pbt", "trials": 2, "steps": 80, "every_steps": 40}
     vary = {"optim.lr": {"low": 0.1, "high": 0.2}}
     measure = {"x": "optim.lr", "y": ["f1_weighted"], "score": "f1_weighted"}
     folder = made.study(tmp_path / "study", [], vary=vary, search=search, measure=measure)

@@ -103,6 +103,16 @@ def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def await_lines(journal: Path, count: int, study: subprocess.Popen[str]) -> None:
+    runs.await_that(
+        f"{count} lines",
+        lambda: len(read_lines(journal)) >= count,
+        200,
+        lambda: "the study ended" if study.poll() is not None else "it still runs",
+        lambda: study.poll() is None,
+    )
+
+
 def await_step(run: Path, step: int, study: subprocess.Popen[str]) -> None:
     runs.await_that(
         f"{run} at step {step}",
@@ -285,7 +295,14 @@ def test_strategies_and_workers_here(tmp_path: Path) -> None:
 @WHOLE
 def test_asha_stops_early_and_goes_on(tmp_path: Path) -> None:
     """A trial that is stopped has a whole run of fewer steps; its past is told when it goes on."""
-    search = {"kind": "asha", "trials": 4, "steps": 16, "grace_steps": 4, "factor": 2}
+    search = {
+        "sampler": "random",
+        "scheduler": "asha",
+        "trials": 4,
+        "steps": 16,
+        "grace_steps": 4,
+        "factor": 2,
+    }
     path = write(
         tmp_path,
         {"train": {"steps": None, "epochs": 4}},
@@ -326,7 +343,14 @@ def test_a_population_interrupted_and_failing(tmp_path: Path) -> None:
             folder,
             {"train": {"steps": None, "epochs": 9, "save_every_steps": 2}},
             vary={"optim.lr": {"low": 1e-5, "high": 0.3, "log": True}},
-            search={"kind": "pbt", "trials": 3, "steps": 8, "every_steps": 4, "seed": 1},
+            search={
+                "sampler": "random",
+                "scheduler": "pbt",
+                "trials": 3,
+                "steps": 8,
+                "every_steps": 4,
+                "seed": 1,
+            },
             retries=0,
         )
         if name == "interrupted":
@@ -348,3 +372,39 @@ def test_a_population_interrupted_and_failing(tmp_path: Path) -> None:
         runs.assert_same_weights(*folders)
         made = yaml.safe_load((folders[0] / "checkpoints/latest/config.yaml").read_text())
         assert made["optim"]["lr"] == row["values"]["optim.lr"]
+
+
+@WHOLE
+@pytest.mark.parametrize(
+    "more", [{}, {"scheduler": "asha", "steps": 8, "grace_steps": 2, "factor": 2}], ids=["", "asha"]
+)
+def test_optuna_whose_driver_is_killed(tmp_path: Path, more: dict[str, Any]) -> None:
+    """With a trial at a time, the study that is run again is the one that nothing happened to."""
+    found, journals = {}, []
+    for name in ("straight", "killed"):
+        (tmp_path / name).mkdir()
+        path = write(
+            tmp_path / name,
+            {"train": {"steps": None if more else 8, "epochs": 9}},
+            vary={"optim.lr": {"low": 1e-4, "high": 0.3, "log": True}},
+            search={"sampler": "optuna", "trials": 6, "startup_trials": 2, "seed": 1} | more,
+            concurrent=1,
+        )
+        if name == "killed":
+            for count in (3, 5):  # within a suggested trial
+                study, journal = start(path), tmp_path / name / "out" / "suggestions.jsonl"
+                await_lines(journal, count, study)
+                study.kill()
+                study.communicate()
+                assert len(rows(path)) < count
+        status, said = runs.finish(start(path), 550)
+        assert status == 0, said
+        found[name] = rows(path)
+        journals.append(read_lines(tmp_path / name / "out" / "suggestions.jsonl"))
+    assert journals[0] == journals[1] and len(journals[0]) == 6
+    values = [line["values"]["optim.lr"] for line in journals[0]]
+    assert len({*values}) == 6
+    for trial, row in found["straight"].items():
+        other = found["killed"][trial]
+        assert (row["status"], row["values"]) == (other["status"], other["values"])
+        runs.assert_same_weights(*(tmp_path / name / "out" / row["run"] for name in found))

@@ -30,7 +30,7 @@ RATES = {"low": 1e-3, "high": 1, "log": True}
 TREE: dict[str, Any] = {
     "title": "A population",
     "vary": {"optim.lr": RATES, "optim.momentum": [0.0, 0.5, 0.9]},
-    "search": {"kind": "pbt", "trials": 4, "steps": 3, "every_steps": 1},
+    "search": {"sampler": "random", "scheduler": "pbt", "trials": 4, "steps": 3, "every_steps": 1},
     "measure": {"x": "optim.lr", "y": ["score"], "score": "score"},
 }
 

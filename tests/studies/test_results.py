@@ -54,7 +54,7 @@ def test_rows_are_read_in_order_and_the_last_of_a_trial_counts(tmp_path: Path) -
         (
             {
                 "vary": {"optim.lr": {"low": 1, "high": 2}},
-                "search": {"kind": "random", "trials": 7},
+                "search": {"sampler": "random", "trials": 7},
             },
             7,
         ),

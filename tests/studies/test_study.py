@@ -21,6 +21,7 @@ from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import Config, load_config, parse_config
 from heron.config.shipped import find_config
 from heron.distributed.cluster import connected
+from heron.studies.ledger import Ledger
 from heron.studies.study import Study, dump_study, load_study
 from heron.studies.trials import Trial, plan, trials_at_once
 from heron.studies.worker import environment, refuse_incomparable, scores_of
@@ -36,7 +37,8 @@ GRID: dict[str, Any] = {
     "measure": {"x": "workers", "y": ["step_s"]},
 }
 DRAWN = {"vary": {"optim.lr": {"low": 1e-3, "high": 1, "log": True}, "seed": [4, 5, 6]}}
-PBT = {"kind": "pbt", "trials": 4, "steps": 20, "every_steps": 5}
+SCHEDULED: dict[str, Any] = {"scheduler": "pbt", "steps": 20, "every_steps": 5}
+PBT = {"sampler": "random", "trials": 4, **SCHEDULED}
 
 
 def write(folder: Path, **changes: Any) -> Path:
@@ -91,13 +93,13 @@ def test_a_grid_has_every_combination_and_the_last_varies_fastest(tmp_path: Path
 
 
 def test_drawn_trials_are_the_same_however_many_there_are(tmp_path: Path) -> None:
-    few = plan(load_study(write(tmp_path, **DRAWN, search={"kind": "random", "trials": 3})))
-    many = plan(load_study(write(tmp_path, **DRAWN, search={"kind": "random", "trials": 40})))
+    few = plan(load_study(write(tmp_path, **DRAWN, search={"sampler": "random", "trials": 3})))
+    many = plan(load_study(write(tmp_path, **DRAWN, search={"sampler": "random", "trials": 40})))
     assert [(t.name, t.values) for t in few] == [(t.name, t.values) for t in many[:3]]
     rates = sorted(trial.values["optim.lr"] for trial in many)
     assert 1e-3 <= rates[0] < 0.01 and 0.1 < rates[-1] <= 1
     assert {trial.values["seed"] for trial in many} == {4, 5, 6}
-    other = {"kind": "random", "trials": 3, "seed": 1}
+    other = {"sampler": "random", "trials": 3, "seed": 1}
     others = plan(load_study(write(tmp_path, **DRAWN, search=other)))
     assert [trial.values for trial in others] != [trial.values for trial in few]
 
@@ -106,12 +108,22 @@ def test_drawn_trials_are_the_same_however_many_there_are(tmp_path: Path) -> Non
     ("search", "rungs"),
     [
         (
-            {"kind": "asha", "trials": 9, "steps": 50, "grace_steps": 5, "factor": 3},
+            {
+                "sampler": "random",
+                "scheduler": "asha",
+                "trials": 9,
+                "steps": 50,
+                "grace_steps": 5,
+                "factor": 3,
+            },
             [5, 15, 45, 50],
         ),
-        ({"kind": "asha", "trials": 9, "steps": 8, "grace_steps": 8}, [8]),
+        (
+            {"sampler": "random", "scheduler": "asha", "trials": 9, "steps": 8, "grace_steps": 8},
+            [8],
+        ),
         (PBT | {"steps": 12}, [5, 10, 12]),
-        ({"kind": "random", "trials": 2}, [None]),
+        ({"sampler": "random", "trials": 2}, [None]),
     ],
 )
 def test_rungs(tmp_path: Path, search: dict[str, Any], rungs: list[int]) -> None:
@@ -215,21 +227,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"measure": {"x": "workers", "z": []}}, "measure.y is missing"),
     ({"vary": {}}, "nothing varies; expected values in vary or cases"),
     ({"strategy": "zero4"}, "strategy must be 'ddp', 'fsdp'.*, got 'zero4'"),
-    ({"search": {"kind": "hyperband"}}, "search: .*'hyperband'.*'grid', 'random', 'asha', 'pbt'"),
-    (DRAWN, "vary.optim.lr is a range, and a grid has no end of numbers; expected a list, or"),
+    (
+        {"search": {"kind": "hyperband"}},
+        r"search: kind was replaced by sampler \(.*write search: {sampler: random, trials: 20}",
+    ),
+    (DRAWN, "vary.optim.lr is a range, and a grid needs a list; list the values, or write"),
     ({"vary": {"seed": {"low": 2, "high": 1}}}, "from 2.0 to 1.0; expected low below high"),
     ({"vary": {"run.dir": ["a"]}}, "run.dir is given to each trial by the study; take it out"),
     ({"set": {"optim.lr": 1}}, "optim.lr is given twice, in vary and set; keep one of them"),
     ({"set": {"workers": 1}}, "set has 'workers', which is no key of an experiment; write workers"),
     ({"cases": [{"seed": 1}, {"sed": 1}]}, r"keys \['seed'\] and \['sed'\]; expected the same"),
-    ({"search": PBT, "vary": {"seed": [1]}}, "search pbt compares trials; expected measure.score"),
+    ({"search": PBT, "vary": {"seed": [1]}}, "search pbt compares trials; add measure.score"),
     (
         {"vary": {f"a.{n}": [*range(100)] for n in range(3)}},
-        "the grid has 1000000 trials; expected",
+        "a grid must have at most 100000 trials, got 1000000; vary less",
     ),
     (
-        {"search": {"kind": "random", "trials": 10**6}},
-        "search.random.trials must be less than or equal to .*, got 1000000",
+        {"search": {"sampler": "random", "trials": 10**6}},
+        "search.trials must be less than or equal to .*, got 1000000",
     ),
     (
         {"search": PBT | {"steps": 10**9, "every_steps": 1}, "vary": {"seed": [1]}},
@@ -250,11 +265,41 @@ def test_what_is_wrong_with_a_study_is_named(
         load_study(write(tmp_path, **changes))
 
 
+FORMER = [
+    {"kind": "grid"},
+    {"kind": "random", "trials": 3, "seed": 2},
+    {"kind": "asha", "trials": 9, "steps": 50, "grace_steps": 5, "factor": 3},
+    {"kind": "pbt", "trials": 4, "steps": 20, "every_steps": 5},
+    {"kind": "hyperband"},
+]
+
+
+@pytest.mark.parametrize("former", FORMER, ids=lambda search: str(search["kind"]))
+def test_a_former_search_is_told_what_to_write(tmp_path: Path, former: dict[str, Any]) -> None:
+    """What it says is what the file then has, and the same search as before."""
+    changes: dict[str, Any] = {"set": None, "vary": {"optim.lr": [0.1, 0.2]}}
+    changes["measure"] = {"x": "optim.lr", "y": ["accuracy"], "score": "accuracy"}
+    with pytest.raises(ConfigError) as error:
+        load_study(write(tmp_path, **changes, search=former))
+    (remedy,) = re.findall(r"; write search: (\{.*\})$", str(error.value))
+    study = load_study(write(tmp_path, **changes, search=yaml.safe_load(remedy)))
+    kind, search = former["kind"], study.search
+    assert search.sampler == (kind if kind == "grid" else "random")
+    assert search.scheduler == (kind if kind in ("asha", "pbt") else "none")
+    for key in former.keys() - {"kind"}:
+        assert getattr(search, key) == former[key]
+    path = tmp_path / "study.yaml"
+    path.write_text(dump_study(study).replace("sampler: grid", "sampler: grid\n  kind: grid"))
+    if kind == "grid":  # as a study's folder has it that was begun before
+        with pytest.raises(ConfigError, match="write search: {sampler: grid, sched"):
+            Ledger(study, tmp_path)
+
+
 def test_a_search_that_perturbs_leaves_workers_alone(tmp_path: Path) -> None:
     measure = GRID["measure"] | {"score": "accuracy"}
-    with pytest.raises(ConfigError, match="no cases, workers or strategy"):
+    with pytest.raises(ConfigError, match="varies only keys of the experiment; set work"):
         load_study(write(tmp_path, search=PBT, measure=measure, set=None))
-    with pytest.raises(ConfigError, match="search.steps says how long a trial of pbt is"):
+    with pytest.raises(ConfigError, match="search.steps is the length of a trial of pbt; remove"):
         load_study(write(tmp_path, search=PBT, measure=measure, vary={"optim.lr": [1, 2]}))
 
 
@@ -270,7 +315,7 @@ def test_every_trial_is_checked_before_the_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trial 001 \(optim.lr=fast\) of configs/frames.yaml: "):
         configs(plan(study))
     study = load_study(write(tmp_path, vary={"workers": [1, 0]}))
-    with pytest.raises(ConfigError, match="workers is 0; expected a number of processes, 1 or"):
+    with pytest.raises(ConfigError, match="workers must be an integer of 1 or more, got 0"):
         plan(study)
 
 
@@ -378,10 +423,10 @@ def test_the_guide_s_examples_are_studies(tmp_path: Path) -> None:
     study = load_study(path)
     assert len(configs(plan(study))) == 12
     assert len(plan(load_study(path, small=True))) == 2
-    searches = re.findall(r"^\| `(\{kind.*?\})` \|", GUIDE, re.MULTILINE)
+    searches = re.findall(r"^\| `(\{s[ac].*?\})` \|", GUIDE, re.MULTILINE)
     for search in searches:
         asked = {"search": yaml.safe_load(search), "vary": DRAWN["vary"], "set": None}
         measure = {"x": "optim.lr", "y": ["step_s"], "score": "f1_weighted"}
-        vary = GRID["vary"] if "grid" in search else DRAWN["vary"]
+        vary = GRID["vary"] if "sampler: grid" in search else DRAWN["vary"]
         load_study(write(tmp_path, **asked | {"vary": vary}, measure=measure))
-    assert len(searches) == 4
+    assert len(searches) == 8
