@@ -146,5 +146,6 @@ def _lost(item: object, error: Exception) -> ShardError:
     reason = lines[-1] if type(error).__name__.startswith("RayTaskError") else lines[0]
     return ShardError(
         f"{item}: the processes that worked on it were lost, {RETRIES + 1} times ({reason}); check "
-        "the item, or, where memory is short, run the same command again, with fewer --workers or --at-once"
+        "the item, or, where memory is short, run the same command again, with fewer --workers "
+        "or --at-once"
     )

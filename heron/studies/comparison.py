@@ -316,9 +316,18 @@ class Comparison:
             hardest = max(self.rows, key=lambda n: self.test_scores(n, self.score).mean())
             if hardest != self.reference:
                 ahead = self.difference(hardest, self.reference)
-                winner = hardest if ahead.sign > 0 else winner
-                evidence = f"{hardest} tests best: {ahead.description} of {self.score}"
-                lines.append(f"{evidence} less {self.reference}; take {winner}.")
+                evidence = (
+                    f"{hardest} tests best: {ahead.description} of {self.score} less "
+                    f"{self.reference}"
+                )
+                if ahead.sign > 0:
+                    winner = hardest
+                elif winner != hardest:
+                    evidence += (
+                        ", which may be chance, so the test rows decide nothing; the validation "
+                        f"rows rank {winner} first"
+                    )
+                lines.append(f"{evidence}; take {winner}.")
             else:
                 winner = hardest
                 lines.append(f"{hardest} tests best of {self.score}; take {hardest}.")

@@ -238,6 +238,14 @@ def test_a_verdict_where_nothing_is_pretrained() -> None:
     (line,) = better.verdicts()
     assert line.startswith("forest on raw features tests best: +0.1000 (")
     assert line.endswith(" of accuracy less own; take forest on raw features.")
+    logistic = {"logistic on raw features": rows_of("logistic on raw features", False, 0.8, 0.6)}
+    few = {name: own[:1] for name, own in rows.items()} | logistic  # one fold: no interval
+    one = Comparison("mine", "accuracy", True, [0], few, 0.0)
+    assert one.verdicts() == [
+        "forest on raw features tests best: +0.1000 (one fold: no interval) of accuracy less own, "
+        "which may be chance, so the test rows decide nothing; the validation rows rank logistic "
+        "on raw features first; take logistic on raw features."
+    ]
     alone = Comparison("mine", "accuracy", True, [0, 1, 2], {"own": rows["own"]}, 0.0)
     assert alone.verdicts() == ["own tests best of accuracy; take own."]
 
