@@ -42,37 +42,38 @@ QUICK_LEAST = 0.2  # share of the time for the networks, whatever scikit-learn t
 PROBE_STEPS, MIN_STEPS = 10, 20  # of a run that measures the time of a step, and of any other
 SPACE = CONFIGS / "tuning" / "default.yaml"
 Methods = Annotated[
-    tuple[MethodName, ...], "of configs/methods.yaml; own: the experiment as it stands"
+    tuple[MethodName, ...], "from configs/methods.yaml; own: the experiment unchanged"
 ]
-Trials = Annotated[Natural, "of each; the first is the experiment as it stands"]
+Trials = Annotated[Natural, "per method; the first is the experiment unchanged"]
 Score = Annotated[
-    str | None, "that choices are made by (default: accuracy of one class, auc_macro of several)"
+    str | None, "to choose by (default: accuracy, or auc_macro if rows have several labels)"
 ]
-Ranges = Annotated[Path, "file of what is drawn, as configs/tuning/default.yaml"]
-Seed = Annotated[Count, "of the draws"]
-Sampler = Annotated[
-    Literal["random", "optuna"], "of trials: random draws, or optuna's TPE from the fifth on"
-]
+Ranges = Annotated[Path, "file of the ranges to draw from, like configs/tuning/default.yaml"]
+Seed = Annotated[Count, "of the random draws"]
+Sampler = Annotated[Literal["random", "optuna"], "random, or optuna: TPE from the fifth trial on"]
 
 
 def compare(
-    *overrides: Annotated[str, "the experiment, if not --config; key=value of it, for all methods"],
+    *overrides: Annotated[
+        str, "the experiment, unless --config is given; key=value for all methods"
+    ],
     config: Annotated[Location | None, "name of a shipped experiment, or a YAML file"] = None,
     quick: Annotated[
         bool, "about five minutes: one trial, shorter runs, 2,000 labelled rows at most"
     ] = False,
     methods: Annotated[
-        tuple[MethodName, ...], "as of tune (default: dnn herocon; with --quick dnn own)"
+        tuple[MethodName, ...], "as in tune (default: dnn herocon; with --quick dnn own)"
     ] = (),
     baselines: Annotated[
-        tuple[Literal["logistic", "forest"], ...], "scikit-learn's, on raw features and on each"
+        tuple[Literal["logistic", "forest"], ...],
+        "scikit-learn's classifiers, on raw features and on those of each method",
     ] = ("logistic", "forest"),
     folds: Annotated[
         Natural | None, "folds, or draws of the labelled rows (default: 10; with --quick 5)"
     ] = None,
-    first: Annotated[Count, "first of them"] = 0,
+    first: Annotated[Count, "first fold"] = 0,
     trials: Annotated[
-        Natural | None, "of each, the first as it stands (default: 8; with --quick 1)"
+        Natural | None, "per method, the first unchanged (default: 8; with --quick 1)"
     ] = None,
     seed: Seed = 0,
     score: Score = None,
@@ -81,7 +82,7 @@ def compare(
     address: Address = None,
     at_once: AtOnce = None,
     out: Annotated[
-        Path | None, "folder of all that is made (default: runs/CONFIG-compare or CONFIG-quick)"
+        Path | None, "output folder (default: runs/CONFIG-compare or CONFIG-quick)"
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -128,7 +129,7 @@ def compare(
     options, is_raw = comparison.winner.partition(" on raw features")[:2]
     if is_raw:
         path = settings.out / "results" / f"{options}-raw-{first}.json"
-        print(f"{comparison.winner}: of scikit-learn, with the options in {path}")
+        print(f"{comparison.winner} is from scikit-learn; its options are in {path}")
     print_markdown(comparison.write(settings.out))
 
 
@@ -207,7 +208,7 @@ def split(config: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
         named.append(config)
     if len(named) != 1:
         raise UsageError(
-            f"found {', '.join(named) or 'no experiment'}; expected one: a name or a file"
+            f"pass exactly one experiment (a name or a file), got {', '.join(named) or 'none'}"
         )
     return expand_home(named[0]), [word for word in words if "=" in word]
 
@@ -274,7 +275,7 @@ def _shortened(
 
 def tune(
     config: Annotated[Location, "name of a shipped experiment, or a YAML file"],
-    *overrides: Annotated[Override, "key=value of the experiment, for all methods"],
+    *overrides: Annotated[Override, "key=value for all methods"],
     methods: Methods = ("own",),
     trials: Trials = 16,
     seed: Seed = 0,
@@ -283,7 +284,7 @@ def tune(
     sampler: Sampler = "random",
     address: Address = None,
     at_once: AtOnce = None,
-    out: Annotated[Path | None, "folder of all that is made (default: runs/CONFIG-tune)"] = None,
+    out: Annotated[Path | None, "output folder (default: runs/CONFIG-tune)"] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Searches rate, dropout, weights and temperatures by validation rows, equally for each method.
@@ -360,14 +361,18 @@ def _search_settings(
     data = load_config(path, overrides).data
     if data.webdataset is not None:
         raise ConfigError(
-            "data.webdataset streams rows without numbers, of which no fold can be made; expected "
-            "indexed shards: `heron shards index`, then data.webdataset=null and data.path"
+            "data.webdataset streams rows without numbers, so there are no folds; index the shards "
+            "(`heron shards index`), then set data.webdataset=null and data.path"
         )
-    data.refuse_missing("build it with `heron shards build`: see the first lines of the experiment")
+    data.refuse_missing(
+        "build it with `heron shards build`; the first lines of the experiment say how"
+    )
     build_data(data)
     reader = open_reader(data)
     if (kind := reader.manifest.labels.kind) == "none":
-        raise ConfigError(f"{data.path} has no labels; expected some: without, nothing is compared")
+        raise ConfigError(
+            f"{data.path} has no labels, so there is nothing to compare by; add labels"
+        )
     score = score or ("auc_macro" if kind == "multi_label" else "accuracy")
     folder = out or folder_of(config, verb)
     settings = SearchSettings(path, overrides, load_space(space), trials, seed, score, folder)

@@ -28,14 +28,14 @@ def folder_of(study: Path, small: bool) -> Path:
 
 def study(
     study: Annotated[Path, f"name of a study, or a file: {', '.join(names_in(STUDIES))}"],
-    *overrides: Annotated[Override, "key=value of every trial; of what varies, all its values"],
+    *overrides: Annotated[Override, "key=value for every trial; for a key that varies, its values"],
     out: Annotated[Path | None, "folder of the study (default: studies/NAME)"] = None,
-    small: Annotated[bool, "its small version, for two cores"] = False,
-    dry_run: Annotated[bool, "check all trials, print them and their commands"] = False,
+    small: Annotated[bool, "run the small version, for two cores"] = False,
+    dry_run: Annotated[bool, "check all trials and print them with their commands"] = False,
     address: Annotated[
-        str | None, "of a Ray cluster that runs: HOST:PORT or auto (default: begin one here)"
+        str | None, "of a running Ray cluster: HOST:PORT or auto (default: start one here)"
     ] = None,
-    retry_failed: Annotated[bool, "run the trials again that have failed"] = False,
+    retry_failed: Annotated[bool, "run failed trials again"] = False,
     overwrite: Overwrite = False,
 ) -> int:
     """Runs a study: many trials of one experiment, on Ray.
@@ -61,7 +61,7 @@ def study(
         try:
             refuse_missing_data(spec, configs)
         except ConfigError as fault:
-            print(f"not there yet: {fault}")
+            print(f"data is missing: {fault}")
         return 0
     from heron.distributed.cluster import connected
     from heron.studies.drive import drive
@@ -93,7 +93,8 @@ def study(
             print(f"best by the mean over repeats: {best_setting.describe(score)}")
             print(results.table.loc[best_setting.trials[0], "command"])
     if not ended:
-        print(f"{len(ledger.rows)} of {spec.planned} trials have ended; the same command goes on")
+        ended_ones = f"{len(ledger.rows)} of {spec.planned} trials"
+        print(f"{ended_ones} have ended; run the same command to continue")
         return INTERRUPTED
     failed = [row["trial"] for row in ledger.rows.values() if row["status"] == "failed"]
     if failed:
@@ -105,8 +106,8 @@ def report(
     study: Annotated[Path, "folder that `heron study` wrote, finished or not"],
     *,
     out: Annotated[Path | None, "folder for the report (default: STUDY/report)"] = None,
-    x: Annotated[str | None, "column that figures go over (default: what the study says)"] = None,
-    y: Annotated[tuple[str, ...], "columns that they show (default: what the study says)"] = (),
+    x: Annotated[str | None, "column of the x axis (default: the study's measure.x)"] = None,
+    y: Annotated[tuple[str, ...], "columns of the y axes (default: the study's measure.y)"] = (),
 ) -> None:
     """Makes tables, figures and fits of a study.
 
@@ -146,15 +147,15 @@ def run_table(
     table: Annotated[
         str, AfterValidator(_check_table_name), f"published table: {', '.join(TABLE_NAMES)}"
     ],
-    *overrides: Annotated[Override, "key=value on every run"],
+    *overrides: Annotated[Override, "key=value for every run"],
     runs: Annotated[Natural | None, "folds or seeds to run (default: the table's)"] = None,
-    first: Annotated[int, "first of them"] = 0,
+    first: Annotated[int, "first fold or seed"] = 0,
     only: Annotated[tuple[str, ...], "methods to run (default: all)"] = (),
     out: Annotated[Path | None, "folder of the runs (default: runs/TABLE-table)"] = None,
     address: Address = None,
     at_once: AtOnce = None,
     overwrite: Overwrite = False,
-    dry_run: Annotated[bool, "list the runs that are missing, and stop"] = False,
+    dry_run: Annotated[bool, "only list the missing runs"] = False,
 ) -> None:
     """Runs a published table, and shows its scores beside the published ones.
 
@@ -180,7 +181,7 @@ def run_table(
             if not hints[path]
             for config in missing(published, path, overrides, only)
         ]
-        print("\n".join([*to_run, f"runs to be made: {len(to_run)}"]))
+        print("\n".join([*to_run, f"missing runs: {len(to_run)}"]))
         return
     if overwrite:
         begin_anew(folder)

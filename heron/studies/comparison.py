@@ -58,7 +58,7 @@ class SavedResults(Artefact):
 
     description: ClassVar[str] = "the results of a part of a comparison"
     error: ClassVar[type[StudyError]] = StudyError
-    remedy: ClassVar[str] = "bring the file back, or take it away and run again"
+    remedy: ClassVar[str] = "restore the file, or remove it and run again"
     versions: ClassVar[tuple[int, ...]] = (1,)
 
     format: Literal[1] = 1
@@ -97,8 +97,8 @@ def load_or_compute(
     saved = SavedResults.read(path)
     if saved.plan != plan:
         raise StudyError(
-            f"{path} is of another experiment, data set or search; expected the same; choose "
-            "another --out, or add --overwrite, which moves the whole folder aside"
+            f"{path} has results of another experiment, data set or search; choose another --out, "
+            "or add --overwrite, which moves the whole folder aside"
         )
     return saved.rows
 
@@ -335,7 +335,7 @@ class Comparison:
             for name, rows in self.rows.items():
                 if rows[0].pretrained and " on " not in name:
                     interval = self.difference(name, self.plain_network)
-                    word = {1: "above", 0: "not told from", -1: "below"}[interval.sign]
+                    word = {1: "above", 0: "not distinguishable from", -1: "below"}[interval.sign]
                     lines.append(f"{name} is {word} the plain network: {interval.description}.")
         return lines, winner
 

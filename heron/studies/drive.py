@@ -295,7 +295,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
                 print_line(f"{trial} at step {result['step']}: {measure.score} {score:.4f}")
 
         def on_trial_recover(self, trial: Any, **_: Any) -> None:
-            print_line(f"{trial} is lost, and goes on: {_cause_of_loss(trial)}")
+            print_line(f"{trial} was lost and is restarted: {_cause_of_loss(trial)}")
 
         def on_trial_complete(self, trial: Any, **_: Any) -> None:
             ended, step = trials[str(trial)], trial.last_result.get("step")
@@ -325,4 +325,4 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
 def _cause_of_loss(trial: Any) -> str:
     file = Path(trial.error_file or "")
     lines = file.read_text().strip().splitlines() if file.is_file() else []
-    return lines[-1].strip() if lines else "it ended without a word"
+    return lines[-1].strip() if lines else "it ended without a message"

@@ -173,10 +173,7 @@ def _why_not_fitted(curve: pd.Series, constants: int, power: bool) -> str:
     if not pd.api.types.is_numeric_dtype(curve.index):
         return "x is not a number at every point"
     if (count := curve.index.nunique()) <= constants:
-        return (
-            f"x has {count} value{'' if count == 1 else 's'}; expected {constants + 1} or more, as "
-            f"{constants} constants leave fewer nothing to be judged by"
-        )
+        return f"x must have {constants + 1} values or more for {constants} constants, got {count}"
     if power and ((curve <= 0).any() or (curve.index <= 0).any()):
         return "x and y are not above 0 at every point"
     return ""

@@ -28,7 +28,7 @@ from heron.training.tracking import read_metrics, read_result
 
 STUDY = "study.yaml"
 ROWS = "trials.jsonl"
-REMEDY = "take the line out, and run the study again: it runs what has no row"
+REMEDY = "remove the line and run the study again: it runs the trials without a line"
 WARM_UP_STEPS = 3  # are slower than the others, and not measured
 MAY_CHANGE = ("concurrent", "retries")  # between two starts of a study
 
@@ -72,8 +72,8 @@ def read_rows(path: Path, resumed: bool = False) -> list[tuple[int, Row]]:
             raise StudyError(f"{where} is damaged: {describe_errors(error)}; {REMEDY}") from None
         if row.fingerprint != (expected := fingerprint(tree)):
             raise StudyError(
-                f"{where} is damaged: trial {row.trial} has fingerprint {row.fingerprint}, what "
-                f"the line says has {expected}; {REMEDY}"
+                f"{where} is damaged: the fingerprint of trial {row.trial} is {row.fingerprint}, "
+                f"but the line's values give {expected}; {REMEDY}"
             )
         rows.append((number, row))
     return rows
@@ -84,9 +84,9 @@ def refuse_other_run(row: Row, folder: Path, where: str) -> None:
     file = folder / row.run / "result.json"
     if row.result_sha256 and file.is_file() and (digest := sha256(file)) != row.result_sha256:
         raise StudyError(
-            f"{where}: trial {row.trial} tells of a result.json of sha256 "
-            f"{row.result_sha256[:12]}…, and {file} has {digest[:12]}…; expected the row's run: "
-            f"bring it back, or {REMEDY}"
+            f"{where}: the result.json of trial {row.trial} had the sha256 "
+            f"{row.result_sha256[:12]}…, but that of {file} is {digest[:12]}…; restore the run, "
+            f"or {REMEDY}"
         )
 
 
@@ -95,10 +95,10 @@ def exclusive(out: Path) -> Iterator[None]:
     """Holds the lock of a study's folder; a ConfigError if another driver has it."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK).open("w") as lock:
-        if not try_lock(lock, out, "one heron study works in it"):
+        if not try_lock(lock, out, "only one heron study runs in it"):
             raise ConfigError(
-                f"{out} is being worked in by another heron study; wait for its end, or choose "
-                "another --out"
+                f"another heron study is running in {out}; wait until it ends, or choose another "
+                "--out"
             )
         yield
 
@@ -120,7 +120,7 @@ class Ledger:
             ]
             if differing:
                 raise ConfigError(
-                    f"{out} holds another study: {'; '.join(differing)}; choose another --out, or "
+                    f"{out} has another study: {'; '.join(differing)}; choose another --out, or "
                     f"add --overwrite, which moves it to {aside_name(out)}"
                 )
         self.started: set[str] = set()  # names of the trials that were started

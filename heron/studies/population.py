@@ -77,7 +77,7 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
                 trial = replace(by_name[name], values=take["values"])
                 source = by_name[take["from"]].run / "checkpoints" / "latest"
                 exploit(source, trial.config(rung), trial.values)
-                donor = f"goes on from {take['from']}'s weights"
+                donor = f"continues from the weights of {take['from']}"
                 print_line(f"{name} at step {rung} {donor}: {trial.description}")
 
 
@@ -130,8 +130,8 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
     """
     if fault := checkpoint.find_damage(source):
         raise CheckpointError(
-            f"{source} is damaged ({fault}), and {config.run.dir} was to go on from it; bring it "
-            "back, or begin the study anew in another folder"
+            f"{source} is damaged ({fault}), but {config.run.dir} needs it to continue; restore "
+            "it, or start the study again in another folder"
         )
     donor, run = load_config(source / "config.yaml"), Path(config.run.dir)
     snapshot, mined = checkpoint.load(source), Path(donor.run.dir) / MINED

@@ -140,7 +140,7 @@ class Report:
             yield text.paragraph("Bars are standard deviations over repeats (n - 1 below).")
         if fit_kinds and not is_cost(y):
             yield text.paragraph(
-                f"No law is fitted to {text.short(y)}, which is no time, size or rate."
+                f"No law is fitted to {text.short(y)}, which is not a time, size or rate."
             )
         if grid(self.results, y) is None:  # otherwise the heat map has the numbers
             yield _points(points(rows), x, y)

@@ -51,8 +51,8 @@ class Method:
         """Returns the schedules of a run of `epochs` epochs, as overrides; ConfigError for None."""
         if epochs is None:
             raise ConfigError(
-                "train.epochs is null, and the table's schedules are shares of it; expected a "
-                "number: leave train.epochs=null out"
+                "train.epochs must be a number, because the table's schedules are shares of it; "
+                "remove train.epochs=null"
             )
         return [
             f"{key}={max(round(share * epochs), minimum)}"
@@ -156,7 +156,7 @@ def missing(
     for name in only:
         if name not in table.methods:
             methods = ", ".join(table.methods)
-            raise ConfigError(f"the table has no method '{name}'; expected one of {methods}")
+            raise ConfigError(f"the table has no method '{name}'; choose one of {methods}")
     configs = [  # all are checked before the first run, so that an invalid one costs no run
         config
         for name in dict.fromkeys(only or table.methods)

@@ -94,8 +94,8 @@ class Results:
         for name in names:
             if len(self.done) and name not in columns:
                 raise StudyError(
-                    f"{self.folder}: no trial has '{name}'; found {', '.join(columns)}; expected "
-                    "one of them, in measure.x and measure.y of the study, or by --x and --y"
+                    f"{self.folder}: no trial has '{name}'; set measure.x and measure.y of the "
+                    f"study, or --x and --y, to one of {', '.join(columns)}"
                 )
 
     def lowest_is_best(self, name: str) -> bool:
@@ -113,15 +113,15 @@ def read_results(folder: Path) -> Results:
     path = folder / ROWS
     if not path.exists():
         raise StudyError(
-            f"{path}: no such file; expected a line a finished trial; no trial has ended yet, or "
-            "the file was lost: run the study again, which keeps what is done"
+            f"{path} does not exist: no trial has ended yet, or the file was lost; run the study "
+            "again, which keeps finished runs"
         )
     by_trial: dict[str, Row] = {}
     notes = []
     for number, row in read_rows(path):
         refuse_other_run(row, folder, f"{path}, line {number}")
         if row.trial in by_trial:
-            notes.append(f"Trial {row.trial} is there twice; its last row counts (line {number}).")
+            notes.append(f"Trial {row.trial} has two rows; the last one counts (line {number}).")
         by_trial[row.trial] = row
     names = sorted(by_trial)
     cells = [_cells(by_trial[name], folder) for name in names]
@@ -136,15 +136,15 @@ def _read_study(folder: Path) -> Study:
     if not path.is_file():
         files = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
         raise StudyError(
-            f"{folder} is no study: it has no {STUDY}; found {', '.join(files[:5]) or 'nothing'}; "
-            "expected the folder that `heron study ... --out` wrote"
+            f"{folder} is not a study: it has no {STUDY}, only {', '.join(files[:5]) or 'nothing'}"
+            "; pass the folder that `heron study ... --out` wrote"
         )
     try:
         return load_study(path)
     except ConfigError as error:
         reason = " ".join(str(error).split())
         raise StudyError(
-            f"{path} cannot be read: {reason}; run the study again, in a folder of its own"
+            f"cannot read {path}: {reason}; run the study again in a new folder"
         ) from None
 
 

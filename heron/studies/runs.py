@@ -45,13 +45,13 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """
     for folder in folders:
         if not folder.is_dir():
-            raise StudyError(f"{folder} is no folder; expected one that runs lie in: see run.dir")
+            raise StudyError(f"{folder} is not a folder; pass one that contains runs (run.dir)")
     all_runs = (run for folder in folders for run in _runs_below(folder))
     run_folders = list(islice(all_runs, MAX_RUNS + 1))
     if len(run_folders) > MAX_RUNS:
         raise StudyError(
-            f"more than {MAX_RUNS:,} runs are in {', '.join(map(str, folders))}; expected no more: "
-            "name the folders further down"
+            f"{', '.join(map(str, folders))} has more than {MAX_RUNS:,} runs, the limit; pass "
+            "subfolders instead"
         )
     return run_folders
 
@@ -84,7 +84,7 @@ def read_run(folder: Path) -> Run:
     try:
         for path in (folder / file for file in ("config.yaml", *RUN_FILES)):
             if path.exists() and not path.is_file():  # a pipe would hang
-                raise ValueError(f"{path} is no file; expected one, as a run wrote it")
+                raise ValueError(f"{path} is not a file; remove it")
         owner = holder(folder)
         if (folder / START).exists():  # it may have ended before it wrote one
             start = read_result(folder / START, ["steps"], Start)

@@ -237,10 +237,12 @@ def _score(result: dict[str, Any], name: str) -> float:
     names = sorted(key.removeprefix(VALIDATION_PREFIX) for key in scores)
     if name not in names:  # nor in any other trial: a StudyError ends the search at the first
         raise StudyError(
-            f"the validation rows have no score '{name}'; found {', '.join(names) or 'none'}; "
-            "expected one of them: --score"
+            f"the validation rows have no score '{name}', only {', '.join(names) or 'none'}; set "
+            "--score to one of them"
         )
     value = result[f"{VALIDATION_PREFIX}{name}"]
     if value is None:
-        raise TrainingError(f"the validation rows' {name} is no number: they lack a class or label")
+        raise TrainingError(
+            f"the validation rows' {name} is NaN, because a class or label is missing there"
+        )
     return float(value)

@@ -37,9 +37,9 @@ class Range(Section):
     @model_validator(mode="after")
     def _check_bounds(self) -> "Range":
         if not self.low < self.high:
-            raise ValueError(f"from {self.low} to {self.high}; expected low below high")
+            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
         if self.log and self.low <= 0:
-            raise ValueError(f"low is {self.low} with log: true; expected it above 0")
+            raise ValueError(f"low must be above 0 with log: true, got {self.low}")
         return self
 
     def draw(self, random: np.random.Generator) -> float:
@@ -231,18 +231,18 @@ class Study(Section):
         for other in self.cases:
             if other.keys() != case.keys():
                 keys = f"{sorted(case)} and {sorted(other)}"
-                yield f"cases have the keys {keys}; expected the same in every case"
+                yield f"all cases must have the same keys, got {keys}"
         keys_of = {"vary": [*self.vary], "cases": [*case], "set": [*self.set]}
         for key in itertools.chain(*keys_of.values()):
             sections = [section for section, keys in keys_of.items() if key in keys]
             if key in SET_BY_STUDY:
-                yield f"{key} is given to each trial by the study; take it out"
+                yield f"{key} is set by the study for each trial; remove it"
             if key in LAUNCHED and key in self.set:
-                yield f"set has '{key}', which is no key of an experiment; write {key}: ..."
+                yield f"set has '{key}', which is not a key of an experiment; write {key}: ..."
             if len(sections) > 1:
-                yield f"{key} is given twice, in {' and '.join(sections)}; keep one of them"
+                yield f"{key} is set in both {' and '.join(sections)}; remove one of them"
         if not (self.vary or case):
-            yield "nothing varies; expected values in vary or cases"
+            yield "nothing varies; add values to vary or cases"
         search = self.search
         if search.sampler == "grid":
             for key, values in self.vary.items():
@@ -281,9 +281,11 @@ def load_study(path: str | Path, small: bool = False, overrides: Sequence[str] =
     small_keys = tree.pop("small", None)
     check(Study, tree, f"study {path}")
     if small_keys is None and small:
-        raise ConfigError(f"study {path} has no small version; expected a section 'small:'")
+        raise ConfigError(
+            f"study {path} has no small version; remove --small, or add a section 'small:'"
+        )
     if not isinstance(small_keys, dict | None):
-        raise ConfigError(f"study {path}: small is {small_keys!r}; expected keys of the study")
+        raise ConfigError(f"study {path}: small must have keys of the study, got {small_keys!r}")
     small_tree = tree | (small_keys or {})
     check(Study, small_tree, f"study {path}, small")
     return check(Study, _override(small_tree if small else tree, overrides), f"study {path}")
@@ -299,8 +301,8 @@ def _override(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
                 where = "cases" if other in case_keys else "vary"
                 raise ConfigError(
-                    f"override of {key}: {other} differs between trials, in {where} of the "
-                    "study; expected another key, or change the study's file"
+                    f"cannot override {key}, because {other} differs between trials ({where} of "
+                    "the study); edit the study's file instead"
                 )
         if key in varied:
             varied[key] = value if isinstance(value, list | dict) else [value]

@@ -222,9 +222,8 @@ def trials_at_once(study: Study, trials: Sequence[Trial], nodes: Sequence[Node])
         raise TrainingError(
             f"trial {largest.name} asks for {_amount(largest.workers, 'worker')}, "
             f"{' and '.join(requested)}; the cluster has {' and '.join(available)} on "
-            f"{_amount(len(nodes), 'node')}, room for {room}; expected no more than there is: vary "
-            "fewer workers, run the small version with --small, or join a larger cluster with "
-            "--address"
+            f"{_amount(len(nodes), 'node')}, room for {room}; use fewer workers, run the small "
+            "version with --small, or join a larger cluster with --address"
         )
     return min(room // largest.workers, study.concurrent or room)
 

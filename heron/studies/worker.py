@@ -55,13 +55,13 @@ def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> N
     """Raises a TrainingError for a run without `measure.score`, or that ended before its rung."""
     if study.measure.score not in scores:
         raise TrainingError(
-            f"measure.score is {study.measure.score}, which the run's result has not; expected a "
-            f"number of result.json to compare trials by: {', '.join(scores)}"
+            f"measure.score is {study.measure.score}, but result.json has no such number; set it "
+            f"to one of {', '.join(scores)}"
         )
     if scores["step"] != rung:
         raise TrainingError(
-            f"the run ended at step {scores['step']}, and trials are compared after {rung}; "
-            "expected search.steps within the experiment's epochs: lower it, or raise train.epochs"
+            f"the run ended at step {scores['step']}, but trials are compared after {rung}; lower "
+            "search.steps, or raise train.epochs"
         )
 
 

@@ -55,7 +55,7 @@ def test_a_stream_of_tars_is_indexed_first(
     write_wds(tmp_path / "tars" / "train.tar", vectors(0, 60))
     words = ["--methods", "dnn", "--trials", 1, "--out", tmp_path / "out"]
     assert run("tune", tmp_path / "mine.yaml", *words) == 1
-    assert "of which no fold can be made; expected indexed shards" in capsys.readouterr().err
+    assert "so there are no folds; index the shards" in capsys.readouterr().err
     assert run("shards", "index", tmp_path / "tars", "--vector", "npy", "--label", "cls") == 0
     overrides = ["data.webdataset=null", f"data.path={tmp_path}/tars", "data.protocol.labelled=30"]
     assert run("tune", tmp_path / "mine.yaml", *overrides, *words) == 0, capsys.readouterr().err
@@ -223,9 +223,9 @@ def test_a_quick_comparison_names_what_to_do_next(
         assert run(*words[:-1]) == 0
         told, err = capsys.readouterr()
         assert err.endswith(expected) and ("next:" in err) == bool(expected)
-        assert ("with the options in" in told) == (not expected)
+        assert ("its options are in" in told) == (not expected)
     assert run("compare", "--quick", "seed=1") == 2
-    assert "found no experiment; expected one: a name or a file" in capsys.readouterr().err
+    assert "pass exactly one experiment (a name or a file), got none" in capsys.readouterr().err
 
 
 def test_a_verdict_where_nothing_is_pretrained() -> None:
@@ -286,12 +286,12 @@ def test_a_comparison_goes_on_where_it_was_stopped(
             assert len(row["trials"]) == 2
     assert run(*words, "--folds", 2) == 0 and len(made) == 4
     assert run(*words, "--folds", 2, "--seed", 1) == 1
-    assert "is of another experiment, data set or search" in capsys.readouterr().err
+    assert "has results of another experiment, data set or search" in capsys.readouterr().err
     kept = shutil.copytree(out, out.with_name("kept"))
     few = ["compare", "--config", experiment, "--methods", "dnn", "--trials", 1, "--folds", 1]
     few += ["--baselines", "logistic", "--out", out]
     assert run(*few, "--seed", 1) == 1
-    assert "is of another experiment, data set or search" in capsys.readouterr().err
+    assert "has results of another experiment, data set or search" in capsys.readouterr().err
     assert run(*few, "--seed", 1, "--overwrite") == 0
     shutil.rmtree(out)
     kept.rename(out)
@@ -306,7 +306,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     [
         (["compare", "--config", "EXPERIMENT", "--methods", "dnn", "dmm"], "unknown method", 0),
         (["tune", "EXPERIMENT", "--methods", "dnn", "dmm"], "unknown method", 0),
-        (["tune", "EXPERIMENT", "--score", "f1"], "have no score 'f1'; found accuracy", 1),
+        (["tune", "EXPERIMENT", "--score", "f1"], "have no score 'f1', only accuracy", 1),
     ],
 )
 def test_what_no_run_can_have_costs_no_search(
@@ -412,7 +412,7 @@ def test_a_search_writes_experiments_that_score_the_tests(
     assert run(*words, "--score", "accuracy", "--overwrite") == 0
     other = [*words[:-1], experiment.parent / "other"]
     assert run(*other, "--score", "f2") == 1
-    assert "the validation rows have no score 'f2'; found accuracy" in capsys.readouterr().err
+    assert "the validation rows have no score 'f2', only accuracy" in capsys.readouterr().err
     assert run(*other, "--score", "f1_macro") == 0
     assert run(*other, "--score", "f1_macro", "evaluate.test=true") == 1
     assert "evaluate.test=true: this is set for each run" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def begin(config: Config) -> None:
 
 
 def test_a_row_that_a_table_lacks(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no method 'HeroCom'; expected one of DNN"):
+    with pytest.raises(ConfigError, match=r"no method 'HeroCom'; choose one of DNN"):
         reproduce(SCENE, tmp_path, [], ["DNN", "HeroCom"])
     assert not list(tmp_path.iterdir())
 
@@ -138,7 +138,7 @@ def test_a_dry_run_names_what_is_left(
     reproduce(SCENE, tmp_path / "out", [data], ["DNN"])
     words = ["--runs", "2", "--only", "DNN", "--out", str(tmp_path / "out"), "--dry-run"]
     assert main(["reproduce", "scene", data, *words]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/out/DNN-1\nruns to be made: 1\n"
+    assert capsys.readouterr().out == f"{tmp_path}/out/DNN-1\nmissing runs: 1\n"
     assert len(ran) == 1 and not (tmp_path / "out" / "DNN-1").exists()
 
 
@@ -149,7 +149,7 @@ def test_names_without_case_and_an_override_behind_them(
     words = ["--runs", "1", "--out", str(tmp_path), "--dry-run", "--only", "dnn", "herocon", data]
     assert main(["reproduce", "scene", *words]) == 0
     told = capsys.readouterr().out
-    assert told == f"{tmp_path}/DNN-0\n{tmp_path}/HeroCon-0\nruns to be made: 2\n"
+    assert told == f"{tmp_path}/DNN-0\n{tmp_path}/HeroCon-0\nmissing runs: 2\n"
 
 
 def test_a_folder_that_was_moved_is_done(tmp_path: Path, data: str, ran: list[Config]) -> None:

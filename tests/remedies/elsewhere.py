@@ -30,7 +30,7 @@ PERFORMED = {
     "--compare needs two or more runs": "tests/launch/test_runs.py::test_compared",
     "starts one process, but ": f"{VERB}::test_more_processes_than_a_configuration_starts",
     "accelerate cannot read ": f"{VERB}::test_what_cannot_be_started_is_named",
-    "of which no fold can be made": f"{COMPARE}::test_a_stream_of_tars_is_indexed_first",
+    "so there are no folds; index": f"{COMPARE}::test_a_stream_of_tars_is_indexed_first",
     " more --memory, or --kind ivfpq": "tests/retrieval/test_index_plan.py::"
     "test_what_cannot_be_is_refused",
     " Parquet files ": PARQUET,
@@ -63,14 +63,14 @@ PERFORMED = {
     "test_options_of_a_run_that_an_index_names_lead_nowhere",
     "the validation rows have no score '": SEARCH,
     "was chosen by ": SEARCH,
-    "is of another experiment, data set or search": f"{COMPARE}::"
+    "has results of another experiment, data set or search": f"{COMPARE}::"
     "test_a_comparison_goes_on_where_it_was_stopped",
     "has no map; build it again": f"{BY_HAND}::test_an_index_without_a_map_is_built_again",
     " what is bad with `--on-error skip`": "tests/shards/test_odd_pictures.py::"
     "test_all_bad_files_are_named_at_once_and_may_be_left_out",
     " has a decimal comma or one of thousands": "tests/shards/test_dialects.py::"
     "test_thousands_and_decimal_commas_are_asked_for",
-    "expected no more than there is": "tests/studies/test_study.py::"
+    "; use fewer workers, run the small ": "tests/studies/test_study.py::"
     "test_what_can_never_be_met_is_refused_with_both_numbers",
     "unpack it with tar --ignore-zeros, and pack it again": f"{BY_HAND}::"
     "test_two_tars_one_after_the_other_are_packed_again",
@@ -79,9 +79,14 @@ PERFORMED = {
     " has a run of another configuration": f"{REPRODUCE}::"
     "test_a_run_of_another_configuration_is_told_of_before_any_runs",
     ": this is set for each run": f"{REPRODUCE}::test_an_override_of_what_one_method_sets_itself",
-    " holds another study: ": "tests/studies/test_ledger.py::test_a_folder_holds_one_study",
-    "is being worked in by another heron study": "tests/studies/test_ledger.py::"
-    "test_one_driver_at_a_time",
+    "scheduler now decides otherwise for trial": "tests/studies/test_halving.py::"
+    "test_rays_schedulers_go_on_from_what_they_decided",
+    "belongs to another search ": "tests/studies/test_suggestions.py::"
+    "test_a_journal_belongs_to_one_search",
+    "has no small version; remove --small": "tests/studies/test_study.py::"
+    "test_no_study_and_no_small_version",
+    " has another study: ": "tests/studies/test_ledger.py::test_a_folder_holds_one_study",
+    "another heron study is running in ": "tests/studies/test_ledger.py::test_one_driver_at_a_time",
     " is being written by another": f"{FAULTS}::test_a_folder_appears_when_it_is_whole",
     " was written by another build in the meantime": f"{FAULTS}::"
     "test_a_build_that_loses_the_race_leaves_the_others_index",
@@ -89,7 +94,8 @@ PERFORMED = {
     "test_the_folder_that_one_is_in_is_not_replaced",
     "and --overwrite would move ": f"{BY_HAND}::"
     "test_a_folder_of_a_run_that_is_being_trained_is_moved_after_its_end",
-    "; expected the folder": "tests/studies/test_results.py::test_what_is_no_study_is_refused",
+    "; pass the folder that `heron study": "tests/studies/test_results.py::"
+    "test_what_is_no_study_is_refused",
     ", which FAISS cannot search on a GPU; remove ": "tests/retrieval/test_gpu.py::"
     "test_a_kind_without_a_search_on_gpus_is_refused",
     "is only fetched if you name it; add --d": f"{BY_HAND}::"

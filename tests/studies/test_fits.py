@@ -84,12 +84,11 @@ def test_polynomials_and_their_intervals() -> None:
 def test_what_is_refused_in_words() -> None:
     two = points(X[:2], [1.0, 2.0])
     assert fit("power", two) == (
-        "No power law: x has 2 values; expected 3 or more, as 2 constants leave fewer nothing to "
-        "be judged by."
+        "No power law: x must have 3 values or more for 2 constants, got 2."
     )
     three = points(X[:3], [1.0, 2.0, 3.0])
-    assert "No quadratic: x has 3 values; expected 4 or more" in str(fit("quadratic", three))
-    assert "No line: x has 1 value; expected 3" in str(fit("linear", two[:1]))
+    assert "No quadratic: x must have 4 values or more" in str(fit("quadratic", three))
+    assert "No line: x must have 3 values or more" in str(fit("linear", two[:1]))
     named = pd.concat([pd.Series([1.0], ["sgd"]), three])
     assert fit("power", named) == "No power law: x is not a number at every point."
     below = points(X[:3], [1.0, -2.0, 3.0])

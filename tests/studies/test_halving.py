@@ -11,6 +11,7 @@ import pytest
 from heron.config.errors import StudyError
 from heron.studies.drive import HALVING, goes_on, ray_rule
 from heron.studies.study import Study
+from heron.training.earlier_run import begin_anew
 
 TREE: dict[str, Any] = {
     "title": "A search",
@@ -116,5 +117,9 @@ def test_rays_schedulers_go_on_from_what_they_decided(
     assert told_to_ray(tmp_path / "killed always", options, 1) == straight
     (path,) = (tmp_path / "killed").glob(HALVING)
     path.write_text(path.read_text().replace("false", "true"))
-    with pytest.raises(StudyError, match="scheduler now decides otherwise for trial .* --overw"):
+    with pytest.raises(
+        StudyError, match="scheduler now decides otherwise for trial .*with --overw"
+    ):
         told_to_ray(tmp_path / "killed", options, 1)
+    begin_anew(tmp_path / "killed")  # as --overwrite does
+    assert told_to_ray(tmp_path / "killed", options, 1) == straight

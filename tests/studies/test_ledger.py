@@ -148,7 +148,7 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         Ledger(study(workers=2), tmp_path)
     assert str(error.value) == (
-        f"{tmp_path} holds another study: workers is 1, not 2; choose another --out, or add "
+        f"{tmp_path} has another study: workers is 1, not 2; choose another --out, or add "
         f"--overwrite, which moves it to {tmp_path}-1"
     )
     Ledger(study(workers=2), tmp_path / "another").begin()
@@ -160,7 +160,9 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
 def test_one_driver_at_a_time(tmp_path: Path) -> None:
     with (
         exclusive(tmp_path / "out"),
-        pytest.raises(ConfigError, match="out is being worked in by another heron study"),
+        pytest.raises(
+            ConfigError, match="another heron study is running in .*out; wait until it ends"
+        ),
         exclusive(tmp_path / "out"),
     ):
         pass
@@ -176,7 +178,7 @@ def test_a_file_system_without_locks(
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with exclusive(tmp_path):
-        assert "make sure that one heron study works in it" in capsys.readouterr().out
+        assert "make sure that only one heron study runs in it" in capsys.readouterr().out
 
 
 def test_a_step_without_a_rate_is_no_part_of_the_medians(tmp_path: Path) -> None:

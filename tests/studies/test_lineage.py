@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_not_taken_over(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         exploit(saved, taker, {})
     assert f"{saved} is damaged (model.safetensors" in str(error.value)
-    assert f"), and {tmp_path}/taker was to go on from it; bring it back, or" in str(error.value)
+    assert f"), but {tmp_path}/taker needs it to continue; restore it, or" in str(error.value)
     assert not (tmp_path / "taker").exists()
 
 

@@ -173,7 +173,7 @@ def test_killed_interrupted_and_failing_trials(tmp_path: Path, address: str) -> 
     study.send_signal(signal.SIGINT)
     status, said = runs.finish(study, 60)
     assert status == 130, said
-    assert "0 of 3 trials have ended; the same command goes on" in said
+    assert "0 of 3 trials have ended; run the same command to continue" in said
     runs.await_that("its workers are gone", lambda: not workers_of(run), 30, str)
     assert runs.saved_step(run) < LENGTH
 
@@ -204,7 +204,7 @@ def test_a_trial_whose_driver_dies_goes_on(tmp_path: Path) -> None:
     (driver,) = drivers_of(study)
     os.kill(driver, signal.SIGKILL)
     status, said = runs.finish(study, 300)
-    assert status == 0 and "000 is lost, and goes on" in said, said
+    assert status == 0 and "000 was lost and is restarted" in said, said
     assert rows(path)["000"]["status"] == "done"
     runs.assert_resumed(run, 150)
 

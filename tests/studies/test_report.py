@@ -60,7 +60,7 @@ def test_time_against_the_negative_set(tmp_path: Path, capsys: pytest.CaptureFix
     assert names == ["measured", "x^1.70", "x² (HeroCon, Figure 4b)"]
     assert "step_s = 2.00e-06 · x^1.700; 95% interval of the exponent 1.700 to 1.700" in page.text
     assert "f1_weighted = " not in page.text  # a score is no power of anything
-    assert "No law is fitted to f1_weighted, which is no time, size or rate." in page.text
+    assert "No law is fitted to f1_weighted, which is not a time, size or rate." in page.text
     assert "proportional to the square of |N_i|" in page.text
     assert "Measured: exponent 1.70; 2 is over its interval" in page.text
     assert "Time of a step, s against size of the negative set |N_i|" in page.text
@@ -242,9 +242,9 @@ def test_a_study_that_is_not_finished_says_so(tmp_path: Path) -> None:
         (
             ["--x", "optim.rate"],
             {},
-            "no trial has 'optim.rate'; found workers, strategy, optim.lr, ",
+            "no trial has 'optim.rate'; set measure.x and measure.y of the study, or ",
         ),
-        (["--y", "f2"], {}, "no trial has 'f2'; found workers, strategy, optim.lr"),
+        (["--y", "f2"], {}, "no trial has 'f2'; set measure.x and measure.y of the study, or --x"),
         (
             [],
             {"measure": {"x": "optim.lr", "y": ["step_s"], "fits": ["cubic"]}},

@@ -35,7 +35,7 @@ def test_rows_are_read_in_order_and_the_last_of_a_trial_counts(tmp_path: Path) -
     ]
     results = read_results(made.study(tmp_path / "study", lines, {"001": 31}))
     assert list(results.table.index) == ["000", "001"]
-    assert results.notes == ["Trial 000 is there twice; its last row counts (line 3)."]
+    assert results.notes == ["Trial 000 has two rows; the last one counts (line 3)."]
     assert list(results.table["status"]) == ["done", "done"]
     columns = ["f1_weighted", "optim.lr", "batch", "negatives", "batch / workers"]
     assert results.table[columns].to_numpy().tolist() == [
@@ -99,11 +99,11 @@ GOOD = made.trial("000", {"optim.lr": 0.1})
         ("\x00\x00", "line 2 is damaged: not JSON (line 1: Expecting value)"),
         (
             "[1]",
-            "it must be a valid dictionary or instance of Row, got [1]; take the",
+            "it must be a valid dictionary or instance of Row, got [1]; remove",
         ),
         (
             json.dumps(made.sealed(GOOD | {"trial": 1})),
-            "trial must be a valid string, got 1; take",
+            "trial must be a valid string, got 1; remove",
         ),
         (
             json.dumps(GOOD | {"values": None}),
@@ -130,22 +130,22 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> Non
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for folder, found in ((tmp_path, "notes.txt"), (tmp_path / "none", "nothing")):
-        with pytest.raises(StudyError, match=f"no study.yaml; found {found}; expected the folder"):
+        with pytest.raises(StudyError, match=f"only {found}; pass the folder that `heron study"):
             read_results(folder)
     assert len(read_results(made.study(tmp_path / "a study", [made.trial("000", {})])).table) == 1
     folder = made.study(tmp_path / "study", [])
     (folder / "trials.jsonl").unlink()
-    with pytest.raises(StudyError, match="trials.jsonl: no such file; expected a line a finished"):
+    with pytest.raises(StudyError, match="trials.jsonl does not exist: no trial has ended yet, or"):
         read_results(folder)
     (folder / "study.yaml").write_text("title: [")
-    with pytest.raises(StudyError, match="study.yaml cannot be read: "):
+    with pytest.raises(StudyError, match="cannot read .*study.yaml: "):
         read_results(folder)
     (folder / "study.yaml").write_text("title: no measure\nbase: a.yaml\nvary: {seed: [0]}")
-    remedy = "run the study again, in a folder of its own"
+    remedy = "run the study again in a new folder"
     with pytest.raises(StudyError, match=f"measure is missing; {remedy}"):
         read_results(folder)
     (folder / "study.yaml").write_bytes(b"title: \xff")
-    with pytest.raises(StudyError, match=f"study.yaml cannot be read: .*; {remedy}"):
+    with pytest.raises(StudyError, match=f"cannot read .*study.yaml: .*; {remedy}"):
         read_results(folder)
 
 
@@ -283,10 +283,10 @@ def test_a_changed_digit_of_a_row_is_refused(tmp_path: Path) -> None:
             number, trial = (2, "001") if "0.3" in changed else (1, "000")
             said = str(error.value)
             assert said.startswith(
-                f"{path}, line {number} is damaged: trial {trial} has fingerprint sha256:"
+                f"{path}, line {number} is damaged: the fingerprint of trial {trial} is sha256:"
             )
             assert said.endswith(
-                "take the line out, and run the study again: it runs what has no row"
+                "remove the line and run the study again: it runs the trials without a line"
             )
 
 
@@ -320,10 +320,9 @@ def test_a_row_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError) as error:
         read_results(folder)
     assert str(error.value) == (
-        f"{folder}/trials.jsonl, line 1: trial 000 tells of a result.json of sha256 "
-        f"{line['result_sha256'][:12]}…, and {result} has {sha256(result)[:12]}…; expected the "
-        "row's run: bring it back, or take the line out, and run the study again: it runs what has "
-        "no row"
+        f"{folder}/trials.jsonl, line 1: the result.json of trial 000 had the sha256 "
+        f"{line['result_sha256'][:12]}…, but that of {result} is {sha256(result)[:12]}…; restore "
+        "the run, or remove the line and run the study again: it runs the trials without a line"
     )
     result.unlink()
     assert len(read_results(folder).table) == 1
@@ -333,14 +332,14 @@ def test_a_row_of_another_run_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"run": "../other"}, "run must match pattern"),
-        ({"run": "/dev"}, "got '/dev'; take the line out"),
+        ({"run": "/dev"}, "got '/dev'; remove the line"),
         (
             {"result": {"f1": 2**70}},
             "f1 must be 9223372036854775807 at most, got a number of 71 bits",
         ),
         ({"notes": 1}, "notes: extra inputs are not permitted (got 1)"),
-        ({"values": {"workers": "two"}}, "trial 000 has 'two' workers; take the line out"),
-        ({"values": {"workers": 0}}, "trial 000 has 0 workers; take the line out"),
+        ({"values": {"workers": "two"}}, "trial 000 has 'two' workers; remove the line"),
+        ({"values": {"workers": 0}}, "trial 000 has 0 workers; remove the line"),
     ],
 )
 def test_what_no_row_says(tmp_path: Path, change: dict[str, Any], message: str) -> None:

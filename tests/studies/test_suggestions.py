@@ -105,10 +105,13 @@ def test_what_failed_was_stopped_or_runs_is_told_so(
 
 def test_a_journal_belongs_to_one_search(tmp_path: Path) -> None:
     searched(tmp_path, 3)
-    with pytest.raises(StudyError, match="suggestions.jsonl belongs to another search .*--overw"):
+    with pytest.raises(
+        StudyError, match=r"suggestions.jsonl belongs to another search \(other ranges or another"
+    ):
         Tpe(tmp_path, RANGES, 1).journal()
     with pytest.raises(StudyError, match="belongs to another search"):
         Tpe(tmp_path, {"lr": RANGES["lr"]}, 0).journal()
+    assert len(searched(tmp_path / "other", 3, 1)) == 3  # as it says
     lines = read_lines(tmp_path / "suggestions.jsonl")
     assert [line["trial"] for line in lines] == [0, 1, 2]
     Tpe(tmp_path, RANGES, 0).write(1, {"lr": 0.5, "width": 16})  # which it has
