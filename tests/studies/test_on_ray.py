@@ -387,23 +387,22 @@ def test_optuna_whose_driver_is_killed(tmp_path: Path, more: dict[str, Any]) -> 
             tmp_path / name,
             {"train": {"steps": None if more else 8, "epochs": 9}},
             vary={"optim.lr": {"low": 1e-4, "high": 0.3, "log": True}},
-            search={"sampler": "optuna", "trials": 6, "startup_trials": 2, "seed": 1} | more,
+            search={"sampler": "optuna", "trials": 4, "startup_trials": 2, "seed": 1} | more,
             concurrent=1,
         )
         if name == "killed":
-            for count in (3, 5):  # within a suggested trial
-                study, journal = start(path), tmp_path / name / "out" / "suggestions.jsonl"
-                await_lines(journal, count, study)
-                study.kill()
-                study.communicate()
-                assert len(rows(path)) < count
+            study, journal = start(path), tmp_path / name / "out" / "suggestions.jsonl"
+            await_lines(journal, 3, study)  # of which the last is suggested
+            study.kill()
+            study.communicate()
+            assert len(rows(path)) < 3
         status, said = runs.finish(start(path), 550)
         assert status == 0, said
         found[name] = rows(path)
         journals.append(read_lines(tmp_path / name / "out" / "suggestions.jsonl"))
-    assert journals[0] == journals[1] and len(journals[0]) == 6
+    assert journals[0] == journals[1] and len(journals[0]) == 4
     values = [line["values"]["optim.lr"] for line in journals[0]]
-    assert len({*values}) == 6
+    assert len({*values}) == 4
     for trial, row in found["straight"].items():
         other = found["killed"][trial]
         assert (row["status"], row["values"]) == (other["status"], other["values"])
