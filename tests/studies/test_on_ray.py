@@ -375,6 +375,7 @@ def test_a_population_interrupted_and_failing(tmp_path: Path) -> None:
 
 
 @WHOLE
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "more", [{}, {"scheduler": "asha", "steps": 8, "grace_steps": 2, "factor": 2}], ids=["", "asha"]
 )
