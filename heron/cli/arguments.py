@@ -128,11 +128,12 @@ def parser_of(prog: str, verb: Verb) -> Parser:
         elif parameter.kind is parameter.KEYWORD_ONLY:
             _add_option(parser, parameter.name, field)
         else:
-            nargs = None if default is PydanticUndefined else "?"
-            nargs = "*" if parameter.kind is parameter.VAR_POSITIONAL else nargs
+            count: dict[str, Any] = {"nargs": None if default is PydanticUndefined else "?"}
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                count = {"nargs": "*", "default": []}  # without a default it would be required
             convert, metavar = _converter(parameter.annotation), parameter.name.upper()
             parser.add_argument(
-                parameter.name, nargs=nargs, type=convert, metavar=metavar, help=_help(field)
+                parameter.name, type=convert, metavar=metavar, help=_help(field), **count
             )
     return parser
 

@@ -203,6 +203,8 @@ def test_help_says_all(
             "compare --config scene --folds 0",
             "argument --folds: must be greater than",
         ),
+        ("pretrain", "the following arguments are required: CONFIG (see `heron pretrain --help`)"),
+        ("serve", "the following arguments are required: INDEX (see `heron serve --help`)"),
         ("query --file a.jpg", "the following arguments are required: INDEX (see `heron query"),
         (
             "query folder",
