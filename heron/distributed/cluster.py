@@ -45,9 +45,9 @@ def connected(address: str | None, what: str = "a study") -> Iterator[None]:
     except Exception as error:  # Ray raises no narrower one where its node starts too slowly
         reason = str(error).strip().split("\n")[0]  # Ray's own texts run over a page
         raise TrainingError(
-            f"no Ray cluster answers at {address} ({reason}); start one with `RAY_AUTH_MODE=token "
-            "ray start --head`, and pass its HOST:PORT, with its token here; or remove --address "
-            "to use this machine"
+            f"no Ray cluster answers at {address} ({reason}); start one with "
+            "`RAY_AUTH_MODE=token ray start --head`, and pass its HOST:PORT, with its token here; "
+            "or remove --address to use this machine"
             if address
             else f"Ray did not start here within 30 s ({reason}): is the machine busy, or its "
             "memory or /tmp full? Run again, or join a cluster with --address"

@@ -109,5 +109,5 @@ def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
 
 
 def test_a_name_is_no_experiment() -> None:
-    with pytest.raises(heron.HeronError, match="experiment is 'faces'; expected what heron.load_c"):
+    with pytest.raises(heron.HeronError, match=r"what heron.load_config returns: .*, got 'faces'"):
         heron.pretrain("faces")  # type: ignore[arg-type]

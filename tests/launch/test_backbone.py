@@ -95,7 +95,7 @@ def test_folders_of_timm_and_of_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["timm:resnet50", "timm:", "timm:resnet50=nowhere.safetensors"])
 def test_a_model_of_timm_without_weights_says_how_to_write_some(words: str) -> None:
-    with pytest.raises(ConfigError, match=r"give --backbone timm:resnet50=weights\.safetensors"):
+    with pytest.raises(ConfigError, match=r"pass --backbone timm:resnet50=weights\.safetensors"):
         read_backbone(words, "frozen")
 
 

@@ -163,7 +163,7 @@ def test_what_waits_for_a_writer_is_not_opened(
     assert main(["runs", str(tmp_path), "--compare", str(tmp_path / ".")]) in (1, 2)
     (run,) = listed(capsys, tmp_path)
     assert run["state"] == "damaged"
-    assert run["fault"] == f"{tmp_path / name} is no file; expected one, as a run wrote it"
+    assert run["fault"] == f"{tmp_path / name} is not a file; remove it"
 
 
 def test_scores_take_no_column_and_names_do_not_print_escapes(
@@ -188,7 +188,7 @@ def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
     assert main(["runs", str(tmp_path / "none")]) == 1
-    assert "none is no folder; expected one that runs lie in" in capsys.readouterr().err
+    assert "none is not a folder; pass one that contains runs" in capsys.readouterr().err
 
 
 def test_a_bad_configuration_hides_no_run(

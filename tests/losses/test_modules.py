@@ -241,7 +241,7 @@ def test_matryoshka_is_the_mean_over_first_numbers() -> None:
     bottlenecks(Z, epoch=0.0, rng_keys=keys).backward()
     assert all(p.grad is not None for p in bottlenecks.parameters())
     for loss, widths in ((h.Bce(), [2]), (h.Infograph(DIM), [2]), (h.NtXent(), [4, 2])):
-        with pytest.raises(h.LossError, match="Matryoshka: .*expected"):
+        with pytest.raises(h.LossError, match="Matryoshka: .*(use|must|widths)"):
             h.Matryoshka(loss, widths)
-    with pytest.raises(h.LossError, match=f"projections have {DIM} numbers; expected {DIM + 1}"):
+    with pytest.raises(h.LossError, match=f"projections must have {DIM + 1} numbers, got {DIM}"):
         h.Matryoshka(h.NtXent(), [2, DIM + 1])(Z)

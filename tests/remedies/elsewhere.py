@@ -16,6 +16,9 @@ VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
 PERFORMED = {
+    "{} already has files; choose another --out, or remove what is there": (
+        "tests/retrieval/test_locations.py::test_other_settings_and_files_of_others_are_refused"
+    ),
     "has no labelled rows; remove --labelled and --valid": f"{INIT}::"
     "test_without_a_test_split_some_rows_are_left_for_it",
     "; lower it, or remove it": f"{INIT}::test_a_number_of_labels_that_cannot_be",

@@ -94,7 +94,7 @@ def test_a_cpu_has_no_peak() -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match="precision is 'fp8'; expected fp32, tf32, bf16"):
+    with pytest.raises(ValueError, match="precision must be fp32, tf32, bf16, fp64, got 'fp8'"):
         peak_flops("cpu", "fp8")  # type: ignore[arg-type]
 
 

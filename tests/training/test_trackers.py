@@ -148,7 +148,7 @@ def test_a_tracker_that_cannot_start_is_told_of_once(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wandd", r"tracking: unknown tracker 'wandd'; did you mean 'wandb'\? or the dotted path"),
+        ("wandd", r"tracking: unknown tracker 'wandd'; did you mean 'wandb'\? or use the dotted p"),
         ("my_lab.trackers.Yours", "my_lab.trackers.Yours: module 'my_lab.trackers' has no 'Yours'"),
         ("nowhere.Mine", "nowhere.Mine: cannot import module 'nowhere'"),
         (
