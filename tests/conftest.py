@@ -34,7 +34,7 @@ SLOW += ["test_notebooks", "test_compile", "test_pretrain_verb", "test_fused", "
 SLOW += ["test_on_ray", "test_distribution", "test_kills", "test_references", "test_face"]
 SLOW += ["test_model", "test_slurm", "test_scaling_benchmark", "test_screenshots", "test_page"]
 SLOW += ["test_export", "test_tutorial", "test_map_and_facets", "test_trackers", "test_embed"]
-SLOW += ["test_on_cluster", "test_embed_tasks"]
+SLOW += ["test_on_cluster", "test_embed_tasks", "test_engine", "test_locations"]
 
 
 def pytest_collection_finish() -> None:
