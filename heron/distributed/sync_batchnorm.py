@@ -115,7 +115,8 @@ def call_together(
     No layer of such a module mixes rows, so that only the rounding may differ.
     """
     views_of: dict[tuple[Any, ...], list[int]] = {}
-    owners = [getattr(module, "__self__", module) for module in modules]  # of a bound method
+    # Of a bound method, whose own identity changes with each look, the module that it belongs to.
+    owners: list[Any] = [getattr(module, "__self__", module) for module in modules]
     for view, arguments in enumerate(inputs):
         shapes = [x.shape for x in arguments]
         alone = view if has_norm(owners[view]) else -1
