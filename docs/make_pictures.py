@@ -371,7 +371,7 @@ def halving() -> None:
     measure = {"x": "optim.lr", "y": ["f1_weighted"], "score": "f1_weighted"}
     tree = {"title": "ASHA", "base": "configs/frames.yaml", "vary": {"optim.lr": [0.1]}}
     study = Study.model_validate(tree | {"search": search, "measure": measure})
-    rungs = [n for n in study.rungs if n is not None]
+    rungs = [n for n in study.search.rungs if n is not None]
     figure = Figure(figsize=(7, 3.6))
     axes = figure.add_subplot()
     with tempfile.TemporaryDirectory() as out:

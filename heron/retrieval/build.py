@@ -3,7 +3,7 @@
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,17 +128,13 @@ def build_index(
         ).write(work / MANIFEST)
 
 
-@contextmanager
-def _place(out: str | Path, overwrite: bool) -> Iterator[Path]:
+def _place(out: str | Path, overwrite: bool) -> AbstractContextManager[Path]:
     """Gives a folder that becomes `out`, or whose files are put there."""
     output = open_output(out)
     if isinstance(output, FolderOutput):
-        with new_folder(output.folder, overwrite) as work:
-            yield work
-        return
+        return new_folder(output.folder, overwrite)
     output.refuse_taken(overwrite, lambda names: MANIFEST not in names and INDEX in names)
-    with output.writing(MANIFEST) as work:
-        yield work
+    return output.writing(MANIFEST)
 
 
 def _refuse_options(
@@ -187,10 +183,11 @@ def make(
         with _timed(seconds, "train"):
             trained = train(vectors, plan, training, gpu)
         with _timed(seconds, "assign"):
-            if executor is None or not isinstance(embeddings := vectors.embeddings, Embeddings):
-                assigned = assign(trained, vectors, gpu)
-            else:
+            embeddings = vectors.embeddings  # others could not be opened again by their place
+            if executor is not None and type(embeddings) is Embeddings:
                 assigned = assign_on(executor, trained, vectors, embeddings, gpu)
+            else:
+                assigned = assign(trained, vectors, gpu)
         with _timed(seconds, "add"):
             write_lists(path, trained, vectors.blocks("add"), assigned)
         del trained, assigned

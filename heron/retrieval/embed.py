@@ -136,6 +136,8 @@ class Embedder:
 
     def _finished(self, number: int) -> bool:
         """Returns whether a part is complete and undamaged."""
+        if not self.out.has(record_name(number)):
+            return False
         try:
             manifest = self.record(number)
         except RetrievalError:

@@ -212,11 +212,11 @@ class Embeddings:
     def _part(self, layer: Layer, number: int) -> NDArray[Any]:
         record, name = self.layer(layer), part_name(layer, number)
         path = self.folder / name
-        if self.fetched is not None:
-            self.fetched.fetch(name, self.manifest.parts[number].files[layer])
-        array = map_array(path, EMBED_AGAIN)
-        if self.fetched is not None:
-            self.fetched.release(name)
+        if self.fetched is None:
+            array = map_array(path, EMBED_AGAIN)
+        else:
+            with self.fetched.opened(name, self.manifest.parts[number].files[layer]):
+                array = map_array(path, EMBED_AGAIN)
         shape = (self.manifest.parts[number].count, record.dim)
         if array.shape != shape or array.dtype != record.dtype:
             raise RetrievalError(

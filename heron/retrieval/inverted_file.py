@@ -6,7 +6,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors
 from heron.retrieval.embeddings import Embeddings
-from heron.retrieval.index_plan import MAX_POINTS, PQ_SAMPLE, Plan
+from heron.retrieval.index_plan import BLOCK, MAX_POINTS, PQ_SAMPLE, Plan
 from heron.retrieval.layer_vectors import LayerVectors
 from heron.shards.terminal import Bar
 from heron.shards.workers import Executor
@@ -75,15 +76,19 @@ class _Assigner:
     quantizer: NDArray[np.uint8]  # FAISS's bytes of the centroids
     gpu: bool
 
-    def __call__(self, number: int) -> tuple[int, NDArray[np.int32]]:
-        """Returns the number of the part's first vector, and the list of each, int32 [rows]."""
-        vectors = replace(self.vectors, embeddings=_opened(self.where))
-        quantizer = faiss.deserialize_index(self.quantizer)
-        if self.gpu:
-            quantizer = faiss.index_cpu_to_all_gpus(quantizer)
-        blocks = [(start, quantizer.search(b, 1)[1][:, 0]) for start, b in vectors.part(number)]
-        lists = [lists.astype(np.int32) for _, lists in blocks]
-        return (blocks[0][0], np.concatenate(lists)) if lists else (0, np.empty(0, np.int32))
+    def __call__(self, number: int) -> list[tuple[int, NDArray[np.int32]]]:
+        """Returns the number of the first vector of each block, and the list of each vector."""
+        embeddings, found = _opened(self.where), []
+        vectors = replace(self.vectors, embeddings=embeddings)
+        for start, block in embeddings.blocks(vectors.layer, BLOCK, number):
+            checked = vectors.prepare(block, np.arange(start, start + len(block)))
+            found.append((start, self._centroids.search(checked, 1)[1][:, 0].astype(np.int32)))
+        return found
+
+    @cached_property  # a process keeps it from part to part
+    def _centroids(self) -> Any:
+        index = faiss.deserialize_index(self.quantizer)
+        return faiss.index_cpu_to_all_gpus(index) if self.gpu else index
 
 
 @lru_cache(1)
@@ -103,7 +108,7 @@ def assign_on(
         closing(executor.map(job, parts)) as results,
         Bar(len(embeddings), "vector", name="assign", hidden=not vectors.progress) as bar,
     ):
-        for _, (start, lists) in results:
+        for start, lists in chain.from_iterable(blocks for _, blocks in results):
             assigned[start : start + len(lists)] = lists
             bar.update(len(lists))
     return assigned

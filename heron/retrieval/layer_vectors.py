@@ -45,18 +45,12 @@ class LayerVectors:
             euclidean=self.metric != "inner_product",
         )
 
-    def part(self, number: int) -> Iterator[tuple[int, Vectors]]:
-        """Yields blocks of a part's checked vectors, as `blocks` does of all."""
-        assert isinstance(self.embeddings, Embeddings)
-        for start, block in self.embeddings.blocks(self.layer, BLOCK, number):
-            yield start, self._prepare(block, np.arange(start, start + len(block)))
-
     def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
         """Yields blocks of checked vectors, each with the number of its first."""
         hidden, count = not (name and self.progress), len(self.embeddings)
         with Bar(count, "vector", name=name, hidden=hidden) as bar:
             for start, block in self.embeddings.blocks(self.layer, BLOCK):
-                yield start, self._prepare(block, np.arange(start, start + len(block)))
+                yield start, self.prepare(block, np.arange(start, start + len(block)))
                 bar.update(len(block))
 
     def take(self, numbers: Numbers) -> Vectors:
@@ -65,10 +59,11 @@ class LayerVectors:
         for first in range(0, len(numbers), BLOCK):
             block_numbers = numbers[first : first + BLOCK]
             block = self.embeddings.take(self.layer, block_numbers)
-            vectors[first : first + BLOCK] = self._prepare(block, block_numbers)
+            vectors[first : first + BLOCK] = self.prepare(block, block_numbers)
         return vectors
 
-    def _prepare(self, vectors: Vectors, numbers: Numbers) -> Vectors:
+    def prepare(self, vectors: Vectors, numbers: Numbers) -> Vectors:
+        """Returns the vectors of some samples as FAISS takes them; RetrievalError if it cannot."""
         samples = self.embeddings.samples
         unit = self.metric == "cosine"
         vectors = vectors if self.prefix is None else self.prefix.of(vectors)

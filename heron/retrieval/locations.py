@@ -11,21 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from threading import Lock
 from typing import TypeVar
 
 from heron.config.errors import RetrievalError
 from heron.shards.artefact import MANIFEST, Artefact, FileSum
-from heron.shards.cache import LocalFile
+from heron.shards.cache import LocalFile, ShardCache
 from heron.shards.remote import Missing
 from heron.shards.remote_build import RemoteFolder
 from heron.shards.store import Store, is_remote, open_store
 
 A = TypeVar("A", bound=Artefact)
-
-
-def as_location(given: str | Path) -> str | Path:
-    """Returns a URL as it is, and anything else as a path."""
-    return given if isinstance(given, Path) or is_remote(given) else Path(given)
 
 
 def subfolder(url: str, name: str) -> tuple[str, str]:
@@ -45,6 +41,8 @@ class Fetched:
     url: str
     folder: Path = field(default_factory=lambda: Path(mkdtemp(prefix="heron-")))  # on this machine
     _held: dict[str, LocalFile] = field(default_factory=dict)
+    _cache: ShardCache = field(default_factory=ShardCache)
+    _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         """Has the links removed with this object."""
@@ -53,10 +51,6 @@ class Fetched:
     def __str__(self) -> str:
         """Returns the address, without passwords."""
         return str(open_store(self.url))
-
-    def _store(self, name: str) -> tuple[Store, str]:
-        url, plain = subfolder(self.url, name)
-        return open_store(url), plain
 
     def manifest(self, kind: type[A], remedy: Callable[[Store], str]) -> A:
         """Fetches and checks the manifest; raises its error, with a remedy, if there is none."""
@@ -74,16 +68,26 @@ class Fetched:
         """Returns the path of a file here; it is fetched, and checked, if the cache lacks it."""
         path = self.folder / name
         if name not in self._held:
-            store, plain = self._store(name)
+            url, plain = subfolder(self.url, name)
+            store = open_store(url, self._cache)
             self._held[name] = store.local(plain, file.bytes, file.sha256)
             path.parent.mkdir(exist_ok=True)
             path.symlink_to(self._held[name].path)
         return path
 
-    def release(self, name: str) -> None:
-        """Lets the cache evict a file; what is mapped of it stays readable."""
-        (self.folder / name).unlink()
-        self._held.pop(name).close()
+    @contextmanager
+    def opened(self, name: str, file: FileSum) -> Iterator[Path]:
+        """Fetches a file to map it, one thread at a time; then the cache may evict it.
+
+        What is mapped of it stays readable.
+        """
+        with self._lock:
+            path = self.fetch(name, file)
+            try:
+                yield path
+            finally:
+                path.unlink()
+                self._held.pop(name).close()
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,10 @@ class FolderOutput:
         path = self.folder / name
         return open_store(path.parent).read_bytes(path.name)
 
+    def has(self, name: str) -> bool:
+        """Returns whether there is a file with this name."""
+        return (self.folder / name).exists()
+
     def has_files(self, files: dict[str, FileSum]) -> bool:
         """Returns whether the files are there, undamaged."""
         return not any(file.fault(self.folder / name) for name, file in files.items())
@@ -116,6 +124,7 @@ class RemoteOutput:
     """A folder behind a URL; its files are written here first, and put when they are whole."""
 
     url: str
+    _names: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Returns its address, without passwords."""
@@ -131,10 +140,19 @@ class RemoteOutput:
         folder, plain = self.folder(name)
         return folder.store.read_bytes(plain)
 
+    def has(self, name: str) -> bool:
+        """Returns whether a file was there when its folder was first asked for: it is listed once.
+
+        To list it for each of many parts would take the square of their time.
+        """
+        folder, _, plain = name.rpartition("/")
+        if folder not in self._names:
+            self._names[folder] = self.folder(name)[0].names()
+        return plain in self._names[folder]
+
     def has_files(self, files: dict[str, FileSum]) -> bool:
         """Returns whether the files are there; each was read back when it was put."""
-        places = [self.folder(name) for name in files]
-        return all(plain in folder.names() for folder, plain in places)
+        return all(map(self.has, files))
 
     @contextmanager
     def writing(self, last: str) -> Iterator[Path]:
@@ -161,5 +179,4 @@ Output = FolderOutput | RemoteOutput
 
 def open_output(out: str | Path) -> Output:
     """Returns the place that a path or a URL names; nothing is made yet."""
-    place = as_location(out)
-    return FolderOutput(place) if isinstance(place, Path) else RemoteOutput(place)
+    return RemoteOutput(str(out)) if is_remote(str(out)) else FolderOutput(Path(out))

@@ -89,13 +89,12 @@ class Retriever:
             return cls(opened, None, "it was built from vectors in memory", run, data)
         user_named = embeddings is not None
         if embeddings is None:
-            named = opened.manifest.embeddings
-            if is_remote(named):
-                reason = f"{named} is only fetched if you name it: --embeddings {named}"
-                return cls(opened, None, reason, run, data)
-            embeddings = Path(named)
-            if not (embeddings / MANIFEST).exists():
-                reason = f"{embeddings / MANIFEST} does not exist"
+            embeddings = named = opened.manifest.embeddings
+            reason = f"{named} is only fetched if you name it: --embeddings {named}"
+            if not is_remote(named):
+                path = Path(named) / MANIFEST
+                reason = "" if path.exists() else f"{path} does not exist"
+            if reason:
                 return cls(opened, None, reason, run, data)
         opened_embeddings = Embeddings.open(embeddings, verify)
         try:

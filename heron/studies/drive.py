@@ -196,7 +196,7 @@ def drive(trials: list[Trial], ledger: Ledger) -> bool:
                 trials, ledger, lambda members, rung: _fit(iter(members), [rung], ledger, at_once)
             )
         else:
-            _fit(_upcoming(trials, ledger), study.rungs, ledger, at_once)
+            _fit(_upcoming(trials, ledger), study.search.rungs, ledger, at_once)
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
     return len(ledger.rows) == study.planned
 
@@ -282,7 +282,7 @@ def callback(trials: Mapping[str, Trial], ledger: Ledger) -> Any:
     from ray.tune.progress_reporter import TrialProgressCallback
 
     study = ledger.study
-    measure, pbt, last = study.measure, study.search.scheduler == "pbt", study.rungs[-1]
+    measure, pbt, last = study.measure, study.search.scheduler == "pbt", study.search.rungs[-1]
 
     class LedgerCallback(TrialProgressCallback):  # type: ignore[misc]
         def on_trial_start(self, trial: Any, **_: Any) -> None:

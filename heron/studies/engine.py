@@ -7,6 +7,7 @@ import contextlib
 import heapq
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -78,7 +79,7 @@ def run_jobs(
 
     for number in range(len(jobs)):
         advance(number, None)
-    with contextlib.closing(executor.map(_perform, queue)) as done:
+    with contextlib.closing(executor.map(methodcaller("call"), queue)) as done:
         for work, result in done:
             batch, found = batches[work.job]
             batch.arrived(work.name, result)
@@ -86,10 +87,6 @@ def run_jobs(
             if len(found) == len(batch.calls):
                 advance(work.job, [found[place] for place in range(len(found))])
     return [results[number] for number in range(len(jobs))]
-
-
-def _perform(work: _Work) -> Any:
-    return work.call()
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def _under_way(trials: Sequence[Trial], ledger: Ledger) -> list[tuple[Trial, Run
     """
     started = [trial for trial in trials if trial.name not in ledger.rows and trial.run.is_dir()]
     runs = [(trial, read_run(trial.run)) for trial in started]
-    last = ledger.study.rungs[-1]
+    last = ledger.study.search.rungs[-1]
     return [(trial, run | {"steps": last or run["steps"]}) for trial, run in runs]
 
 

@@ -54,9 +54,9 @@ def run_pbt(trials: Sequence[Trial], ledger: Ledger, run: Run) -> None:
     does.
     """
     study, path = ledger.study, ledger.out / POPULATION
-    for rung in study.rungs:
+    for rung in study.search.rungs:
         assert rung is not None  # only searches without rungs have None
-        last = rung == study.rungs[-1]
+        last = rung == study.search.rungs[-1]
         active = [trial for trial in trials if trial.name not in ledger.rows]
         if waiting := [trial for trial in active if last or rung not in trial.scores()]:
             run(waiting, rung)

@@ -65,26 +65,17 @@ def draw(values: Values, random: np.random.Generator) -> Any:
     return values[int(random.integers(len(values)))]
 
 
-SCHEDULES = {  # options of each scheduler, by whether they are needed
+SCHEDULES: dict[str, dict[str, bool]] = {  # options of each scheduler, by whether they are needed
     "none": {},
     "asha": {"steps": True, "grace_steps": True, "factor": False},
     "pbt": {"steps": True, "every_steps": True, "seed": False},
     "median": {"steps": True, "every_steps": True, "grace_steps": False},
-    "async_hyperband": {
-        **{"steps": True, "grace_steps": True, "factor": False},
-        **{"brackets": False, "seed": False},
-    },
 }
+SCHEDULES["async_hyperband"] = SCHEDULES["asha"] | {"brackets": False, "seed": False}
 SAMPLES: dict[str, dict[str, bool]] = {
     "grid": {},
     "random": {"trials": True, "seed": False},
     "optuna": {"trials": True, "seed": False, "startup_trials": False},
-}
-KINDS: dict[str, dict[str, Any]] = {  # what a `kind` was, before
-    "grid": {"sampler": "grid"},
-    "random": {"sampler": "random"},
-    "asha": {"sampler": "random", "scheduler": "asha"},
-    "pbt": {"sampler": "random", "scheduler": "pbt"},
 }
 
 
@@ -113,7 +104,12 @@ class Search(Section):
     @classmethod
     def _refuse_kind(cls, tree: Any) -> Any:
         if isinstance(tree, dict) and "kind" in tree:
-            given = KINDS.get(str(tree["kind"]), {"sampler": "random", "trials": 20}) | tree
+            kind, given = tree["kind"], {"sampler": "random", "trials": 20}
+            if kind in ("grid", "random"):
+                given = {"sampler": kind}
+            elif kind in ("asha", "pbt"):
+                given = {"sampler": "random", "scheduler": kind}
+            given |= tree
             text = ", ".join(f"{key}: {value}" for key, value in given.items() if key != "kind")
             raise ValueError(
                 "kind was replaced by sampler (grid, random, optuna) and scheduler (none, "
@@ -202,11 +198,6 @@ class Study(Section):
     concurrent: Natural | None = None
     retries: Count = 1
     measure: Measure
-
-    @property
-    def rungs(self) -> list[int | None]:
-        """Steps after which trials are compared: see `Search.rungs`."""
-        return self.search.rungs
 
     @property
     def ranges(self) -> dict[str, Values]:

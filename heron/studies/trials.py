@@ -85,7 +85,7 @@ class Trial:
     def overrides(self, rung: int | None = None) -> list[str]:
         """Returns the overrides of this trial, up to a rung or its end, without `run.dir`."""
         tree = self.study.set | {k: v for k, v in self.values.items() if k not in LAUNCHED}
-        if (steps := rung or self.study.rungs[-1]) is not None:
+        if (steps := rung or self.study.search.rungs[-1]) is not None:
             tree["train.steps"] = steps
         if not self.study.gpus:  # a worker uses no more than its CPUs
             tree.setdefault("train.cpu_threads", self.study.cpus_per_worker)

@@ -21,6 +21,7 @@ from heron.retrieval.embed import embed
 from heron.retrieval.embed_tasks import embed_on
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index_plan import RequestedKind
+from heron.retrieval.some_views import EmbeddingsOfViews
 from heron.shards.errors import ShardError
 from heron.shards.workers import Item, Processes, Result
 from tests.retrieval.test_embed import ROWS, SMALL, files
@@ -127,6 +128,15 @@ def test_an_index_by_processes_is_that_of_one(
     }
     build_index(whole, tmp_path / "one", **options)
     build_index(whole, tmp_path / "many", executor=Processes(2), **options)
+    assert files(tmp_path / "many")["index.faiss"] == files(tmp_path / "one")["index.faiss"]
+
+
+def test_an_index_of_some_views_is_assigned_here(whole: Embeddings, tmp_path: Path) -> None:
+    """Another process would open all views: the parts of a folder are not those of a selection."""
+    some = EmbeddingsOfViews(whole, whole.views[:1])
+    options = FEW | {"kind": "ivf"}
+    build_index(some, tmp_path / "one", **options)
+    build_index(some, tmp_path / "many", executor=Processes(2), **options)
     assert files(tmp_path / "many")["index.faiss"] == files(tmp_path / "one")["index.faiss"]
 
 

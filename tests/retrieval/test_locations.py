@@ -1,6 +1,8 @@
 """Embeddings and indexes behind a URL: the bytes of a folder, whole or not there."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -217,6 +219,51 @@ def test_files_are_held_only_while_they_are_read(
     assert folder.is_dir()
     del there
     assert not folder.exists()
+
+
+def test_threads_read_the_same_part(url: str, run: Path, whole: Embeddings) -> None:
+    """As those of a server do, for the vectors of samples that are queried."""
+    embed(run, url, SMALL, progress=False)
+    there = Embeddings.open(url)
+    begin = threading.Barrier(8)
+
+    def take(n: int) -> bool:
+        begin.wait()
+        numbers = np.array([n % 3, 369 - n % 2], np.int64)
+        return all(
+            np.array_equal(there.take("hidden", numbers), whole.take("hidden", numbers))
+            for _ in range(40)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(take, range(8)))
+    assert there.fetched is not None
+    assert not [name for name in there.fetched._held if "/" in name]
+
+
+def test_a_folder_is_listed_once(
+    url: str, run: Path, whole: Embeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many parts there are: a billion rows have 15,000, and as many are not there yet."""
+    listed, read = list[str](), list[str]()
+    names, fetch = Remote.names, Remote.fetch
+
+    def counted(remote: Remote) -> set[str] | None:
+        listed.append(remote.where())
+        return names(remote)
+
+    def noted(remote: Remote, name: str, *args: Any, **more: Any) -> None:
+        read.append(name)
+        fetch(remote, name, *args, **more)
+
+    monkeypatch.setattr(Remote, "names", counted)
+    monkeypatch.setattr(Remote, "fetch", noted)
+    embed(run, url, SMALL, progress=False)
+    assert sorted(listed) == [url, f"{url}/parts"]  # is it taken; which parts are there
+    assert read.count("00003.json") == 1  # once it was written, for the manifest
+    listed.clear()
+    embed(run, url, SMALL, progress=False)
+    assert sorted(listed) == [url, *(f"{url}/{n}" for n in sorted([*whole.layers, "parts"]))]
 
 
 def test_names_below_a_url() -> None:

@@ -91,7 +91,7 @@ def told_to_ray(folder: Path, options: dict[str, Any], restarts: int) -> dict[st
         for trial in [*running]:
             name = f"{trial:03}"
             past = said.setdefault(name, [])
-            step, reports = asked.rungs[len(past)], reports + 1
+            step, reports = asked.search.rungs[len(past)], reports + 1
             score = float("nan") if trial == 7 else levels[trial] + trend[trial, len(past)]
             if restarts and reports % restarts == 0:
                 np.random.seed(reports)  # a process has another state
@@ -99,7 +99,7 @@ def told_to_ray(folder: Path, options: dict[str, Any], restarts: int) -> dict[st
             result = {"step": step, "loss": score}
             past.append(goes_on(asked, folder, name, result, rule))
             assert goes_on(asked, folder, name, result, rule) == past[-1]  # reported again
-            if not past[-1] or len(past) == len(asked.rungs):
+            if not past[-1] or len(past) == len(asked.search.rungs):
                 running.remove(trial)
     return said
 

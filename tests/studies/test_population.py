@@ -59,7 +59,7 @@ class Runs:
             if rung not in {line["step"] for line in told}:
                 score = self._train(now, rung)
                 write_rows(run / RUNGS, [*told, {"step": rung, "score": score}])
-            if rung == self.study.rungs[-1]:
+            if rung == self.study.search.rungs[-1]:
                 self.ledger.append(now, "done")
 
     def _train(self, trial: Trial, rung: int) -> float:

@@ -130,7 +130,7 @@ def test_rungs(tmp_path: Path, search: dict[str, Any], rungs: list[int]) -> None
     measure = {"x": "optim.lr", "y": ["f1_weighted"], "score": "f1_weighted"}
     path = write(tmp_path, **DRAWN, search=search, measure=measure, set=None)
     study = load_study(path)
-    assert study.rungs == rungs
+    assert study.search.rungs == rungs
     config = plan(study)[0].config()
     assert config.train.steps == rungs[-1]
 
