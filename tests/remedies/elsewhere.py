@@ -16,7 +16,7 @@ VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
 PERFORMED = {
-    "{} already has files; choose another --out, or remove what is there": (
+    " already has files; choose another --out": (
         "tests/retrieval/test_locations.py::test_other_settings_and_files_of_others_are_refused"
     ),
     "has no labelled rows; remove --labelled and --valid": f"{INIT}::"

@@ -116,7 +116,7 @@ def test_other_settings_and_files_of_others_are_refused(url: str, run: Path) -> 
         embed(run, url, replace(SMALL, part_rows=100), progress=False)
     with pytest.raises(ShardError, match="--overwrite moves a folder aside"):
         embed(run, url, SMALL, progress=False, overwrite=True)
-    with pytest.raises(RetrievalError, match="already has files; choose another --out"):
+    with pytest.raises(RetrievalError, match=" already has files; choose another --out"):
         build_index(Embeddings.open(url), url, queries=20, k=5, progress=False)
     assert remote_files(url) == before
     place = url + "-other"
