@@ -129,6 +129,25 @@ def broadcast_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return received
 
 
+def gather_on_main(share: Tensor, rows: int, group: Any) -> Tensor:
+    """Returns a tensor of `rows` rows on rank 0, from every process's share in host memory.
+
+    The shares are as `torch.chunk` cuts them; other processes get their share back. Over a
+    `background_group`, a thread may call it while training goes on.
+    """
+    longest = -(-rows // world_size())
+    padded = share.new_zeros(longest, *share.shape[1:])
+    padded[: len(share)] = share
+    parts = [torch.empty_like(padded) for _ in range(world_size())] if rank() == 0 else None
+    dist.gather(padded, parts, dst=0, group=group)
+    return torch.cat(parts)[:rows] if parts else share
+
+
+def background_group() -> Any:
+    """Returns a process group over host memory for a thread; every process must call it."""
+    return dist.new_group(backend="gloo")
+
+
 def _device() -> torch.device:
     """Returns the device of tensors that are exchanged outside a step."""
     return torch.device(dist.distributed_c10d._get_object_coll_device())

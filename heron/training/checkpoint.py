@@ -2,9 +2,10 @@
 
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -15,8 +16,9 @@ from heron.config.experiment import Config, load_config
 from heron.distributed.agreement import differences, versions
 from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
 from heron.distributed.watchdog import Watchdog
+from heron.losses.objective import Objective
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
-from heron.training.strategy import State
+from heron.training.strategy import State, Strategy, copies_on_main
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
@@ -82,39 +84,11 @@ class CheckpointManifest(Artefact):
         return "; ".join(faults).replace(f"{folder}/", "")
 
 
-def save_on_main(
-    folder: Path,
-    snapshot: Snapshot,
-    texts: dict[str, str],
-    newest: int,
-    watchdog: Watchdog,
-) -> None:
-    """Writes a snapshot on the main process, where it is in full; every process must call it.
-
-    `texts` are files beside the tensors, by name: config.yaml, model.json; the `newest` newest
-    checkpoints are kept. If one cannot be written, every process raises CheckpointError and earlier
-    ones stay.
-    """
-    fault = ""
-    if rank() == 0:
-        try:
-            with watchdog.busy():
-                save(folder, snapshot, texts, newest)
-        except OSError as error:
-            earlier = complete_checkpoints(folder)
-            fault = (
-                f"cannot write the checkpoint of step {snapshot.position.step} to {folder}: "
-                f"{error}; last checkpoint: {earlier[-1] if earlier else 'none'}; free some "
-                "space, and run again with run.resume=auto to continue from there"
-            )
-    if fault := broadcast_object(fault):
-        raise CheckpointError(fault)
-
-
 def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -> Path:
     """Writes a checkpoint under a temporary name, marks it complete, then renames it.
 
-    Returns its folder, `step-00000200`; `latest` points at it.
+    `texts` are files beside the tensors, by name. Returns its folder, `step-00000200`; `latest`
+    points at it.
     """
     final = folder / f"step-{snapshot.position.step:08d}"
     partial = folder / f".{final.name}.part"
@@ -154,6 +128,79 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
         (old / COMPLETE).unlink()
         shutil.rmtree(old, ignore_errors=True)  # another process may be reading it
     return final
+
+
+class Saver:
+    """Writes a run's checkpoints one at a time; training waits only for the copy of its state.
+
+    The first process writes. Its fault is raised on every process, by `wait`.
+    """
+
+    def __init__(
+        self, folder: Path, newest: int, data: str, texts: dict[str, str], watchdog: Watchdog
+    ) -> None:
+        """Keeps the `newest` newest checkpoints of `folder`.
+
+        `data` is the fingerprint of the data set; `texts` are files beside the tensors, by name.
+        """
+        self._folder, self._newest, self._data = folder, newest, data
+        self._texts, self._watchdog = texts, watchdog
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._step = 0
+        self._work: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Returns the saver; leaving the context lets the last checkpoint be written."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Waits for the thread, but raises nothing: an error may be under way."""
+        self._thread.shutdown()
+
+    def begin(self, position: Position, strategy: Strategy, objective: Objective) -> None:
+        """Copies a run's state, and starts to write it; every process must call it.
+
+        It waits for the checkpoint before, so that host memory never holds two copies, and raises
+        as `wait` does.
+        """
+        self.wait()
+        model, optimizer = strategy.model_state(), strategy.optimizer_state()
+        memories = copies_on_main(objective.memory_state())
+
+        def write() -> None:
+            full = strategy.in_full(model), strategy.in_full(optimizer)
+            if rank() == 0:
+                snapshot = Snapshot(position, *full, memories, self._data)
+                save(self._folder, snapshot, self._texts, self._newest)
+
+        self._step, self._work = position.step, self._thread.submit(write)
+
+    def failed(self) -> bool:
+        """Returns whether this process could not write its last checkpoint."""
+        work = self._work
+        return work is not None and work.done() and work.exception() is not None
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is on disk; every process must call it.
+
+        Raises CheckpointError on every process if it could not be written; earlier ones stay.
+        """
+        work, self._work = self._work, None
+        if work is None:  # on every process
+            return
+        fault = ""
+        try:
+            with self._watchdog.busy():
+                work.result()
+        except OSError as error:
+            earlier = complete_checkpoints(self._folder)
+            fault = (
+                f"cannot write the checkpoint of step {self._step} to {self._folder}: {error}; "
+                f"last checkpoint: {earlier[-1] if earlier else 'none'}; free some space, and run "
+                "again with run.resume=auto to continue from there"
+            )
+        if fault := broadcast_object(fault):
+            raise CheckpointError(fault)
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

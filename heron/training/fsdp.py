@@ -16,7 +16,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from heron.config.errors import TrainingError
-from heron.distributed.collectives import rank, sum_over_processes, world_size
+from heron.distributed.collectives import (
+    background_group,
+    gather_on_main,
+    rank,
+    sum_over_processes,
+    world_size,
+)
 from heron.models.heterogeneous import Heterogeneous
 from heron.training.optim import Lars
 from heron.training.strategy import State, Strategy, _cpu_copy, _entries_of, _step_count
@@ -48,6 +54,8 @@ class Fsdp(Strategy):
             fully_shard(encoder, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
         shards = dict(model.named_parameters())
+        self._background = background_group()
+        self._rows = {name: len(shard) for name, shard in shards.items()}  # of the whole parameter
         for group in optimizer.param_groups:
             group["params"] = [shards[names[parameter]] for parameter in group["params"]]
 
@@ -77,21 +85,24 @@ class Fsdp(Strategy):
         self._reshard()
 
     def model_state(self) -> State:
-        """See `Strategy.model_state`; gathers one parameter at a time."""
+        """See `Strategy.model_state`; every process copies its shards."""
         self._reshard()
-        return _full_copies(dict(self.model.state_dict()))
+        return _copies(self.model.state_dict())
 
     def optimizer_state(self) -> State:
-        """See `Strategy.optimizer_state`; gathers one parameter at a time."""
+        """See `Strategy.optimizer_state`; every process copies its shards."""
         self._reshard()
-        return _full_copies(
-            {
-                f"{name}/{key}": value
-                for name, parameter in self.model.named_parameters()
-                for key, value in self.optimizer.state.get(parameter, {}).items()
-                if key != "step" and value is not None
-            }
-        )
+        return _copies(self._optimizer_tensors())
+
+    def in_full(self, state: State) -> State:
+        """See `Strategy.in_full`; sends one tensor at a time to rank 0."""
+        full = {}
+        for name, value in state.items():
+            rows = self._rows.get(name.partition("/")[0])  # None: a buffer, whole everywhere
+            whole = value if rows is None else gather_on_main(value, rows, self._background)
+            if rank() == 0:
+                full[name] = whole
+        return full
 
     def load_optimizer(self, state: State, step: int) -> None:
         """See `Strategy.load_optimizer`; every process takes its shard."""
@@ -118,11 +129,5 @@ def _local_shard(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _full_copies(state: State) -> State:
-    """Returns copies of the full tensors, on rank 0; every process must call it."""
-    copies = {}
-    for name, value in state.items():
-        gathered = value.full_tensor() if isinstance(value, DTensor) else value
-        if rank() == 0:
-            copies[name] = _cpu_copy(gathered)
-    return copies
+def _copies(state: State) -> State:
+    return {name: _cpu_copy(_local_shard(value)) for name, value in state.items()}

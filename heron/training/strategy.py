@@ -131,22 +131,32 @@ class Strategy:
         yield
 
     def model_state(self) -> State:
-        """Returns full parameters and buffers by name, on rank 0; every process must call it."""
-        return {
-            name: _cpu_copy(value) for name, value in self.model.state_dict().items() if rank() == 0
-        }
+        """Copies parameters and buffers by name to host memory; every process must call it.
+
+        What `in_full` makes of the copy is on rank 0 alone.
+        """
+        return copies_on_main(self.model.state_dict())
 
     def optimizer_state(self) -> State:
-        """Returns the full optimiser state as NAME/KEY, on rank 0, without step counts.
+        """Copies the optimiser state as NAME/KEY, without step counts: see `model_state`.
 
-        It is the same for any strategy and number of processes. Every process must call it.
+        In full it is the same for any strategy and number of processes.
         """
-        state = self.optimizer.state
+        return copies_on_main(self._optimizer_tensors())
+
+    def in_full(self, state: State) -> State:
+        """Returns the full tensors of a `model_state` or `optimizer_state`, on rank 0.
+
+        Every process must call it, in any thread and while training goes on.
+        """
+        return state
+
+    def _optimizer_tensors(self) -> State:
         return {
-            f"{name}/{key}": _cpu_copy(value)
+            f"{name}/{key}": value
             for name, parameter in self.model.named_parameters()
-            for key, value in state.get(parameter, {}).items()
-            if key != "step" and value is not None and rank() == 0
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+            if key != "step" and value is not None
         }
 
     def load_optimizer(self, state: State, step: int) -> None:
@@ -162,6 +172,11 @@ def _full_shape(parameter: Tensor) -> torch.Size:
     """Returns the shape of the full parameter, of which a process has a shard under ZeRO 3."""
     shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
     return shape
+
+
+def copies_on_main(state: State) -> State:
+    """Returns copies in host memory, on rank 0; {} on other processes."""
+    return {name: _cpu_copy(value) for name, value in state.items() if rank() == 0}
 
 
 def _cpu_copy(value: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The training loop: one run on one process, from its data to its report."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -35,7 +36,7 @@ from heron.models.networks import with_pretrained_configs
 from heron.models.recompute import recompute_blocks
 from heron.shards.terminal import print_lines, print_table
 from heron.training import checkpoint, strategy, throughput
-from heron.training.checkpoint import Position, Snapshot
+from heron.training.checkpoint import Position, Saver
 from heron.training.earlier_run import make_way, refuse_finished
 from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
@@ -205,7 +206,10 @@ class Trainer:
             fingerprint = run_fingerprint(config, self.data_fingerprint)
             write_start(self.folder, self.config_text, self.steps, fingerprint)
         log = RunLog(self.folder, self.start_step, self.steps, self.is_main, self.trackers)
-        with log as self.log, closing(source), self.miner or nullcontext():
+        texts = {"config.yaml": self.config_text, SIGNATURE: self.signature.text()}
+        newest, data = config.train.keep_checkpoints, self.data_fingerprint
+        saver = Saver(self.checkpoints, newest, data, texts, self.watchdog)
+        with log as self.log, closing(source), self.miner or nullcontext(), saver as self.saver:
             description = preamble(
                 config, streams, self.objective, self.sizes, self.strategy, self.micro_batches
             )
@@ -220,6 +224,7 @@ class Trainer:
                     self.step(t, source)
                     self.after_step(t + 1)
             self._score()
+            self.saver.wait()
         self.skipped.refuse()  # where too many rows of the scored sets could not be read
 
     def step(self, t: int, source: Iterator[Batch]) -> None:
@@ -245,7 +250,7 @@ class Trainer:
         )
         loss, terms = objective(global_batch)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.received()}
-        scalars |= {f"loss/{name}": x for name, x in terms.items()}
+        scalars |= {"unsaved": self.saver.failed()} | {f"loss/{n}": x for n, x in terms.items()}
         summed = StepValues(scalars, self.device)
         backward(loss)
         summed.close(gradient_norm=self.strategy.gradient_norm())
@@ -276,6 +281,8 @@ class Trainer:
         if metrics.pop("skipped"):
             self._log_skipped(collectives.gather_objects(lost))
         self.stop |= metrics.pop("signals") > 0
+        if metrics.pop("unsaved") or not all(map(math.isfinite, metrics.values())):
+            self.saver.wait()  # raises, or lets the message below name the newest checkpoint
         refuse_nonfinite(metrics, t, self.checkpoints, features)
         if "uniformity" in values and (reason := collapse.collapsed(values)):
             self.log.say(f"step {t}: the embeddings have collapsed: {reason}")
@@ -283,35 +290,27 @@ class Trainer:
 
     def after_step(self, step: int) -> None:
         """Mines, saves and evaluates where that is due after `step` steps."""
-        config, mine_every = self.config.train, self.config.negatives.every_steps
-        per_epoch = self.steps_per_epoch
+        config, per_epoch = self.config.train, self.steps_per_epoch
         saves = step == self.steps or config.saves_after(step, per_epoch)
         evaluates = step < self.steps and config.evaluates_after(step, per_epoch)
-        mines = self.miner and step % mine_every == 0
+        mines = self.miner and step % self.config.negatives.every_steps == 0
         if saves or self.stop or evaluates or mines:
             self.record_pending()  # so that no weights are used that a NaN has reached
-        if self.miner:
+        if self.miner and mines:
+            self.saver.wait()  # a checkpoint keeps the tables that resuming from it needs
             self.miner.refresh(self.model, step)
         if self.stop or saves:
-            self.save(step)
+            if self.miner:
+                self.miner.finish()  # a run that resumes from here needs the mined table
+            position = Position(step, *divmod(step, per_epoch))
+            self.saver.begin(position, self.strategy, self.objective)
         if self.stop and step < self.steps:
+            self.saver.wait()
             raise Stopped(
                 f"a signal came; step {step} of {self.steps} is saved in {self.checkpoints}"
             )
         if evaluates:
             self.evaluate(step)
-
-    def save(self, step: int) -> None:
-        """Writes a checkpoint of the state after `step` steps; every process calls it."""
-        if self.miner:
-            self.miner.finish()  # a run that resumes from here needs the mined table
-        position = Position(step, *divmod(step, self.steps_per_epoch))
-        model, optimizer = self.strategy.model_state(), self.strategy.optimizer_state()
-        memories = self.objective.memory_state()
-        snapshot = Snapshot(position, model, optimizer, memories, self.data_fingerprint)
-        texts = {"config.yaml": self.config_text, SIGNATURE: self.signature.text()}
-        newest = self.config.train.keep_checkpoints
-        checkpoint.save_on_main(self.checkpoints, snapshot, texts, newest, self.watchdog)
 
     def evaluate(self, step: int) -> None:
         """Scores the validation rows after `step` steps; the test rows where there are none."""

@@ -1,9 +1,11 @@
 """Checkpoints that cannot be trusted, and those that cannot be written."""
 
+import itertools
 import json
 import math
 import resource
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,12 @@ from heron.training.checkpoint import (
 from heron.training.pretrained import locate
 from heron.training.tracking import read_metrics
 from tests import ranks
+from tests.distributed.test_strategies import choose
 from tests.experiments import frames
+from tests.launch.runs import steps
 from tests.sealed import seal
 
-SAVING = {"steps": 9, "save_every_steps": 3, "keep_checkpoints": 3}
+SAVING: dict[str, Any] = {"steps": 9, "save_every_steps": 3, "keep_checkpoints": 3}
 SUM = {"bytes": 1, "sha256": "0" * 64}
 TEXTS = {"config.yaml": "seed: 0\n", "model.json": "{}"}
 
@@ -81,13 +85,13 @@ def test_times_and_memory_of_a_run_that_goes_on(straight: Path, tmp_path: Path) 
     """Its steps' seconds are those of all; where it has no step left, nothing of its memory."""
     copied(straight, tmp_path)
     earlier = json.loads((straight / "run" / "result.json").read_text())
-    for steps in (9, 12):
-        changes = SAVING | {"steps": steps}
+    for length in (9, 12):
+        changes = SAVING | {"steps": length}
         result = pretrain(frames(tmp_path, train=changes, run={"resume": "auto"}))
         taken = [row.get("seconds", 0.0) for row in read_metrics(tmp_path / "run/metrics.jsonl")]
         assert result["train_seconds"] == pytest.approx(sum(taken))
         assert result["train_seconds"] >= earlier["train_seconds"] > 0
-        assert (result["peak_memory_bytes"] is None) == (steps == 9)
+        assert (result["peak_memory_bytes"] is None) == (length == 9)
 
 
 def test_when_all_are_damaged_nothing_begins_anew(straight: Path, tmp_path: Path) -> None:
@@ -291,6 +295,77 @@ def test_a_disk_without_room_ends_the_run_and_keeps_what_is_there(
         assert "last checkpoint: " in said and "step-00000009; free some space" in said
     assert [find_damage(path) for path in complete_checkpoints(checkpoints)] == ["", "", ""]
     assert not list(checkpoints.glob(".step*"))
+
+
+def slow(folder: str, name: str, strategy: str) -> list[int]:
+    """A run whose checkpoints are written when training has gone on, or after 20 s.
+
+    Returns by how many steps it had gone on, for each checkpoint; that of the last step is not one.
+    """
+    choose(strategy)
+    run, write, ahead = Path(folder) / name, checkpoint.save, list[int]()
+
+    def save_late(to: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -> Path:
+        step, deadline = snapshot.position.step, time.monotonic() + 20
+        while steps(run) <= step < SAVING["steps"] and time.monotonic() < deadline:
+            time.sleep(0.005)
+        ahead.extend([steps(run) - step] if step < SAVING["steps"] else [])
+        return write(to, snapshot, texts, newest)
+
+    setattr(checkpoint, "save", save_late)  # noqa: B010
+    pretrain(frames(Path(folder), name, train=SAVING, optim={"kind": "adamw"}))
+    return ahead
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_training_goes_on_while_a_checkpoint_is_written(strategy: str, tmp_path: Path) -> None:
+    """It has the weights of its step, though they have changed when it is written."""
+    ahead, _ = ranks.run(2, slow, str(tmp_path), "late", strategy)
+    assert len(ahead) == 2 and min(ahead) > 0
+    ranks.run(2, choose_and_run, str(tmp_path), "straight", strategy)
+    for step, kind in itertools.product((3, 6, 9), checkpoint.TENSORS):
+        late, straight = (
+            load_file(tmp_path / name / f"checkpoints/step-{step:08d}/{kind}.safetensors")
+            for name in ("late", "straight")
+        )
+        assert late.keys() == straight.keys()
+        assert all(torch.equal(value, straight[key]) for key, value in late.items())
+
+
+def choose_and_run(folder: str, name: str, strategy: str) -> None:
+    """A run of `slow` whose training waits for each checkpoint."""
+    choose(strategy)
+    begin = checkpoint.Saver.begin
+
+    def begin_and_wait(saver: checkpoint.Saver, *args: Any) -> None:
+        begin(saver, *args)
+        saver.wait()
+
+    setattr(checkpoint.Saver, "begin", begin_and_wait)  # noqa: B010
+    pretrain(frames(Path(folder), name, train=SAVING, optim={"kind": "adamw"}))
+
+
+def failing(folder: str) -> str:
+    """A run whose first checkpoint cannot be written, of the two before its end."""
+
+    def refuse(*args: Any) -> None:
+        raise OSError("No space left on device")
+
+    setattr(checkpoint, "save", refuse)  # noqa: B010
+    train = SAVING | {"steps": 400, "save_every_steps": 200}
+    try:
+        pretrain(frames(Path(folder), train=train | {"epochs": 100}))
+    except CheckpointError as error:
+        return str(error)
+    return "it was written"
+
+
+def test_a_checkpoint_that_could_not_be_written_is_told_at_once(tmp_path: Path) -> None:
+    """Not at the next one: the steps in between would be lost."""
+    for said in ranks.run(2, failing, str(tmp_path)):
+        assert said.startswith("cannot write the checkpoint of step 200 to")
+        assert "No space left on device; last checkpoint: none" in said
+    assert 200 <= steps(tmp_path / "run") < 300
 
 
 def test_data_that_is_pinned(straight: Path, tmp_path: Path) -> None:
