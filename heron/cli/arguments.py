@@ -8,7 +8,8 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
@@ -24,6 +25,7 @@ from heron.config.sections import Natural, expand_home
 from heron.shards.dotted import suggest
 from heron.shards.errors import CONTROL, SourceError, explain
 from heron.shards.terminal import print_error
+from heron.shards.workers import Executor, Processes
 
 
 class UsageError(Exception):
@@ -64,6 +66,21 @@ AtOnce = Annotated[Natural | None, "runs at a time, by Ray (default: 1 here, all
 OVERRIDE = re.compile(r"[a-z_]+(\.[\w-]+)*=")  # begins an override
 UNRECOGNIZED = "unrecognized arguments: "  # begins a message of argparse
 ONE_EACH = object()  # in `Annotated`: an option that takes one value and may be given again
+
+
+@contextmanager
+def executor(workers: int | None, address: str | None, gpu: bool = False) -> Iterator[Executor]:
+    """Provides processes of this machine, or the tasks of the Ray cluster at an address.
+
+    With `gpu` each task has a GPU, if the cluster has any.
+    """
+    if address is None:
+        yield Processes(workers or 1)
+        return
+    from heron.distributed.cluster import Tasks, connected, has_gpus
+
+    with connected(address, "--address"):
+        yield Tasks(workers, int(gpu and has_gpus()))
 
 
 class Parser(argparse.ArgumentParser):

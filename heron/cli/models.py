@@ -6,7 +6,7 @@ A verb imports what it needs when it runs, so that `heron --help` is quick.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from heron.cli.arguments import Address, Location, Override, Overwrite, Quiet, UsageError
+from heron.cli.arguments import Address, Location, Override, Overwrite, Quiet, UsageError, executor
 from heron.config.errors import InputError
 from heron.retrieval.embeddings import Layer, Role, used
 from heron.shards.atomic import atomic_write, make_room, refuse_taken
@@ -44,11 +44,9 @@ def embed(
     if address is None:
         written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
     else:
-        from heron.distributed.cluster import Tasks, connected, has_gpus
         from heron.retrieval.embed_tasks import embed_on
 
-        with connected(address, "--address"):
-            tasks = Tasks(gpus=int(has_gpus()))
+        with executor(None, address, gpu=True) as tasks:
             written = embed_on(tasks, run, out, choice, overrides, not quiet, overwrite)
     if collectives.rank() == 0:
         layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())

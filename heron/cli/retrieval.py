@@ -7,13 +7,21 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.cli.arguments import ONE_EACH, Address, Location, Overwrite, Quiet, UsageError
+from heron.cli.arguments import (
+    ONE_EACH,
+    Address,
+    Location,
+    Overwrite,
+    Quiet,
+    UsageError,
+    executor,
+)
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
@@ -68,13 +76,7 @@ def index(
     from heron.retrieval.index_plan import format_bytes
 
     source = Embeddings.open(embeddings, not no_verify)
-    with ExitStack() as stack:
-        tasks = None
-        if address is not None:
-            from heron.distributed.cluster import Tasks, connected, has_gpus
-
-            stack.enter_context(connected(address, "--address"))
-            tasks = Tasks(gpus=int(gpu and has_gpus()))
+    with executor(None, address, gpu) as spread:
         manifest = build_index(
             source,
             out,
@@ -88,7 +90,7 @@ def index(
             seed=seed,
             width=width,
             gpu=gpu,
-            executor=tasks,
+            executor=spread,
             map=map,
             progress=not quiet,
             overwrite=overwrite,

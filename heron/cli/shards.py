@@ -2,36 +2,21 @@
 
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from heron.cli.arguments import Address, Group, Location, Overwrite, Quiet, Verb
+from heron.cli.arguments import Address, Group, Location, Overwrite, Quiet, Verb, executor
 from heron.config.sections import Natural
 from heron.shards import build, foreign, show, verify
 from heron.shards.artefact import INT64_MAX
 from heron.shards.errors import SourceError
 from heron.shards.layout import Layout
 from heron.shards.sources import SOURCES, find_source, make_source
-from heron.shards.workers import Executor, Processes
 
 Workers = Annotated[Natural | None, "processes here (default: 1), or tasks of the cluster at once"]
 Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
-
-
-@contextmanager
-def executor(workers: int | None, address: str | None) -> Iterator[Executor]:
-    """Provides processes of this machine, or the tasks of the Ray cluster at an address."""
-    if address is None:
-        yield Processes(workers or 1)
-        return
-    from heron.distributed.cluster import Tasks, connected
-
-    with connected(address, "--address"):
-        yield Tasks(workers)
 
 
 def build_from(name: str) -> Verb:

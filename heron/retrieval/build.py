@@ -1,9 +1,11 @@
 """Builds an index from embeddings: checks, trains, adds in blocks, measures; all or nothing."""
 
+import hashlib
+import shutil
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from heron.retrieval.index_files import (
     INDEX,
     IndexManifest,
     Prefix,
+    kept_beside,
+    locked,
     new_folder,
     read_faiss,
     rotation,
@@ -33,14 +37,15 @@ from heron.retrieval.index_plan import (
     choose_plan,
     compared_by,
 )
-from heron.retrieval.inverted_file import assign, assign_on, train, write_lists
+from heron.retrieval.inverted_file import assign, train, trained, write_lists
 from heron.retrieval.layer_vectors import LayerVectors
 from heron.retrieval.locations import FolderOutput, open_output
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.recall import ExactSearch, Recall
 from heron.retrieval.vectors import VectorsInMemory
-from heron.shards.artefact import MANIFEST, FileSum
-from heron.shards.workers import Executor
+from heron.shards.artefact import MANIFEST, FileSum, cache_folder
+from heron.shards.atomic import Kept
+from heron.shards.workers import ALONE, Executor
 
 faiss = require("faiss", "an index")
 MAX_EF = 4096  # the largest efSearch that is tried
@@ -61,7 +66,7 @@ def build_index(
     seed: int = 0,  # for drawing queries and training sample
     width: int | None = None,  # leading dimensions of each view's vectors to index; None: all
     gpu: bool = False,  # k-means, lists and the exact search of recall on GPUs (unmeasured)
-    executor: Executor | None = None,  # assigns vectors to lists, a part of the embeddings an item
+    executor: Executor = ALONE,  # assigns vectors to lists, a part of the embeddings an item
     map: MapKind = "pca",  # of all samples, for the page
     progress: bool = True,
     overwrite: bool = False,  # move what `out` holds aside
@@ -70,6 +75,10 @@ def build_index(
 
     Queries and training sample are drawn without overlap. Queries are in the index, as every sample
     is; each is left out of its own neighbours.
+
+    What was trained and assigned for an inverted file is kept in a hidden folder beside `out` (of a
+    URL, in the cache folder) until the index is there: if this is interrupted, a call with the same
+    embeddings and settings goes on from it, and with others moves it aside.
 
     Raises a MissingPackage if a map by UMAP needs it, and a RetrievalError if a vector is not
     finite, or zero under cosine; keys repeat; the embeddings were altered; the budget is too small;
@@ -92,9 +101,12 @@ def build_index(
     query_numbers = np.sort(order[:held_out])
     training = np.sort(order[held_out : held_out + plan.training])
     del order
-    with _place(out, overwrite) as work:
+    with _place(out, overwrite) as (work, folder):
         seconds: dict[str, float] = {}
-        index = make(vectors, plan, training, work / INDEX, seconds, gpu, executor)
+        kept = None
+        if plan.lists and isinstance(embeddings, Embeddings):
+            kept = Kept(folder, _made_from(vectors, embeddings, plan, seed, held_out, gpu))
+        index = make(vectors, plan, training, work / INDEX, seconds, gpu, executor, kept)
         with _timed(seconds, "recall"):
             setting, measured_recall = measure(
                 index, vectors, plan, query_numbers, min(k, count - 1), recall, gpu
@@ -128,13 +140,39 @@ def build_index(
         ).write(work / MANIFEST)
 
 
-def _place(out: str | Path, overwrite: bool) -> AbstractContextManager[Path]:
-    """Gives a folder that becomes `out`, or whose files are put there."""
+def _made_from(
+    vectors: LayerVectors, embeddings: Embeddings, plan: Plan, seed: int, held_out: int, gpu: bool
+) -> dict[str, Any]:
+    """Returns what decides the lists of vectors."""
+    chosen = {"kind", "lists", "subvectors", "bits", "training"}
+    return {
+        "embeddings": embeddings.manifest.fingerprint,
+        "views": embeddings.compares or "all",
+        "layer": vectors.layer,
+        "metric": vectors.metric,
+        "width": vectors.prefix and vectors.prefix.width,
+        "seed": seed,
+        "queries": held_out,
+        "gpu": gpu,
+        "faiss": faiss.__version__,
+    } | plan.model_dump(mode="json", include=chosen)
+
+
+@contextmanager
+def _place(out: str | Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
+    """Gives a folder that becomes `out`, or whose files are put there; and one of what is kept."""
     output = open_output(out)
     if isinstance(output, FolderOutput):
-        return new_folder(output.folder, overwrite)
+        with new_folder(output.folder, overwrite) as work:
+            yield work, kept_beside(output.folder)
+        return
     output.refuse_taken(overwrite, lambda names: MANIFEST not in names and INDEX in names)
-    return output.writing(MANIFEST)
+    kept = cache_folder() / f"index-{hashlib.sha256(str(out).encode()).hexdigest()[:16]}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with locked(kept.with_suffix(".lock"), Path(str(output))):
+        with output.writing(MANIFEST) as work:
+            yield work, kept
+        shutil.rmtree(kept, ignore_errors=True)
 
 
 def _refuse_options(
@@ -165,7 +203,8 @@ def make(
     path: Path,
     seconds: dict[str, float],
     gpu: bool = False,
-    executor: Executor | None = None,
+    executor: Executor = ALONE,
+    kept: Kept | None = None,
 ) -> Any:
     """Trains, adds and writes; returns the FAISS index, memory-mapped if the plan says so."""
     if plan.kind == "hnsw":
@@ -181,16 +220,12 @@ def make(
             write_flat(path, vectors, plan)
     else:
         with _timed(seconds, "train"):
-            trained = train(vectors, plan, training, gpu)
+            index = trained(kept, plan, lambda: train(vectors, plan, training, gpu))
         with _timed(seconds, "assign"):
-            embeddings = vectors.embeddings  # others could not be opened again by their place
-            if executor is not None and type(embeddings) is Embeddings:
-                assigned = assign_on(executor, trained, vectors, embeddings, gpu)
-            else:
-                assigned = assign(trained, vectors, gpu)
+            assigned = assign(index, vectors, gpu, executor, kept)
         with _timed(seconds, "add"):
-            write_lists(path, trained, vectors.blocks("add"), assigned)
-        del trained, assigned
+            write_lists(path, index, vectors.blocks("add"), assigned)
+        del index, assigned
     with _timed(seconds, "read"):
         return read_faiss(path, plan)
 

@@ -1,7 +1,8 @@
 """Embeddings in a folder or in memory: their vectors, the sample of each, and what made them."""
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -123,7 +124,8 @@ class Embeddings:
         self.samples = Samples.load(self.folder)
         self.layers: dict[Layer, LayerRecord] = manifest.layers
         self.compares = ""  # what is compared, in words, if not all: see `EmbeddingsOfViews`
-        self._starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
+        # The number of each part's first vector, and at the end how many there are.
+        self.starts = np.cumsum([0, *(part.count for part in manifest.parts)], dtype=np.int64)
         if len(self.samples) != len(self):
             raise RetrievalError(
                 f"{self.where} has {len(self.samples):,} samples but {len(self):,} vectors; "
@@ -156,9 +158,14 @@ class Embeddings:
         manifest.check_files(folder, manifest.files, verify)
         return cls(folder, manifest)
 
+    def opener(self) -> Callable[[], "Embeddings"]:
+        """Returns what opens these embeddings in another process; files are not verified again."""
+        where = self.fetched.url if self.fetched else str(self.folder)
+        return partial(Embeddings.open, where, verify=False)
+
     def __len__(self) -> int:
         """Returns how many samples there are."""
-        return int(self._starts[-1])
+        return int(self.starts[-1])
 
     @property
     def views(self) -> list[str]:
@@ -229,7 +236,7 @@ class Embeddings:
         self, layer: Layer, rows: int = BLOCK, part: int | None = None
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yields all vectors, or those of a part: number of the first, float32 [<= rows, dim]."""
-        for number, start in enumerate(self._starts[:-1].tolist()):
+        for number, start in enumerate(self.starts[:-1].tolist()):
             if part not in (None, number):
                 continue
             array = self._part(layer, number)
@@ -239,11 +246,30 @@ class Embeddings:
     def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
         vectors = np.empty((len(numbers), self.layer(layer).dim), np.float32)
-        parts = np.searchsorted(self._starts, numbers, side="right") - 1
+        parts = np.searchsorted(self.starts, numbers, side="right") - 1
         for number in np.unique(parts).tolist():
             in_part = parts == number
-            vectors[in_part] = self._part(layer, number)[numbers[in_part] - self._starts[number]]
+            vectors[in_part] = self._part(layer, number)[numbers[in_part] - self.starts[number]]
         return vectors
+
+
+class Source:
+    """Embeddings that tasks read: this process's own; another one opens them when it needs them."""
+
+    def __init__(self, embeddings: Any) -> None:
+        """Takes open embeddings."""
+        self.embeddings = embeddings
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sends how to open them."""
+        return {"open": self.embeddings.opener()}
+
+    def __getattr__(self, name: str) -> Any:
+        """Opens them once, where there are none."""
+        if name != "embeddings":
+            raise AttributeError(name)
+        self.embeddings = self.open()
+        return self.embeddings
 
 
 def compared(given: Collection[str], others: Collection[str], lacking: Collection[str] = ()) -> str:

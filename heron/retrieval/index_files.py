@@ -191,6 +191,17 @@ def read_faiss(path: Path, plan: Plan) -> Any:
     return index
 
 
+def parse_faiss(data: bytes, plan: Plan) -> Any | None:
+    """Returns the FAISS index in bytes that were kept; None if they are not of this plan."""
+    try:
+        with _limits(len(data)):
+            array, flags = np.frombuffer(data, np.uint8), faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+            index = faiss.deserialize_index(array, flags)
+    except RuntimeError:
+        return None
+    return None if _mismatch(index, plan) else index
+
+
 def set_default(faiss_index: Any, plan: Plan, setting: int) -> None:
     """Sets the default nprobe or efSearch of a FAISS index, if its kind has one."""
     if plan.setting:
@@ -263,6 +274,11 @@ def _flat_properties(flat: Any, role: str, index: Any, count: int) -> list[tuple
     ]
 
 
+def kept_beside(out: Path) -> Path:
+    """Returns the hidden folder beside `out` that keeps what a killed build has done."""
+    return out.resolve().with_name(f".{out.resolve().name}.kept")
+
+
 @contextmanager
 def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """Makes a hidden folder beside `out`, renamed to `out` on success and removed otherwise.
@@ -276,7 +292,7 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         raise RetrievalError(f"{out} is the current folder; choose another --out")
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}.part")
-    with _lock(target.with_name(f".{target.name}.lock"), work):
+    with locked(target.with_name(f".{target.name}.lock"), work):
         refuse_taken(
             out, overwrite, RetrievalError
         )  # by a build that ended before this one had the lock
@@ -288,13 +304,14 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
             if overwrite:
                 make_room(out, overwrite, RetrievalError)
             _rename(work, target)
+            shutil.rmtree(kept_beside(target), ignore_errors=True)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
 
 
 @contextmanager
-def _lock(path: Path, work: Path) -> Iterator[None]:
+def locked(path: Path, work: Path) -> Iterator[None]:
     """Holds a lock on a file beside the folder, so that removing the folder cannot free it."""
     while True:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "wb") as file:

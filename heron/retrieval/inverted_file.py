@@ -1,13 +1,14 @@
 """Inverted files: training centroids and codes, assigning vectors to lists, writing the lists."""
 
+import hashlib
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import chain
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from numpy.typing import NDArray
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.evaluation.knn import Numbers, Vectors
-from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.embeddings import Source
+from heron.retrieval.index_files import parse_faiss
 from heron.retrieval.index_plan import BLOCK, MAX_POINTS, PQ_SAMPLE, Plan
 from heron.retrieval.layer_vectors import LayerVectors
+from heron.shards.atomic import Kept
 from heron.shards.terminal import Bar
-from heron.shards.workers import Executor
+from heron.shards.workers import ALONE, Executor
 
 faiss = require("faiss", "an index")
+TRAINED = "trained"  # the name under which an empty inverted file is kept
 
 
 def train(vectors: LayerVectors, plan: Plan, training: Numbers, gpu: bool = False) -> Any:
@@ -58,32 +62,34 @@ def _train_codes(index: Any, sample: Vectors) -> None:
     index.is_trained = True
 
 
-def assign(index: Any, vectors: LayerVectors, gpu: bool = False) -> Numbers:
-    """Returns the inverted list of every vector, int64 [N]."""
-    quantizer = faiss.index_cpu_to_all_gpus(index.quantizer) if gpu else index.quantizer
-    assigned = np.empty(len(vectors.embeddings), np.int64)
-    for start, block in vectors.blocks("assign"):
-        assigned[start : start + len(block)] = quantizer.search(block, 1)[1][:, 0]
-    return assigned
+def trained(kept: Kept | None, plan: Plan, train: Callable[[], Any]) -> Any:
+    """Returns a trained, empty inverted file: the kept one, or a new one, which is then kept."""
+    data = kept and kept.get(TRAINED)
+    if data and (index := parse_faiss(data, plan)) is not None:
+        return index
+    index = train()
+    if kept:
+        kept.put(TRAINED, faiss.serialize_index(index).tobytes())
+    return index
 
 
 @dataclass(frozen=True)
 class _Assigner:
     """Finds the list of every vector of a part, in any process."""
 
-    where: str  # the embeddings
-    vectors: LayerVectors  # without them
+    source: Source
+    vectors: LayerVectors  # without their embeddings
     quantizer: NDArray[np.uint8]  # FAISS's bytes of the centroids
     gpu: bool
 
-    def __call__(self, number: int) -> list[tuple[int, NDArray[np.int32]]]:
-        """Returns the number of the first vector of each block, and the list of each vector."""
-        embeddings, found = _opened(self.where), []
-        vectors = replace(self.vectors, embeddings=embeddings)
-        for start, block in embeddings.blocks(vectors.layer, BLOCK, number):
+    def __call__(self, number: int) -> NDArray[np.int32]:
+        """Returns the list of each vector of a part."""
+        vectors = replace(self.vectors, embeddings=self.source.embeddings)
+        found = [np.empty(0, np.int32)]
+        for start, block in self.source.embeddings.blocks(vectors.layer, BLOCK, number):
             checked = vectors.prepare(block, np.arange(start, start + len(block)))
-            found.append((start, self._centroids.search(checked, 1)[1][:, 0].astype(np.int32)))
-        return found
+            found.append(self._centroids.search(checked, 1)[1][:, 0].astype(np.int32))
+        return np.concatenate(found)
 
     @cached_property  # a process keeps it from part to part
     def _centroids(self) -> Any:
@@ -91,25 +97,44 @@ class _Assigner:
         return faiss.index_cpu_to_all_gpus(index) if self.gpu else index
 
 
-@lru_cache(1)
-def _opened(where: str) -> Embeddings:
-    return Embeddings.open(where, verify=False)  # whoever hands out the parts has verified them
-
-
-def assign_on(
-    executor: Executor, index: Any, vectors: LayerVectors, embeddings: Embeddings, gpu: bool
+def assign(
+    index: Any,
+    vectors: LayerVectors,
+    gpu: bool = False,
+    executor: Executor = ALONE,
+    kept: Kept | None = None,
 ) -> Numbers:
-    """Returns what `assign` does; the parts of the embeddings are items of an executor."""
+    """Returns the inverted list of every vector, int64 [N].
+
+    The parts of the embeddings are items of an executor. What it returns is kept, and a part that
+    was kept before is not assigned again.
+    """
+    starts = vectors.embeddings.starts
+    assigned, missing = np.empty(starts[-1], np.int64), list[int]()
+    quantizer = faiss.serialize_index(index.quantizer)
+    name = hashlib.sha256(quantizer).hexdigest()[:16] + "-{}"  # of what is kept of a part
+    for part, (first, last) in enumerate(pairwise(starts.tolist())):
+        data = kept and kept.get(name.format(part))
+        lists = np.frombuffer(data or b"", "<i4")
+        if len(lists) == last - first and np.all((lists >= 0) & (lists < index.nlist)):
+            assigned[first:last] = lists
+        else:
+            missing.append(part)
+    done = len(assigned) - int(np.diff(starts)[missing].sum())
+    if kept and kept.goes_on and vectors.progress:
+        parts = len(starts) - 1
+        print(f"an unfinished index goes on: {parts - len(missing)} of {parts} parts are assigned")
     bare = replace(vectors, embeddings=None, progress=False)  # type: ignore[arg-type]
-    job = _Assigner(embeddings.where, bare, faiss.serialize_index(index.quantizer), gpu)
-    assigned = np.empty(len(embeddings), np.int64)
-    parts = range(len(embeddings.manifest.parts))
+    job = _Assigner(Source(vectors.embeddings), bare, quantizer, gpu)
+    hidden = not vectors.progress
     with (
-        closing(executor.map(job, parts)) as results,
-        Bar(len(embeddings), "vector", name="assign", hidden=not vectors.progress) as bar,
+        closing(executor.map(job, missing)) as results,
+        Bar(len(assigned), "vector", start=done, name="assign", hidden=hidden) as bar,
     ):
-        for start, lists in chain.from_iterable(blocks for _, blocks in results):
-            assigned[start : start + len(lists)] = lists
+        for part, lists in results:
+            if kept:
+                kept.put(name.format(part), lists.astype("<i4").tobytes())
+            assigned[starts[part] : starts[part + 1]] = lists
             bar.update(len(lists))
     return assigned
 

@@ -1,7 +1,8 @@
 """Neighbours by some of the views: only the parts of vectors that are of these are compared."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Self
 
@@ -144,9 +145,15 @@ class EmbeddingsOfViews(Embeddings):
     that were asked for counts as one without labels.
     """
 
-    def __init__(self, whole: Embeddings, names: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        whole: Embeddings,
+        names: Collection[str] = (),
+        known: NDArray[np.bool_] | None = None,
+    ) -> None:
         """Takes the named views, by default all that the data set has.
 
+        `known` says which samples count as labelled, if that is known already, bool [N].
         Raises a RetrievalError if no such view was embedded, or the folder does not say which.
         """
         super().__init__(whole.folder, whole.manifest, whole.fetched)
@@ -173,8 +180,13 @@ class EmbeddingsOfViews(Embeddings):
             kept = [width for width, given in zip(widths, flags, strict=True) if given]
             self._ends[layer] = np.cumsum([0, *kept]).tolist()
             self.layers[layer] = LayerRecord(dim=sum(kept), dtype=record.dtype, views=sum(flags))
-        if names:
-            self.samples = replace(self.samples, known=self.samples.known & self._have_all())
+        if names and known is None:
+            known = self.samples.known & self._have_all()
+        self.samples = replace(self.samples, known=self.samples.known if known is None else known)
+
+    def opener(self) -> Callable[[], Embeddings]:
+        """Returns what opens these embeddings in another process: see `Embeddings.opener`."""
+        return partial(_opened, self.whole.opener(), self.given, np.array(self.samples.known))
 
     def _have_all(self) -> NDArray[np.bool_]:
         """Returns which samples have numbers of every view, [N]; those of a missing one are 0."""
@@ -195,3 +207,9 @@ class EmbeddingsOfViews(Embeddings):
     def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the views' vectors of some samples, float32 [numbers, dim], in their order."""
         return self.whole.take(layer, numbers)[:, self._columns[layer]]
+
+
+def _opened(
+    opener: Callable[[], Embeddings], names: list[str], known: NDArray[np.bool_]
+) -> EmbeddingsOfViews:
+    return EmbeddingsOfViews(opener(), names, known)

@@ -39,7 +39,14 @@ class VectorsInMemory:
         """Returns 0: no file is mapped."""
         return 0
 
-    def blocks(self, name: Layer, rows: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The number of the only part's first vector, 0, and how many there are."""
+        return np.array([0, len(self)])
+
+    def blocks(
+        self, name: Layer, rows: int = BLOCK, part: int | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
         for first in range(0, len(self), rows):
             yield first, _float32(self.array[first : first + rows])

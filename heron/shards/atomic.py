@@ -3,10 +3,11 @@
 No command destroys what an earlier one wrote: the file or folder gets a free name beside its own.
 """
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,6 +49,43 @@ def atomic_write(path: Path, several: bool = False) -> Iterator[BinaryIO]:
                 "is finished is kept"
             ) from None
         raise
+
+
+class Kept:
+    """What a job that was killed had finished: a folder of files, each with its checksum.
+
+    It belongs to what the job is made from, a JSON tree. The folder of a job made from something
+    else is moved aside, which is printed, and one without a whole plan is emptied.
+    """
+
+    def __init__(self, folder: Path, made_from: Mapping[str, Any]) -> None:
+        """Opens or makes the folder."""
+        self.folder, plan = folder, json.dumps(made_from, sort_keys=True).encode()
+        found = self.get("plan")
+        self.goes_on = found == plan  # an earlier job's work is used
+        if found is not None and not self.goes_on:
+            old = json.loads(found)
+            other = ", ".join(f"{k} {old.get(k)}" for k, v in made_from.items() if old.get(k) != v)
+            aside = set_aside(folder)
+            print(f"what was unfinished, with other settings ({other}), is now in {aside}")
+        elif found is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_partial_files(folder)
+        self.put("plan", plan)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keeps bytes under a name; ShardError where the disk is full."""
+        with atomic_write(self.folder / name) as stream:
+            stream.write(hashlib.sha256(data).digest() + data)
+
+    def get(self, name: str) -> bytes | None:
+        """Returns what was kept under a name; None if it is missing or damaged."""
+        try:
+            data = (self.folder / name).read_bytes()
+        except OSError:
+            return None
+        return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
 
 def remove_partial_files(folder: Path, pattern: str = ".*.part") -> None:

@@ -131,8 +131,7 @@ def test_an_index_by_processes_is_that_of_one(
     assert files(tmp_path / "many")["index.faiss"] == files(tmp_path / "one")["index.faiss"]
 
 
-def test_an_index_of_some_views_is_assigned_here(whole: Embeddings, tmp_path: Path) -> None:
-    """Another process would open all views: the parts of a folder are not those of a selection."""
+def test_an_index_of_some_views_is_assigned_by_processes(whole: Embeddings, tmp_path: Path) -> None:
     some = EmbeddingsOfViews(whole, whole.views[:1])
     options = FEW | {"kind": "ivf"}
     build_index(some, tmp_path / "one", **options)

@@ -1,0 +1,209 @@
+"""An index of an inverted file whose build is killed: the next one does only what is missing."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from heron.retrieval import build
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.index_files import kept_beside
+from heron.retrieval.index_plan import RequestedKind
+from heron.retrieval.inverted_file import _Assigner
+from heron.shards.artefact import cache_folder
+from heron.shards.atomic import Kept
+from heron.shards.workers import Processes
+from tests.retrieval import made
+
+PARTS = 6
+OPTIONS: dict[str, Any] = {"kind": "ivf", "queries": 20, "k": 5, "map": "none"}
+
+
+@pytest.fixture
+def embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Embeddings:
+    monkeypatch.setenv("HERON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(made, "PARTS", PARTS)
+    return made.unlabelled(tmp_path / "e", made.clustered(2000))
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is done, in order: `train`, and the numbers of parts that are assigned."""
+    found, train, call = list[Any](), build.train, _Assigner.__call__
+
+    def training(*arguments: Any) -> Any:
+        found.append("train")
+        return train(*arguments)
+
+    def assigning(job: _Assigner, part: int) -> Any:
+        if found[-1:] == ["stop"]:
+            raise KeyboardInterrupt
+        found.append(part)
+        return call(job, part)
+
+    monkeypatch.setattr(build, "train", training)
+    monkeypatch.setattr(_Assigner, "__call__", assigning)
+    return found
+
+
+def interrupt(done: list[Any], monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Has the next build end after some parts are assigned."""
+    put = Kept.put
+
+    def stopping(kept: Any, name: str, data: bytes) -> None:
+        put(kept, name, data)
+        if name.endswith(f"-{after - 1}"):
+            done.append("stop")
+
+    monkeypatch.setattr(Kept, "put", stopping)
+
+
+def bytes_of(folder: Path) -> bytes:
+    return (folder / "index.faiss").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["ivf", "sq8", "rabitq", "ivfpq"])
+def test_an_interrupted_build_goes_on(
+    kind: RequestedKind,
+    embeddings: Embeddings,
+    done: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = OPTIONS | {"kind": kind}
+    build_index(embeddings, tmp_path / "one", progress=False, **options)
+    assert done == ["train", *range(PARTS)]
+    done.clear()
+    out = tmp_path / "two"
+    with monkeypatch.context() as patch:
+        interrupt(done, patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(embeddings, out, progress=False, **options)
+    assert not out.exists() and kept_beside(out).is_dir()
+    done.clear()
+    capsys.readouterr()
+    build_index(embeddings, out, **options)
+    assert done == [4, 5]
+    assert capsys.readouterr().out == "an unfinished index goes on: 4 of 6 parts are assigned\n"
+    assert bytes_of(out) == bytes_of(tmp_path / "one")
+    assert {path.name for path in tmp_path.glob(".*")} == set()
+
+
+KILLED = """
+import os, signal, sys
+from heron.retrieval.build import build_index
+from heron.retrieval.embeddings import Embeddings
+from heron.shards.atomic import Kept
+from tests.retrieval.test_index_goes_on import OPTIONS
+put = Kept.put
+def killing(kept, name, data):
+    put(kept, name, data)
+    if name.endswith("-2"):
+        (kept.folder / ".3.part").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+Kept.put = killing
+build_index(Embeddings.open(sys.argv[1]), sys.argv[2], progress=False, **OPTIONS)
+"""
+
+
+def test_a_killed_build_goes_on_in_other_processes_and_does_the_damaged_again(
+    embeddings: Embeddings, done: list[Any], tmp_path: Path
+) -> None:
+    build_index(embeddings, tmp_path / "one", progress=False, **OPTIONS)
+    out, words = tmp_path / "two", [sys.executable, "-c", KILLED, str(embeddings.folder)]
+    for _ in range(2):  # the second finds all of it, and is killed on part 2, which is damaged
+        killed = subprocess.run([*words, str(out)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        (part,) = kept_beside(out).glob("*-2")
+        data = bytearray(part.read_bytes())
+        data[40] ^= 1
+        part.write_bytes(data)
+    next(kept_beside(out).glob("*-1")).write_bytes(b"")
+    done.clear()
+    build_index(embeddings, out, progress=False, **OPTIONS)
+    assert done == [1, 2, 3, 4, 5]
+    assert bytes_of(out) == bytes_of(tmp_path / "one") and not kept_beside(out).exists()
+
+
+@pytest.mark.parametrize("what", ["trained", "plan"])
+def test_damaged_centroids_or_settings_begin_anew(
+    what: str,
+    embeddings: Embeddings,
+    done: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt(done, patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
+    path = kept_beside(tmp_path / "i") / what
+    path.write_bytes(path.read_bytes()[:-1])
+    done.clear()
+    build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
+    # Centroids are trained again to the last bit; lists of others would not be used.
+    assert done == ["train", *range(3 if what == "trained" else 0, PARTS)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"metric": "euclidean"}, r"metric cosine"), ({"seed": 3}, "seed 0"), ({}, "embeddings sha2")],
+    ids=["metric", "seed", "embeddings"],
+)
+def test_other_settings_begin_anew(
+    change: dict[str, Any],
+    said: str,
+    embeddings: Embeddings,
+    done: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt(done, patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
+    done.clear()
+    if not change:
+        embeddings = made.unlabelled(tmp_path / "other", made.clustered(2000, seed=1))
+    build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS | change)
+    assert done == ["train", *range(PARTS)]
+    out = capsys.readouterr().out
+    assert out.startswith(f"what was unfinished, with other settings ({said}")
+    assert out.endswith(f"is now in {tmp_path / '.i.kept-1'}\n")
+    assert [*(tmp_path / ".i.kept-1").glob("*-2")] and not kept_beside(tmp_path / "i").exists()
+
+
+def test_other_processes_assign_what_is_missing(
+    embeddings: Embeddings, done: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(embeddings, tmp_path / "one", progress=False, **OPTIONS)
+    with monkeypatch.context() as patch:
+        interrupt(done, patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(embeddings, tmp_path / "two", progress=False, **OPTIONS)
+    build_index(embeddings, tmp_path / "two", progress=False, executor=Processes(2), **OPTIONS)
+    assert bytes_of(tmp_path / "two") == bytes_of(tmp_path / "one")
+
+
+def test_a_url_whose_put_breaks(
+    embeddings: Embeddings, done: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(embeddings, tmp_path / "one", progress=False, **OPTIONS)
+    url = "memory://goes-on/index"
+    with monkeypatch.context() as patch:
+        interrupt(done, patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(embeddings, url, progress=False, **OPTIONS)
+    assert [*cache_folder().glob("index-*/*-2")]
+    done.clear()
+    build_index(embeddings, url, progress=False, **OPTIONS)
+    assert done == [3, 4, 5] and not [*cache_folder().glob("index-*")]
+    data = fsspec.filesystem("memory").cat_file("/goes-on/index/index.faiss")
+    assert data == bytes_of(tmp_path / "one")
