@@ -93,6 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         config = find_config(arguments.config)
         experiment = load_config(config, arguments.overrides, arguments.method)
+        _refuse_missing_shards(experiment, config)
         pretrain(experiment, arguments.overwrite)
     except Stopped as stopped:
         if collectives.rank() == 0:
@@ -113,6 +114,16 @@ def main(words: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return fail()
     return end(0)
+
+
+def _refuse_missing_shards(experiment: Config, path: Path) -> None:
+    """Raises ConfigError with the command that builds them, if a comment of the file has it."""
+    folder = experiment.data.path
+    lines = [line.removeprefix("# ") for line in path.read_text().splitlines()]
+    builds = [line for line in lines if line.startswith("heron shards build")]
+    command = next((line for line in builds if line.endswith(f" --out {folder}")), None)
+    if command and experiment.data.build is None and not Path(folder).exists():
+        raise ConfigError(f"there are no shards in {folder}; build them with `{command}`")
 
 
 if __name__ == "__main__":

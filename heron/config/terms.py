@@ -174,7 +174,10 @@ def find_term(name: str) -> type[TermSection]:
         terms = named_terms()
         if name not in terms:
             hint = suggest(name, sorted(terms))
-            raise ValueError(f"unknown key; {hint}, or use the dotted path of your own class")
+            own = (
+                "'objective={my_lab.losses.Mine: {weight: 1.0}}'"  # an override splits keys at dots
+            )
+            raise ValueError(f"unknown key; {hint}, or use a class of your own by {own}")
         return terms[name]
     loss: Any = load_class(name, importlib.import_module("heron.losses").Loss)
     if fault := _why_no_term(loss):

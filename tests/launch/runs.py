@@ -56,9 +56,12 @@ Started = subprocess.Popen[str] | Command
 Program = Main | Sequence[str]  # what Python is given, where its own end is asked about
 
 
-def start_pair(config: Path, port: int, program: Program = main) -> list[Started]:
+def start_pair(
+    config: Path, port: int, program: Program = main, strategy: str = "ddp"
+) -> list[Started]:
     """Start a run on two processes of this host, with nothing but the environment variables."""
     both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    both |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if strategy == "fsdp" else {}
     words = ["--config", str(config), "run.resume=auto"]
     pair: list[Started] = []
     for rank in ("0", "1"):
@@ -90,9 +93,9 @@ def finish(process: Started, timeout_s: float) -> tuple[int, str]:
     return process.returncode, output
 
 
-def run_pair(config: Path, program: Program = main) -> None:
+def run_pair(config: Path, program: Program = main, strategy: str = "ddp") -> None:
     """Run to the end on two processes of this host."""
-    pair = start_pair(config, free_port(), program)
+    pair = start_pair(config, free_port(), program, strategy)
     for status, output in [finish(process, 120) for process in pair]:
         assert status == 0, output[-3000:]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from heron.api import job
 from heron.cli.main import main
 from heron.cli.pretrain import SIGNALS, environments, run_together
 from heron.config.errors import INTERRUPTED, ConfigError, TrainingError
@@ -103,6 +104,17 @@ def test_an_error_is_status_1(several: tuple[str, ...], tmp_path: Path) -> None:
     status, said = runs.finish(start(config, *several, "data.split=none"), 120)
     assert status == 1 and "Traceback" not in said
     assert "none" in said
+
+
+def test_without_its_shards_an_experiment_says_how_to_build_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert job.main(["--config", "scene"]) == 1
+    command = "heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml"
+    assert f"build them with `{command} --out data/scene`" in capsys.readouterr().err
+    assert job.main(["--config", "scene", "data.path=other"]) == 1
+    assert "cannot read the manifest other/manifest.json" in capsys.readouterr().err
 
 
 def test_what_each_configuration_starts(monkeypatch: pytest.MonkeyPatch) -> None:

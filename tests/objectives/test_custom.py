@@ -157,6 +157,15 @@ def test_what_is_wrong_is_named(
         parse_config({**tree, "objective": {path: options}})
 
 
+def test_an_override_whose_dots_are_split_is_told_how_to_write_it(my_lab: Path) -> None:
+    config = my_lab / "frames.yaml"
+    config.write_text(dump_config(frames(my_lab)))
+    with pytest.raises(ConfigError, match=r"by 'objective={my_lab.losses.Mine: {weight: 1.0}}'"):
+        load_config(config, [f"objective.{TERM}.weight=1.0"])
+    term = load_config(config, [f"objective={{{TERM}: {{weight: 1.0}}}}"]).objective.terms()
+    assert list(term) == [TERM]
+
+
 @pytest.mark.parametrize("objective", [{1: {}}, {"bce": {}, TERM: [1]}])
 def test_keys_and_sections_of_a_wrong_type_are_faults(my_lab: Path, objective: Any) -> None:
     tree = frames(my_lab).model_dump()

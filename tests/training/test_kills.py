@@ -28,16 +28,19 @@ LENGTH: dict[str, Any] = {
     },
     "evaluate": {"batch": 2, "map_rows": 20},  # slow enough to be killed in
     "data": {"verify": False},
+    "optim": {"kind": "sgd"},  # LARS cannot be sharded
 }
 MOMENTS = "save", "one", "evaluation", "all"
 TRIES = int(os.environ.get("HERON_KILLS", "1"))
+STRATEGIES = ("ddp",) if TRIES < 2 else ("ddp", "fsdp")
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run that is never killed."""
+    """The folder of the runs that are never killed, one of each strategy."""
     folder = tmp_path_factory.mktemp("kills")
-    runs.run_pair(runs.experiment(folder, "straight", **LENGTH))
+    for strategy in STRATEGIES:
+        runs.run_pair(runs.experiment(folder, strategy, **LENGTH), strategy=strategy)
     return folder
 
 
@@ -62,14 +65,15 @@ def test_a_run_that_is_done_does_not_fail_in_the_interpreters_end(tmp_path: Path
     runs.run_pair(runs.experiment(tmp_path, "done", train={"steps": 2}), runs.BAD_END)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("number", "kind"), list(zip(range(TRIES), itertools.cycle(MOMENTS))))
-def test_killed_and_started_again(straight: Path, number: int, kind: str) -> None:
+def test_killed_and_started_again(straight: Path, number: int, kind: str, strategy: str) -> None:
     """The weights are those of the unkilled run, bit for bit; every step is told of once."""
-    draw, name = random.Random(number), f"killed-{number}"
+    draw, name = random.Random(number), f"killed-{strategy}-{number}"
     config = runs.experiment(straight, name, **LENGTH)
     run = straight / name
     program = slow_disk.main if kind == "save" else pretrain.main
-    pair = runs.start_pair(config, runs.free_port(), program)
+    pair = runs.start_pair(config, runs.free_port(), program, strategy)
     come = reached(run, kind, draw)
     while not come() and all(process.poll() is None for process in pair):
         time.sleep(0.002)
@@ -80,8 +84,8 @@ def test_killed_and_started_again(straight: Path, number: int, kind: str) -> Non
         pair[0].send_signal(signal.SIGKILL)
     assert 0 not in end(pair)  # one that lives ends too, and not as if all were well
     assert runs.steps(run) < 33
-    assert end(runs.start_pair(config, runs.free_port())) == [0, 0]
-    runs.assert_same_weights(run, straight / "straight")
+    assert end(runs.start_pair(config, runs.free_port(), strategy=strategy)) == [0, 0]
+    runs.assert_same_weights(run, straight / strategy)
     runs.assert_resumed(run, 33)
 
 
@@ -102,7 +106,7 @@ def test_killed_on_two_processes_and_ended_on_one(straight: Path) -> None:
         capture_output=True,
     )
     assert alone.returncode == 0, alone.stderr[-2000:]
-    expected = runs.weights(straight / "straight")
+    expected = runs.weights(straight / "ddp")
     for name, value in runs.weights(straight / "fewer").items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5, msg=name)
 
@@ -126,7 +130,7 @@ def test_a_signal_to_one_saves_and_stops_all(straight: Path) -> None:
     assert "is saved in" in outputs[0][1]
     assert runs.saved_step(run) == runs.steps(run) < 33
     assert end(runs.start_pair(config, runs.free_port())) == [0, 0]
-    runs.assert_same_weights(run, straight / "straight")
+    runs.assert_same_weights(run, straight / "ddp")
 
 
 def test_a_process_that_stands_still_is_named(straight: Path) -> None:
