@@ -20,8 +20,7 @@ from starlette.exceptions import HTTPException as RouteError
 
 from heron.config.errors import ConfigError, RetrievalError
 from heron.retrieval.query import Retriever
-from heron.serve.admission import Limits
-from heron.serve.guard import HEADERS, BoundedConnection, Gate
+from heron.serve.guard import HEADERS, BoundedConnection, Gate, Limits
 from heron.serve.routes import EXPECTED, Bounds, index_routes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -13,7 +13,7 @@ from typing import Any
 from heron.config.errors import RetrievalError
 from heron.retrieval.answer import RELATIONS, Answer
 from heron.retrieval.query import Retriever
-from heron.serve.admission import Limits
+from heron.serve.guard import Limits
 from heron.serve.routes import EXPECTED, about, picture_bytes
 from heron.serve.server import PAGE, TYPES
 
