@@ -1,17 +1,15 @@
-"""The command line: `heron VERB`, and its verbs by name."""
+"""The command line: `heron VERB`, its verbs by name, and their completion in a shell."""
 
 import os
 import re
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from heron.cli.arguments import Group, UsageError, Verb, choose, parse
-from heron.cli.check import check
+from heron.cli.arguments import Group, UsageError, Verb, choose, parse, parser_of
 from heron.cli.compare import compare, tune
-from heron.cli.completion import script
-from heron.cli.config import config
+from heron.cli.config import check, config
 from heron.cli.init import init
 from heron.cli.models import embed, export, predict, save
 from heron.cli.next_step import next_commands
@@ -19,11 +17,74 @@ from heron.cli.pretrain import launchers, pretrain
 from heron.cli.retrieval import index, negatives, query, serve
 from heron.cli.runs import runs
 from heron.cli.shards import SHARDS
-from heron.cli.study import report, run_table, study
+from heron.cli.study import TABLE_NAMES, report, run_table, study
 from heron.config.errors import INTERRUPTED, STOPPED, Stopped
-from heron.config.shipped import __version__
+from heron.config.shipped import ACCELERATE, CONFIGS, STUDIES, __version__, names_in
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
+
+BASH = """\
+_heron_words() {
+  case "$1" in
+%s
+  esac
+}
+_heron() {
+  local path="" next i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    next="${path:+$path }${COMP_WORDS[i]}"
+    [ -n "$(_heron_words "$next")" ] && path="$next"
+  done
+  COMPREPLY=($(compgen -W "$(_heron_words "$path")" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _heron heron"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+FISH = """\
+function __heron_words
+  switch "$argv"
+%s
+  end
+end
+function __heron
+  set -l path
+  for word in (commandline -opc)[2..]
+    set -l longer $path $word
+    test -n "$(__heron_words "$longer")"; and set path $longer
+  end
+  __heron_words "$path" | string split " "
+end
+complete -c heron -a "(__heron)\""""
+SHIPPED = {  # names that ship with Heron, by the verb that takes them
+    "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
+    "config": names_in(CONFIGS),
+    "study": names_in(STUDIES),
+    "reproduce": TABLE_NAMES,
+    "completion": ["bash", "zsh", "fish"],
+}
+
+
+def words_by_path(group: Group, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yields each path of verbs, with the words that may follow it."""
+    yield path, [*group.verbs, *([] if path else ["--version"])]
+    for name, verb in group.verbs.items():
+        verb_path = f"{path} {name}".strip()
+        if isinstance(verb, Group):
+            yield from words_by_path(verb, verb_path)
+            continue
+        actions = parser_of(f"heron {verb_path}", verb)._actions
+        options = [option for action in actions for option in action.option_strings]
+        long = [option for option in options if option.startswith("--")]
+        yield verb_path, [*long, *SHIPPED.get(verb_path, [])]
+
+
+def script(shell: str, verbs: Group) -> str:
+    """Returns the script for a shell; where no words follow, it completes file names."""
+    case = "    case '{}'\n      echo {}" if shell == "fish" else "    '{}') echo '{}' ;;"
+    cases = "\n".join(case.format(path, " ".join(words)) for path, words in words_by_path(verbs))
+    if shell == "fish":
+        return FISH % cases
+    return (ZSH if shell == "zsh" else "") + BASH % cases
+
 
 STDOUT = 1  # its file descriptor
 SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8
