@@ -326,7 +326,7 @@ class ModelConfig(Section):
         projector: `layer`: one Linear-ReLU-BatchNorm layer; `mlp`: Linear-ReLU-Linear.
         projection_width: width of the projections that the loss compares.
         matryoshka: widths to which projections are truncated; a term of projections is then the
-            mean over these widths (see `losses.matryoshka`); []: full width only.
+            mean over these widths (see `losses.Matryoshka`); []: full width only.
         shared_encoder: whether all views have one encoder.
         shared_projector: whether all views have one projector.
         classify_on: input of the classifier, the probe and evaluation: the hidden features of all

@@ -10,19 +10,17 @@ a run's batches; what goes out is a scalar.
 """
 
 from heron.losses.c2ae import C2ae
-from heron.losses.classification import Bce, CrossEntropy
+from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, UbExp, UbLog
 from heron.losses.clip import Clip, Siglip
 from heron.losses.comco import Comco
-from heron.losses.complementary import Gce, LUw, Mlcl, Mse, UbExp, UbLog
 from heron.losses.debiased import Debiased
 from heron.losses.deepmtmv import Deepmtmv
-from heron.losses.families import InputLoss, LabelledLoss, LogitLoss, ProjectionLoss
+from heron.losses.families import InputLoss, LabelledLoss, LogitLoss, Matryoshka, ProjectionLoss
 from heron.losses.hard import Hard
 from heron.losses.hierarchical import Hierarchical
 from heron.losses.infograph import Infograph
 from heron.losses.inputs import LossError
 from heron.losses.loss import Loss
-from heron.losses.matryoshka import Matryoshka
 from heron.losses.mib import Mib
 from heron.losses.momentum import MomentumEncoder
 from heron.losses.mulco import Mulco

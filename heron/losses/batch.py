@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heron.losses.engine import dense_ranks
-from heron.losses.present import OwnRows, Rows
+from heron.losses.pairs import OwnRows, Rows
 from heron.losses.products import in_run
 
 DIGITS = 39  # 3^39 < 2^63

@@ -12,7 +12,7 @@ from heron.config.terms import CLASS_LABELS, Needs
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import refuse_labels
 from heron.losses.families import ClassifierLoss
-from heron.losses.present import OwnRows, Rows, as_slice
+from heron.losses.pairs import OwnRows, Rows, as_slice
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 

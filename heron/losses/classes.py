@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from heron.distributed.derivatives import first_derivative
 from heron.losses import products
 from heron.losses.engine import count_members, dense_ranks, strip_elements
-from heron.losses.present import OwnRows, Rows
+from heron.losses.pairs import OwnRows, Rows
 from heron.losses.products import coefficients, factors, multiply
 
 # Rows of a strip of pairs at least: a GPU is kept busy by launches of many classes at once (a strip

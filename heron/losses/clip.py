@@ -15,7 +15,7 @@ from heron.losses.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.losses.families import ProjectionLoss
 from heron.losses.loss import projection_spec
 from heron.losses.own_positives import cross_view_loss
-from heron.losses.present import OwnRows, Present, Rows, as_slice, join_views
+from heron.losses.pairs import OwnRows, Present, Rows, as_slice, join_views
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines

@@ -13,13 +13,12 @@ from torch import Tensor
 from heron.config.sections import Natural
 from heron.config.terms import Temperature
 from heron.losses.batch import GlobalBatch
-from heron.losses.complementary import checked_logits, log1m_exp
+from heron.losses.classification import checked_logits, log1m_exp
 from heron.losses.contrast import contrast
 from heron.losses.engine import strips, unit, working_dtype
 from heron.losses.inputs import RowCounts
 from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, one_hot_like
-from heron.losses.pairs import Pairs
-from heron.losses.present import OwnRows, Rows, as_slice
+from heron.losses.pairs import OwnRows, Pairs, Rows, as_slice
 from heron.shards.artefact import Count
 
 

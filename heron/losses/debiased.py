@@ -15,8 +15,7 @@ from heron.losses.contrast import contrast
 from heron.losses.families import ProjectionLoss
 from heron.losses.mirroring import Mirroring
 from heron.losses.own_positives import own_keys, positives, unit_views
-from heron.losses.pairs import Pairs
-from heron.losses.present import Rows, as_slice
+from heron.losses.pairs import Pairs, Rows, as_slice
 
 
 class Debiased(ProjectionLoss):

@@ -19,7 +19,7 @@ from heron.distributed.collectives import (
     with_summed_gradient,
 )
 from heron.losses.batch import FeatureMap, GlobalBatch
-from heron.losses.present import OwnRows
+from heron.losses.pairs import OwnRows
 from heron.models.heterogeneous import Features
 
 

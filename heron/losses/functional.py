@@ -5,10 +5,9 @@ add up to the loss.
 """
 
 from heron.losses.c2ae import c2ae
-from heron.losses.classification import bce, cross_entropy
+from heron.losses.classification import bce, cross_entropy, gce, l_uw, mlcl, mse, ub_exp, ub_log
 from heron.losses.clip import clip, siglip
 from heron.losses.comco import comco, scl_nl
-from heron.losses.complementary import gce, l_uw, mlcl, mse, ub_exp, ub_log
 from heron.losses.debiased import debiased
 from heron.losses.hard import hard
 from heron.losses.hierarchical import hierarchical

@@ -22,11 +22,12 @@ from heron.losses.loss import Loss
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
 from heron.losses.own_positives import own_keys, unit_views
 from heron.losses.own_positives import positives as view_positives
-from heron.losses.pairs import Pairs, is_fused
-from heron.losses.present import (
+from heron.losses.pairs import (
+    Pairs,
     Present,
     Rows,
     as_slice,
+    is_fused,
     join_views,
     own_row_positions,
     pair_count,

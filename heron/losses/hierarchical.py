@@ -15,8 +15,7 @@ from heron.losses.engine import count_members, dense_ranks, unit, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import LossError, as_groups, is_whole, shown
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
-from heron.losses.pairs import Pairs
-from heron.losses.present import Present, Rows, as_slice, join_views, own_row_positions
+from heron.losses.pairs import Pairs, Present, Rows, as_slice, join_views, own_row_positions
 
 Penalty = Literal["exp_inverse"] | None
 

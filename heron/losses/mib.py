@@ -17,7 +17,7 @@ from heron.losses.batch import GlobalBatch
 from heron.losses.engine import RuleResult, blockwise
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, shown
 from heron.losses.loss import Loss, projection_spec
-from heron.losses.present import OwnRows, Rows, as_slice
+from heron.losses.pairs import OwnRows, Rows, as_slice
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 SALT = 9000  # keeps clear of the salts of dropout, which count the views and layers of an encoder

@@ -25,8 +25,7 @@ from torch.autograd.function import FunctionCtx
 from heron.distributed.derivatives import first_derivative
 from heron.losses import fused
 from heron.losses.engine import strips, triangular_strips
-from heron.losses.pairs import Pairs, is_fused, summands
-from heron.losses.present import OwnRows, Present, Rows, gather_head_values
+from heron.losses.pairs import OwnRows, Pairs, Present, Rows, gather_head_values, is_fused, summands
 from heron.losses.products import (
     Factor,
     add_product,

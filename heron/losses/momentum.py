@@ -14,7 +14,7 @@ from heron.config.errors import ConfigError
 from heron.config.sections import Natural
 from heron.config.terms import COMPLEMENTARY_LABELS, Needs
 from heron.losses.batch import GlobalBatch
-from heron.losses.complementary import checked_logits
+from heron.losses.classification import checked_logits
 from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
 from heron.losses.loss import Loss
 from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting

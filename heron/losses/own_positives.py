@@ -9,9 +9,9 @@ from torch import Tensor
 from heron.losses.contrast import contrast
 from heron.losses.engine import unit, working_dtype
 from heron.losses.mirroring import Mirroring, mirrored_sums
-from heron.losses.pairs import Pairs
-from heron.losses.present import (
+from heron.losses.pairs import (
     OwnRows,
+    Pairs,
     Present,
     Rows,
     as_slice,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from heron.config.sections import Natural, Share
 from heron.config.terms import Temperature
 from heron.losses.batch import GlobalBatch
-from heron.losses.complementary import TrainingSetLoss, complementary_columns
+from heron.losses.classification import TrainingSetLoss, complementary_columns
 from heron.losses.contrast import contrast
 from heron.losses.engine import unit, working_dtype
 from heron.losses.inputs import RowCounts
@@ -27,10 +27,9 @@ from heron.losses.momentum import (
     one_hot_like,
 )
 from heron.losses.mulco import mulco
-from heron.losses.pairs import Pairs
-from heron.losses.present import Rows, as_slice
+from heron.losses.pairs import Pairs, Rows, as_slice
 from heron.losses.run import RunSpec
-from heron.models.group_sums import group_sums
+from heron.models.encoders import group_sums
 from heron.shards.artefact import Count
 
 

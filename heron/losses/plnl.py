@@ -13,7 +13,7 @@ from heron.config.sections import Natural, Share
 from heron.config.terms import COMPLEMENTARY_LABELS, Needs
 from heron.distributed.sync_batchnorm import call_by_stream
 from heron.losses.batch import GlobalBatch
-from heron.losses.complementary import (
+from heron.losses.classification import (
     TrainingSetLoss,
     checked_logits,
     complementary_columns,

@@ -14,8 +14,7 @@ from heron.losses.engine import unit, working_dtype
 from heron.losses.families import InputLoss
 from heron.losses.loss import projection_spec
 from heron.losses.mirroring import Mirroring, mirrored_sums
-from heron.losses.pairs import Pairs
-from heron.losses.present import OwnRows, Rows, as_slice
+from heron.losses.pairs import OwnRows, Pairs, Rows, as_slice
 from heron.losses.unsupervised import WeightNet
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 

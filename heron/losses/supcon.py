@@ -12,9 +12,8 @@ from heron.losses.contrast import contrast
 from heron.losses.engine import class_numbers, count_members, unit, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.mirroring import Mirroring
-from heron.losses.pairs import Pairs
-from heron.losses.present import Present, Rows, as_slice, join_views, own_row_positions
-from heron.models.group_sums import group_sums
+from heron.losses.pairs import Pairs, Present, Rows, as_slice, join_views, own_row_positions
+from heron.models.encoders import group_sums
 
 
 class Supcon(LabelledLoss):

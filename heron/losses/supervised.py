@@ -22,8 +22,7 @@ from heron.losses.engine import (
 )
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import as_columns
-from heron.losses.pairs import is_fused
-from heron.losses.present import OwnRows, Rows, as_slice
+from heron.losses.pairs import OwnRows, Rows, as_slice, is_fused
 
 Distance = Literal["hamming", "indicator"]
 

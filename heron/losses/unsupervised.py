@@ -19,7 +19,7 @@ from heron.losses.own_positives import (
     cross_view_loss,
     unit_views,
 )
-from heron.losses.present import Present, Rows
+from heron.losses.pairs import Present, Rows
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 Anchors = Literal["first", "all"]

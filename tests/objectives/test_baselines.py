@@ -14,8 +14,8 @@ from heron.losses.c2ae import c2ae
 from heron.losses.comco import comco, scl_nl
 from heron.losses.engine import unit
 from heron.losses.mib import mib
+from heron.losses.pairs import OwnRows
 from heron.losses.pico import Disambiguation, pico, pseudo_target_loss
-from heron.losses.present import OwnRows
 from tests import baseline_oracles, oracles
 from tests.objectives.test_family import sets
 from tests.objectives.test_terms import assert_same, draw, gradients, labels

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.losses import complementary, engine
+from heron.losses import classification, engine
 from heron.losses.debiased import debiased
 from heron.losses.hard import hard
 from heron.losses.hierarchical import hierarchical
@@ -147,7 +147,7 @@ def sets(batch: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize("name", COMPLEMENTARY)
 def test_a_complementary_loss_is_its_oracle(name: str) -> None:
     logits, ybar = draw(BATCH, CLASSES), sets(BATCH)
-    loss = getattr(complementary, name)
+    loss = getattr(classification, name)
     assert_same(
         loss(logits, ybar, total=BATCH), oracles.complementary(name, logits, ybar), [logits]
     )
@@ -163,7 +163,7 @@ def test_sure_and_wrong_logits_are_finite(name: str, dtype: torch.dtype) -> None
     wrong = 200 * sets(BATCH)  # all belief on classes that are known to be wrong
     for sign in (1, -1):
         logits = (sign * wrong).to(dtype).requires_grad_()
-        loss = getattr(complementary, name)(logits, sets(BATCH, torch.float32), total=BATCH)
+        loss = getattr(classification, name)(logits, sets(BATCH, torch.float32), total=BATCH)
         assert torch.isfinite(loss)
         assert torch.isfinite(gradients(loss, [logits])[0]).all()
 
@@ -176,9 +176,9 @@ def test_sets_that_say_nothing_or_everything_are_refused(name: str) -> None:
         with pytest.raises(
             ValueError, match=rf"row 3 has {size} complementary .* must have 1 to 3"
         ):
-            getattr(complementary, name)(draw(BATCH, CLASSES), ybar, total=BATCH)
+            getattr(classification, name)(draw(BATCH, CLASSES), ybar, total=BATCH)
     with pytest.raises(ValueError, match="row 0 must be 0 or 1, got"):
-        getattr(complementary, name)(draw(BATCH, CLASSES), sets(BATCH) / 2, total=BATCH)
+        getattr(classification, name)(draw(BATCH, CLASSES), sets(BATCH) / 2, total=BATCH)
 
 
 def terms(tau: float, label: Tensor, batch: int, dtype: torch.dtype) -> dict[str, Term]:
@@ -287,7 +287,7 @@ def test_bad_input_is_named() -> None:
             r"levels must be whole numbers .*, got torch.int64 \(7, 0\)",
         ),
         (
-            lambda: complementary.gce(z[0], sets(BATCH), total=BATCH, q=0.0),
+            lambda: classification.gce(z[0], sets(BATCH), total=BATCH, q=0.0),
             "q must be above 0 .*, got 0.0",
         ),
     )

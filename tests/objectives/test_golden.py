@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.losses.complementary import ub_exp, ub_log
+from heron.losses.classification import ub_exp, ub_log
 from heron.losses.debiased import debiased
 from heron.losses.hard import hard
 from heron.losses.hierarchical import hierarchical

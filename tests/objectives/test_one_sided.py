@@ -15,8 +15,8 @@ from heron.losses.debiased import debiased
 from heron.losses.hard import hard
 from heron.losses.hierarchical import hierarchical
 from heron.losses.mib import mib
+from heron.losses.pairs import OwnRows, Rows, as_slice
 from heron.losses.pico import pico
-from heron.losses.present import OwnRows, Rows, as_slice
 from heron.losses.single_view import single_view_unsupervised
 from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
