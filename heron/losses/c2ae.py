@@ -124,19 +124,11 @@ def c2ae(
     scale: float = 5.0,
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""C2AE's objective (Yeh et al. 2017, Eq. 1 to 3), divided by the number of samples.
+    """C2AE's objective (Yeh et al. 2017, Eq. 1 to 3), divided by the number of samples: see `C2ae`.
 
     With codes X = F_x(x) and E = F_e(y), one row per sample, it combines the constrained problem of
-    Eq. 2, with a penalty as the paper minimises it, and the label-correlation loss of Eq. 3:
-
-    .. math::
-        \Phi = \|X - E\|_F^2 + \lambda (\|X^T X - I\|_F^2 + \|E^T E - I\|_F^2)
-
-        \Gamma = \sum_i \frac{1}{|y_i^1| |y_i^0|} \sum_{p \in y_i^1, q \in y_i^0}
-            e^{s (F_d(F_e(y_i))_q - F_d(F_e(y_i))_p)}
-
-    The objective is (Phi + alpha Gamma) / batch. A sample with all labels, or with none, has no
-    pair (p, q) and adds nothing to Gamma.
+    Eq. 2, with a penalty as the paper minimises it, and the label-correlation loss of Eq. 3, Gamma,
+    to which a sample with all labels, or with none, adds nothing: it has no pair (p, q).
 
     Args:
         x: codes of the features of the whole batch's labelled samples.

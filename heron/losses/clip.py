@@ -131,11 +131,7 @@ def clip(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""CLIP's loss (Radford et al. 2021, Fig. 3), for any number of views.
-
-    The mean over ordered pairs of views (u, v) and rows i of
-
-    .. math:: \log \sum_k e^{s \cos(z_{iu}, z_{kv})} - s \cos(z_{iu}, z_{iv})
+    """CLIP's loss (Radford et al. 2021, Fig. 3), for any number of views: the equation of `Clip`.
 
     It is CMC's at the temperature 1 / s. Exponentials are taken in float64, as s may grow to 100.
 
@@ -173,15 +169,10 @@ def siglip(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""SigLIP's loss (Zhai et al. 2023, Eq. 1), for any number of views.
+    """SigLIP's loss (Zhai et al. 2023, Eq. 1), for any number of views: the equation of `Siglip`.
 
-    The mean over pairs of views u < v of
-
-    .. math:: \frac{1}{B} \sum_i \sum_k \log\big(1 + e^{-y_{ik} (s \cos(z_{iu}, z_{kv}) + b)}\big)
-
-    with y = 1 where i = k, else -1. Result and errors are those of `clip`. Where rows lack views, i
-    runs over the rows with u and k over those with v, and the sum over all pairs of views is
-    divided by the number of their (i, u).
+    Result and errors are those of `clip`. Where rows lack views, i runs over the rows with u and k
+    over those with v, and the sum over all pairs of views is divided by the number of their (i, u).
 
     Args:
         z: as in `clip`.

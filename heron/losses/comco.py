@@ -159,17 +159,13 @@ def comco(
     select: bool = True,
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""ComCo's contrastive loss (Jiang, Sun and Tian 2024, Eq. 5 to 9, strategies B and 1).
+    """ComCo's contrastive loss (Jiang, Sun and Tian 2024, Eq. 5 to 9, strategies B and 1).
 
     A(i) is all queries but i itself, all keys and the queue. P(i) is the own key and, of the other
     members of A(i) with the predicted class of i, the `neighbours` with the largest cosine. S_c are
     the samples with the complementary label c, and N(i) is the S_c whose nearest member is farthest
-    from i, which most likely holds no sample of the class of i. The mean over queries i of
-
-    .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)}
-        \log \frac{f_{ip}}{\sum_{a \in P(i) \cup N(i)} f_{ia}}
-
-    where f = exp(cos / tau). The choice of P and N takes no gradient.
+    from i, which most likely holds no sample of the class of i. The loss is the mean over queries i
+    of the equation of `Comco`, f = exp(cos / tau). The choice of P and N takes no gradient.
 
     Args:
         q: projections of the whole batch by the model.

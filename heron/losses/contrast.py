@@ -53,19 +53,10 @@ def contrast(
 
 def fused_sums(pairs: Pairs) -> Float[Tensor, "anchors moments"]:
     """Computes the sums of `pairs` by fused kernels, differentiable with respect to the vectors."""
-    heads = [
-        fused.exponential_sums(
-            anchors,
-            keys,
-            moments=pairs.moments,
-            floor=pairs.floor,
-            anchor_tag=None if pairs.anchor_tag is None else pairs.anchor_tag.int(),
-            key_tag=None if pairs.key_tag is None else pairs.key_tag.int(),
-            anchor_weight=pairs.anchor_weight,
-            key_weight=pairs.key_weight,
-        )
-        for anchors, keys in zip(pairs.anchors, pairs.keys, strict=True)
-    ]
+    weights = {"anchor_weight": pairs.anchor_weight, "key_weight": pairs.key_weight}
+    options = weights | pairs.of_kernels()
+    by_head = zip(pairs.anchors, pairs.keys, strict=True)
+    heads = [fused.exponential_sums(anchors, keys, **options) for anchors, keys in by_head]
     sums = torch.stack(heads).sum(0)
     if pairs.slopes is None:
         return sums

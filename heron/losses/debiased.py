@@ -58,11 +58,7 @@ def debiased(
     tau_plus: float = 0.1,
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""Debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8).
-
-    NT-Xent with the sum over the N negatives of an anchor and positive replaced by
-
-    .. math:: \max\Big(\frac{\sum f^- - N \tau^+ f^+}{1 - \tau^+},\; N e^{-1/\tau}\Big)
+    """Debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8): the equation of `Debiased`.
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.

@@ -59,9 +59,9 @@ def strip_elements(device: torch.device) -> int:
     return STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"])
 
 
-def strips(n_anchors: int, n_keys: int, device: torch.device, divisor: int = 1) -> Iterator[slice]:
-    """Cuts the anchors into strips of about ``STRIP_ELEMENTS / divisor`` logits each."""
-    step = max(MIN_STRIP_ROWS, strip_elements(device) // divisor // max(n_keys, 1))
+def strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
+    """Cuts the anchors into strips of about ``STRIP_ELEMENTS`` logits each."""
+    step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys, 1))
     for start in range(0, n_anchors, step):
         yield slice(start, min(start + step, n_anchors))
 
@@ -118,17 +118,11 @@ class _Blockwise(torch.autograd.Function):
     """Loss and gradients of all strips in one pass; backward only scales what forward stored."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        rule: Rule,
-        divisor: int,
-        n_heads: int,
-        *tensors: Tensor,
-    ) -> Tensor:
+    def forward(ctx: FunctionCtx, rule: Rule, n_heads: int, *tensors: Tensor) -> Tensor:
         anchors, keys = tensors[:n_heads], tensors[n_heads : 2 * n_heads]
         per_anchor = tensors[2 * n_heads :]
         n_anchors, n_keys = anchors[0].shape[0], keys[0].shape[0]
-        needs_grad: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        needs_grad: Sequence[bool] = ctx.needs_input_grad[2:]  # type: ignore[attr-defined]
         no_gradient = anchors[0].new_empty(0)  # for a queue of keys, say: it costs no memory
         grads = [
             torch.zeros_like(t) if needed else no_gradient
@@ -139,7 +133,7 @@ class _Blockwise(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float64, device=anchors[0].device)
         buffers: list[Tensor] = []
         sides = [products.factors(a, k) for a, k in zip(anchors, keys, strict=True)]
-        for rows in strips(n_anchors, n_keys, anchors[0].device, divisor):
+        for rows in strips(n_anchors, n_keys, anchors[0].device):
             if not buffers:  # the first strip is the longest
                 buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
             count = rows.stop - rows.start
@@ -166,9 +160,9 @@ class _Blockwise(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        needs_grad: Sequence[bool] = ctx.needs_input_grad[3:]  # type: ignore[attr-defined]
+        needs_grad: Sequence[bool] = ctx.needs_input_grad[2:]  # type: ignore[attr-defined]
         scaled = (g * grad if needed else None for g, needed in zip(saved, needs_grad, strict=True))
-        return None, None, None, *scaled
+        return None, None, *scaled
 
 
 def blockwise(
@@ -176,19 +170,17 @@ def blockwise(
     anchors: Sequence[Float[Tensor, "anchors _"]],
     keys: Sequence[Float[Tensor, "keys _"]],
     per_anchor: Sequence[Num[Tensor, "anchors ..."]] = (),
-    divisor: int = 1,
 ) -> Float[Tensor, ""]:
     """Sums a rule over all anchors, in memory linear in anchors + keys.
 
     Heads have the same anchors and keys, but each has vectors of its own, in the working dtype and
     with 1 / tau inside the anchors: head h has the logits ``anchors[h] @ keys[h].T``. The rule sees
-    all heads of a strip together, and the strip's rows of `per_anchor`. `divisor` divides the usual
-    number of logits of a strip. The result is differentiable once with respect to anchors, keys and
-    per_anchor.
+    all heads of a strip together, and the strip's rows of `per_anchor`. The result is
+    differentiable once with respect to anchors, keys and per_anchor.
     """
     if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
     result: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        rule, divisor, len(anchors), *anchors, *keys, *per_anchor
+        rule, len(anchors), *anchors, *keys, *per_anchor
     )
     return result

@@ -170,16 +170,11 @@ def hard(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""UCL, SCL, H-UCL and H-SCL: negatives tilted towards the anchor (H-SCL, Eq. 3 and 4).
+    """UCL, SCL, H-UCL and H-SCL: negatives tilted towards the anchor, as in `Hard`.
 
-    The mean over pairs of an anchor and a positive of
-
-    .. math:: \log\big(1 + M e^{-g^+} E_q[e^{g^-}]\big), \qquad
-              E_q = \frac{\sum \eta\, e^g}{\sum \eta}
-
-    with g = cos / tau and both sums over the admissible negatives: with labels, the views of
-    samples of other classes; without, the views of other samples. M is the number of views of other
-    samples, so that UCL is `nt_xent`. An anchor without an admissible negative adds 0.
+    Both sums are over the admissible negatives: with labels, the views of samples of other classes;
+    without, the views of other samples, so that UCL is `nt_xent`. An anchor without an admissible
+    negative adds 0.
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
@@ -264,7 +259,9 @@ def _over_view_pairs(
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         positive, *has_positive = per_anchor[len(constants) :]
-        loss = _softplus(log_total(sums, per_anchor[: len(constants)])[:, None] - positive)
+        margin = log_total(sums, per_anchor[: len(constants)])[:, None] - positive
+        # log(1 + e^x) without torch's cut-off at 20; 0 with gradient 0 at -inf.
+        loss = torch.logaddexp(margin, torch.zeros_like(margin))
         return (loss * has_positive[0] if has_positive else loss).sum() * mean
 
     return contrast(pairs, finish, [*constants, *view_pairs], mirroring=mirroring)
@@ -301,15 +298,8 @@ def _eta_power_and_floor(
         if not beta >= 0:
             raise ValueError(f"beta must be at least 0, where 0 hardens nothing, got {beta}")
         return beta, -math.inf
-    return 0.0, _log_threshold(threshold) if hardening == "threshold" else -math.inf
-
-
-def _log_threshold(threshold: float) -> float:
+    if hardening != "threshold":
+        return 0.0, -math.inf
     if not threshold > 0:
         raise ValueError(f"threshold must be above 0, because e^g is, got {threshold}")
-    return math.log(threshold)
-
-
-def _softplus(x: Tensor) -> Tensor:
-    """Returns log(1 + e^x) without torch's cut-off at 20; 0 with gradient 0 at -inf."""
-    return torch.logaddexp(x, torch.zeros_like(x))
+    return 0.0, math.log(threshold)

@@ -84,17 +84,12 @@ def hierarchical(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""HiMulCon, HiConE and HiMulConE (Zhang et al., CVPR 2022, Eq. 3 to 6).
+    """HiMulCon, HiConE and HiMulConE (Zhang et al., CVPR 2022, Eq. 3 to 6): see `Hierarchical`.
 
-    With A(i) all views of all samples except i, and P_l(i) those whose labels agree with those of i
-    on the levels 1 to l and not on l + 1,
-
-    .. math:: \frac{1}{L} \sum_l \lambda_l \operatorname{mean}_i \frac{1}{|P_l(i)|}
-              \sum_{p \in P_l(i)} \Big(\log \sum_{a \in A(i)} f_{ia} - \log f_{ip}\Big)
-
-    where the mean is over the anchors with a positive at level l. `constrain` (HiConE) raises a
-    pair's loss to the largest one at any finer level of the batch, since pairs that are closer in
-    the hierarchy shall not lie further apart; its gradient then goes to that largest pair.
+    A(i) are all views of all samples except i. The mean is over the anchors with a positive at
+    level l. `constrain` (HiConE) raises a pair's loss to the largest one at any finer level of the
+    batch, since pairs that are closer in the hierarchy shall not lie further apart; its gradient
+    then goes to that largest pair.
 
     Args:
         z: projections of the labelled samples of the whole batch, [batch, dim] for each view.

@@ -148,15 +148,10 @@ def infograph(
     total: int,
     rows: slice = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""InfoGraph's loss (Sun et al. 2020, Eq. 3 and 4, with Jensen and Shannon's estimator).
+    """InfoGraph's loss (Sun et al. 2020, Eq. 3 and 4, with Jensen and Shannon's estimator).
 
-    With V the nodes of the G graphs of the batch, g(u) the graph of a node, and T(u, g) the inner
-    product of the discriminators' outputs, it is
-
-    .. math:: \frac{1}{|V|} \sum_{u \in V} \Big( sp(-T(u, g(u)))
-              + \frac{1}{G - 1} \sum_{g \ne g(u)} sp(T(u, g)) \Big) - 2 \log 2
-
-    where sp(x) = log(1 + e^x). The constant is that of their code; at T = 0 the loss is 0.
+    It is the equation of `Infograph`, with V the nodes of the G graphs of the batch, and g(u) the
+    graph of a node. The constant is that of their code; at T = 0 the loss is 0.
 
     Args:
         local: discriminator outputs of the nodes of this process's graphs.

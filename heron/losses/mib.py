@@ -189,9 +189,7 @@ def mib(
     beta: float = 1.0,
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""The multi-view information bottleneck (Federici et al. 2020, Section 3.2, L_MIB).
-
-    .. math:: -I(z_1; z_2) + \beta D_{SKL}(p(z_1|v_1) \,\|\, p(z_2|v_2))
+    r"""The multi-view information bottleneck (Federici et al. 2020, Section 3.2), as in `Mib`.
 
     I is the Jensen-Shannon estimate (Hjelm et al. 2019, Eq. 4) with the critic
     C_ij = c_1(z_1i) . c_2(z_2j),

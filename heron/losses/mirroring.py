@@ -15,12 +15,12 @@ once for both of its rows: two products for a symmetric head, four for a head an
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.nn.functional import pad
 
 from heron.distributed.derivatives import first_derivative
 from heron.losses import fused
@@ -112,8 +112,11 @@ class _Sums(torch.autograd.Function):
         ctx.pairs, ctx.mirroring = pairs, mirroring  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
         if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
-            by_head = zip(anchors, keys, strict=True)
-            return _add_heads([_fused_sums(pairs, a, k) for a, k in by_head], mirroring)
+            heads_of_kernel = zip(anchors, keys, strict=True)
+            options = pairs.of_kernels()
+            return _add_heads(
+                [fused.exponential_sums(a, k, **options) for a, k in heads_of_kernel], mirroring
+            )
         sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
         ctx.precision = precision = strip_precision(anchors[0])  # type: ignore[attr-defined]
         for strip in _strips(mirroring, _sides(anchors, keys, precision), anchors):
@@ -142,12 +145,13 @@ class _Sums(torch.autograd.Function):
         d_mirror: list[Tensor] = []
         if mirroring is not None:
             d_all = d_sums if mirroring.gather is None else mirroring.gather(d_sums)
-            of_keys = [d_all[sum_index[m]] for m in mirroring.mirror]
-            d_mirror = [_pad_rows(x, len(k)) for x, k in zip(of_keys, keys, strict=True)]
+            of_keys = zip((d_all[sum_index[m]] for m in mirroring.mirror), keys, strict=True)
+            d_mirror = [pad(x, (0, 0, 0, len(k) - len(x))) for x, k in of_keys]  # rows of zeros
         d_keys = [torch.zeros_like(k) if mirroring is None else None for k in keys]
         if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
-            by_head = zip(anchors, keys, d_own, d_mirror, strict=True)
-            return None, None, None, *(_fused_gradient(pairs, *head) for head in by_head), *d_keys
+            by_head, options = zip(anchors, keys, d_own, d_mirror, strict=True), pairs.of_kernels()
+            gradients = (fused.mutual_gradient(*head, **options) for head in by_head)
+            return None, None, None, *gradients, *d_keys
         d_anchors = [torch.zeros_like(a) for a in anchors]
         sides, d_pair = _sides(anchors, keys, ctx.precision), (d_own, d_mirror)  # type: ignore[attr-defined]
         _add_gradients(pairs, mirroring, sides, d_pair, (d_anchors, d_keys))
@@ -249,36 +253,3 @@ def _strips(
                 yield _Strip(h, rows, first, tile, m, transposed)
             else:
                 yield _Strip(h, rows, first, tile)
-
-
-def _pad_rows(x: Tensor, rows: int) -> Tensor:
-    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), x.shape[1])])
-
-
-def _int_tags(pairs: Pairs) -> dict[str, Any]:
-    tags = {"anchor_tag": pairs.anchor_tag, "key_tag": pairs.key_tag}
-    return {side: None if tag is None else tag.int() for side, tag in tags.items()}
-
-
-def _fused_sums(pairs: Pairs, anchors: Tensor, keys: Tensor) -> Tensor:
-    return fused.exponential_sums(
-        anchors, keys, moments=pairs.moments, floor=pairs.floor, **_int_tags(pairs)
-    )
-
-
-def _fused_gradient(
-    pairs: Pairs, anchors: Tensor, keys: Tensor, d_own: Tensor, d_keys: Tensor
-) -> Tensor:
-    """Returns sum_k (d_own_i + d_keys_k) e_ik b_k for the anchors, by a kernel.
-
-    `d_own` and `d_keys` have a column per moment, already multiplied by its slope.
-    """
-    return fused.mutual_gradient(
-        anchors,
-        keys,
-        d_own,
-        d_keys,
-        moments=pairs.moments,
-        floor=pairs.floor,
-        **_int_tags(pairs),
-    )

@@ -120,18 +120,13 @@ class MomentumQueue(KeyQueue):
     def update(self, step: StepEnd) -> list[str]:
         """Follows the model, and enqueues the offered keys."""
         with step.gathered_parameters():
-            self.ema_update()
+            encoder, projector = self._model[0].branch(VIEW)
+            move_towards(self.encoder, encoder, self.momentum)
+            move_towards(self.projector, projector, self.momentum)
         if self._offered is not None:
             self.enqueue(*self._offered)
             self._offered = None
         return []
-
-    @torch.no_grad()
-    def ema_update(self) -> None:
-        """Moves every parameter towards the model's, by 1 - momentum."""
-        pairs = zip((self.encoder, self.projector), self._model[0].branch(VIEW), strict=True)
-        for slow, fast in pairs:
-            move_towards(slow, fast, self.momentum)
 
 
 @torch.no_grad()
@@ -191,14 +186,6 @@ class CallerKeyQueue(KeyQueue):
         return keys.clone(), posteriors.clone()
 
 
-def _one_view(queries: Tensor, keys: Tensor, logits: Tensor) -> dict[str, Views]:
-    """Returns the features, by name, of a loss that compares one view with another."""
-    inputs = {"queries": queries, "keys": keys, "logits": logits}
-    features = {name: as_rows(x, name) for name, x in inputs.items()}
-    expect_width({"queries": queries}, keys.shape[1])
-    return {"projections": features.pop("queries"), **features}
-
-
 class MomentumLoss(Loss):
     """A loss of queries against keys of a momentum encoder, with a queue of earlier keys.
 
@@ -223,13 +210,11 @@ class MomentumLoss(Loss):
         super().__init__()
         self.queue, self.momentum, self.classes = queue, momentum, classes
         if dim is not None:
-            _refuse_no_sizes(dim=dim, classes=classes)
-            self.memory = self.build_queue(dim)
-
-    def build_queue(self, dim: int) -> CallerKeyQueue:
-        """Returns the queue of a loop, for projections of `dim` numbers."""
-        assert self.classes is not None
-        return CallerKeyQueue(self.queue, dim, self.label_columns * self.classes)
+            for name, value in {"dim": dim, "classes": classes}.items():
+                if type(value) is not int or value < 1:
+                    raise LossError(f"{name} must be a whole number of at least 1, got {value!r}")
+            assert classes is not None
+            self.memory = CallerKeyQueue(queue, dim, self.label_columns * classes)
 
     def refuse(self, name: str, setting: TermSetting) -> None:
         """Raises ConfigError if the encoder is not shared, or the queue shorter than a batch."""
@@ -276,7 +261,11 @@ class MomentumLoss(Loss):
         self, queries: Tensor, keys: Tensor, logits: Tensor, targets: Tensor, **more: Any
     ) -> Tensor:
         """Returns the loss of one view's projections, the other's keys, and logits."""
-        return self.evaluate(_one_view(queries, keys, logits), targets, **more)
+        inputs = {"queries": queries, "keys": keys, "logits": logits}
+        features: dict[str, Views] = {name: as_rows(x, name) for name, x in inputs.items()}
+        expect_width({"queries": queries}, keys.shape[1])
+        features["projections"] = features.pop("queries")
+        return self.evaluate(features, targets, **more)
 
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns complementary labels as columns; refuses logits or labels of other classes."""
@@ -289,12 +278,6 @@ class MomentumLoss(Loss):
         columns = as_columns(labels, self.classes)
         checked_logits(logits, columns)
         return columns
-
-
-def _refuse_no_sizes(**sizes: int | None) -> None:
-    for name, value in sizes.items():
-        if type(value) is not int or value < 1:
-            raise LossError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def one_hot_like(classes: Tensor, like: Tensor) -> Tensor:

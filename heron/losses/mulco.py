@@ -125,16 +125,10 @@ def mulco(
     tau_plus: float | None = None,
     total: int | None = None,
 ) -> Float[Tensor, ""]:
-    r"""MulCo's contrastive losses for complementary labels (Eq. 4, 5, 9 and 10).
+    """MulCo's contrastive losses for complementary labels (Eq. 4, 5, 9 and 10), as in `Mulco`.
 
-    The mean over queries of
-
-    .. math:: \log\big(f(q, k^+) + \sum_{x^-} w\, f(q, k^-)\big) - \log f(q, k^+)
-
-    with f = exp(cos / tau) and the weight w of a negative of the queue: 1 (`standard`),
-    1[h(x) != h(x^-)] (`sifted`), 1 - f_h(x)(x^-) (`soft`), ybar . f(x^-) (`weighted`); h is the
-    most probable class. `debiased` corrects the unweighted sum by a class prior (Chuang et al.
-    2020).
+    With f = exp(cos / tau), h is the most probable class, and `debiased` corrects the unweighted
+    sum by a class prior (Chuang et al. 2020).
 
     Args:
         q: projections of this process's samples.

@@ -47,13 +47,9 @@ class Objective:
             names = (name for needs in all_needs for name in getattr(needs, scope))
             return tuple(dict.fromkeys(names))
 
-        self.needs = Needs(
-            gathered=union("gathered"),
-            labelled=union("labelled"),
-            own=union("own"),
-            vectors=union("vectors"),
-            labelled_vectors=union("labelled_vectors"),
-        )
+        scopes = ("gathered", "labelled", "own", "vectors", "labelled_vectors")
+        names: dict[str, Any] = {scope: union(scope) for scope in scopes}
+        self.needs = Needs(**names)
 
     @property
     def memories(self) -> dict[str, Memory]:

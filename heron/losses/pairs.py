@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -140,6 +141,12 @@ class Pairs:
     moments: tuple[float, ...] = (1.0,)
     slopes: tuple[float, ...] | None = None
     floor: float = -math.inf
+
+    def of_kernels(self) -> dict[str, Any]:
+        """Returns what the fused kernels take of it beside vectors and weights."""
+        tags = {"anchor_tag": self.anchor_tag, "key_tag": self.key_tag}
+        int_tags = {side: None if tag is None else tag.int() for side, tag in tags.items()}
+        return {"moments": self.moments, "floor": self.floor, **int_tags}
 
 
 def is_fused(vectors: Tensor, *kernels: fused.Kernel) -> bool:

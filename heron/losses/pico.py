@@ -18,14 +18,7 @@ from heron.losses.contrast import contrast
 from heron.losses.engine import unit, working_dtype
 from heron.losses.inputs import RowCounts
 from heron.losses.mirroring import Mirroring
-from heron.losses.momentum import (
-    CallerKeyQueue,
-    Decay,
-    KeyQueue,
-    MomentumLoss,
-    MomentumQueue,
-    one_hot_like,
-)
+from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, MomentumQueue, one_hot_like
 from heron.losses.mulco import mulco
 from heron.losses.pairs import Pairs, Rows, as_slice
 from heron.losses.run import RunSpec
@@ -104,20 +97,6 @@ class Disambiguation(nn.Module):
         return self.targets[torch.searchsorted(self.rows, rows)]
 
 
-class PicoQueue(KeyQueue):
-    """The queue, with one-hot posteriors of its keys, and the disambiguation of PiCO's labels."""
-
-    disambiguation: Disambiguation
-
-
-class PicoMemory(PicoQueue, MomentumQueue):
-    """The queue with a momentum encoder."""
-
-
-class PicoKeys(CallerKeyQueue, PicoQueue):
-    """The queue of keys that a loop passes."""
-
-
 class Pico(MomentumLoss, TrainingSetLoss):
     r"""PiCO (Wang et al. 2022, Eq. 1 to 6) for complementary labels: L_cls + `contrast` L_cont.
 
@@ -176,14 +155,9 @@ class Pico(MomentumLoss, TrainingSetLoss):
             rows = torch.arange(len(ybar), device=ybar.device)
             self.memory.disambiguation = Disambiguation(rows, ybar, dim, gamma)
 
-    def build_queue(self, dim: int) -> PicoKeys:
-        """Returns the queue of a loop, for projections of `dim` numbers."""
-        assert self.classes is not None
-        return PicoKeys(self.queue, dim, self.classes)
-
-    def build_memory(self, run: RunSpec) -> PicoMemory:
-        """Returns the queue with prototypes and pseudo-targets."""
-        memory = PicoMemory(run.model, self.queue, run.labels, self.momentum)
+    def build_memory(self, run: RunSpec) -> MomentumQueue:
+        """Returns the queue, of one-hot posteriors, with prototypes and pseudo-targets."""
+        memory = super().build_memory(run)
         memory.disambiguation = Disambiguation(
             run.rows, run.read_targets(), memory.width, self.gamma
         )
@@ -191,14 +165,14 @@ class Pico(MomentumLoss, TrainingSetLoss):
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `pseudo_target_loss` + `contrast` `pico`, in the order of Algorithm 1."""
-        memory: PicoQueue = self.memory
+        memory: KeyQueue = self.memory
         keys = memory.embed(batch)
         posteriors = batch.logits.detach().softmax(1)
         posteriors = posteriors.masked_fill(batch.own_targets == 1, -torch.inf)
         classes = batch.gather_labelled(posteriors.argmax(1))
         q, in_warmup = batch.labelled_vectors["projections"][0], batch.epoch < self.warmup_epochs
         indices = batch.indices[: len(keys)]
-        disambiguation = memory.disambiguation
+        disambiguation: Disambiguation = self.memory.disambiguation
         directions = unit(q.detach())
         disambiguation.update_prototypes(directions, classes)
         if not in_warmup:
@@ -292,14 +266,10 @@ def pico(
     tau: float = 0.07,
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""PiCO's L_cont (Wang et al. 2022, Eq. 2 and 3).
+    """PiCO's L_cont (Wang et al. 2022, Eq. 2 and 3), as in `Pico`: the mean over queries i.
 
-    With A(i) all queries but i itself, all keys and the queue, and P(i) those of A(i) with the
-    predicted class of i, the mean over queries i of
-
-    .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
-
-    where f = exp(cos / tau). A sample's own key is always in P(i).
+    A(i) are all queries but i itself, all keys and the queue, P(i) those of A(i) with the predicted
+    class of i, and f = exp(cos / tau). A sample's own key is always in P(i).
 
     Args:
         q: projections of the whole batch by the model.

@@ -198,11 +198,7 @@ def plnl(
     guessed: int,
     consistency: float,
 ) -> Float[Tensor, ""]:
-    r"""Loss of one of PLNL's two networks (Li, Li and Jia 2025, as in the authors' code).
-
-    .. math:: -\frac1n \sum_i \sum_{k \in \bar Y_i} \log(1 - p_{ik})
-        + \frac{1}{m K} \sum_{i : y_i} \sum_k \mathrm{BCE}(\sigma(f_{ik}), [k = y_i])
-        + \frac wn \sum_i \sum_{v > 1} \mathrm{KL}(q_i \,\|\, p^v_i)
+    """Loss of one of PLNL's two networks (Li, Li and Jia 2025): the equation of `Plnl`.
 
     The first term is SCL-LOG on the enhanced sets, the second the supervised loss of the m samples
     whose label is guessed. p and f are of the first view, p^v of another view, and q is p outside

@@ -97,14 +97,9 @@ def single_view_unsupervised(
     tau: float = 1.0,
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""HeroCon's weighted unsupervised loss L_u of a single view (KDD 2022, Eq. 4).
+    """HeroCon's L_u of a single view (KDD 2022, Eq. 4): the equation of `SingleViewUnsupervised`.
 
-    The mean over samples i, and over views if there are several, of
-
-    .. math:: \log\big(f(x_i, z_i) + \sum_{k \ne i} g(z_i, z_k) f(x_i, z_k)\big) - \log f(x_i, z_i)
-
-    with f = exp(cos / tau) and the learnt g of `weighted_unsupervised`. With unit vectors x, z and
-    h the two halves of g f are e/2 exp(x_i . z_k / tau - z_i . h_k) and
+    With unit vectors x, z and h the two halves of g f are e/2 exp(x_i . z_k / tau - z_i . h_k) and
     e/2 exp((x_i / tau - h_i) . z_k).
 
     Args:

@@ -55,16 +55,11 @@ def supcon(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""SupCon's L_out (Khosla et al. 2020, Eq. 2).
+    """SupCon's L_out (Khosla et al. 2020, Eq. 2): the equation of `Supcon`.
 
-    With A(i) all views of all samples except i, and P(i) those of its class, the mean over i of
-
-    .. math:: \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{f_{ip}}{\sum_{a \in A(i)} f_{ia}}
-
-    where f = exp(cos / tau); an anchor without a positive adds 0 and counts in the mean.
-
-    log f is linear in the positive, so the inner sum is one product with the sum of the class's
-    vectors: no pair of positives is visited.
+    An anchor without a positive adds 0 and counts in the mean. log f is linear in the positive, so
+    the inner sum is one product with the sum of the class's vectors: no pair of positives is
+    visited.
 
     Args:
         z: projections of the labelled samples of the whole batch, [batch, dim] for each view.

@@ -89,16 +89,9 @@ def weighted_supervised(
     self_pairs: bool = False,
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7).
+    r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7): see `WeightedSupervised`.
 
-    For each label a, with positives P(a) and negatives N(a), the mean over ordered pairs
-    (i, j) in P(a)^2 of
-
-    .. math:: \log\big(\sigma_{ij} f_{ij} + \sum_{k \in N(a)} \gamma_{ik} f_{ik}\big)
-              - \log(\sigma_{ij} f_{ij})
-
-    averaged over the labels; f = exp(cos / tau), sigma_ij = 1 - dist(y_i, y_j) / c,
-    gamma_ik = dist(y_i, y_k). A label with no pair adds 0 and is still counted in the mean.
+    A label with no pair adds 0 and is still counted in the mean.
 
     Where single labels are unknown (NaN), P(a) and N(a) are the samples known to have a and known
     not to have it. With K_i the known labels of i,

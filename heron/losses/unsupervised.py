@@ -194,12 +194,7 @@ def nt_xent(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""NT-Xent of SimCLR (Chen et al. 2020, Eq. 1), for any number of views; InfoNCE, UCL.
-
-    The mean over anchors z_iu and positives z_iv, v != u, of
-
-    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j f(z_{iu}, z_{kj})\big)
-              - \log f(z_{iu}, z_{iv})
+    """NT-Xent of SimCLR (Chen et al. 2020, Eq. 1), InfoNCE, UCL: the equation of `NtXent`.
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
@@ -228,11 +223,7 @@ def cmc(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3 over all pairs of views).
-
-    The mean over ordered pairs of views (u, v) and samples i of
-
-    .. math:: \log \sum_k f(z_{iu}, z_{kv}) - \log f(z_{iu}, z_{iv})
+    """Contrastive multiview coding (Tian et al. 2020, Eq. 3): the equation of `Cmc`.
 
     Arguments, result and errors are those of `nt_xent`.
     """
@@ -251,16 +242,10 @@ def weighted_unsupervised(
     rows: Rows = slice(None),
     present: Present = None,
 ) -> Float[Tensor, ""]:
-    r"""HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5).
+    """HeroCon's weighted unsupervised loss L_u (KDD 2022, Eq. 5): see `WeightedUnsupervised`.
 
-    The mean over anchors z_iu and positives z_iv, v != u, of
-
-    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j g\, f(z_{iu}, z_{kj})\big)
-              - \log f(z_{iu}, z_{iv})
-
-    with f = exp(cos / tau) and the learnt weight of a negative
-    g = 1/2 [exp(1 - cos(z_iu, H(z_kj))) + exp(1 - cos(z_kj, H(z_iu)))]: close samples, which may
-    be false negatives, are pushed less. Gradients flow through g.
+    By the weights g close samples, which may be false negatives, are pushed less. Gradients flow
+    through g.
 
     With unit vectors z, h and p = z / tau - h, the two halves of g f are e/2 exp(z_i . p_k) and
     e/2 exp(p_i . z_k): two products and two exponentials a pair, where the formula as printed
@@ -299,11 +284,9 @@ def input_weighted_unsupervised(
     anchors: Anchors = "all",
     rows: Rows = slice(None),
 ) -> Float[Tensor, ""]:
-    r"""HCL's weighted unsupervised loss (2021, Eq. 4): L_u with weights from the raw inputs.
+    """HCL's weighted unsupervised loss (2021, Eq. 4): see `InputWeightedUnsupervised`.
 
-    As `weighted_unsupervised` with g = exp(1 - cos(x_iu, x_kj)); where the widths of views j and u
-    differ, x_ku replaces x_kj. g f = e exp(z_i . z_k / tau - x_i . x_k) is one product of
-    concatenated vectors.
+    g f = e exp(z_i . z_k / tau - x_i . x_k) is one product of concatenated vectors.
 
     Args:
         z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
