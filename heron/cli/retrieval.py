@@ -257,6 +257,7 @@ def negatives(
     seed: Annotated[int, "seed that selects these samples"] = 0,
     data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
     page: Annotated[str, "address of `heron serve` for links"] = "http://127.0.0.1:8000/",
+    address: Address = None,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
 ) -> None:
@@ -264,6 +265,7 @@ def negatives(
 
     heron negatives embeddings/faces --out reports/faces
     heron negatives embeddings/faces --view left --out reports/left
+    heron negatives embeddings/faces --anchors 0 --out reports/faces --address auto
     heron negatives --encoder timm:resnet18.a1_in1k --data data/faces --out reports/resnet
     """
     from heron.negatives.neighbours import Question
@@ -294,7 +296,8 @@ def negatives(
         view = ()
     if view or source.manifest.missing:
         source = EmbeddingsOfViews(source, view)
-    numbers = report(source, question, out, opened_index, data, page, overwrite)
+    with executor(None, address) as spread:
+        numbers = report(source, question, out, opened_index, data, page, overwrite, spread)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(

@@ -1,11 +1,13 @@
 """Measures the labels of near samples: false and hard negatives, similarity, confusion."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from heron.evaluation.negatives import BLOCK_PAIRS, RELATIONS, Numbers, relation
+from heron.evaluation.knn import Vectors
+from heron.evaluation.negatives import BLOCK_PAIRS, RELATIONS, LabelPairs, Numbers, relation
 from heron.negatives.estimates import (
     BIN_CENTERS,
     BINS,
@@ -15,7 +17,7 @@ from heron.negatives.estimates import (
     more_similar,
     quantiles,
 )
-from heron.negatives.neighbours import NearPairs, unit_vectors
+from heron.negatives.neighbours import NearPairs, measure_blocks
 
 SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])  # quantiles of a cosine
 MERGED_BINS = 20  # bins of a histogram that are drawn as one
@@ -52,17 +54,19 @@ def measure_labels(near: NearPairs) -> dict[str, Any]:
 
 def _histograms(near: NearPairs) -> dict[str, Numbers]:
     """Returns histograms of the cosine of anchors and others, by how their labels relate."""
-    pairs, layer = near.pairs, near.question.layer
-    anchors, others = (
-        unit_vectors(near.embeddings, layer, n)[0] for n in (pairs.anchors, pairs.others)
-    )
-    counts = np.zeros(4 * BINS, np.int64)
-    for block in pairs.blocks():
-        group = relation(pairs.differences(block), near.close, pairs.max_difference + 1)
-        cells = BINS * group + bins(anchors[block] @ others.T)
-        counts += np.bincount(cells.reshape(-1), minlength=4 * BINS)
-    same, close, far, _ = counts.reshape(4, BINS)
+    function, layers = partial(_histogram, near.close), [near.question.layer]
+    counts = measure_blocks(near.executor, near.embeddings, near.pairs, function, layers)
+    same, close, far, _ = np.sum(counts, 0).reshape(4, BINS)
     return {"same": same, "close": same + close, "others": far}
+
+
+def _histogram(
+    close: int, pairs: LabelPairs, block: slice, anchors: list[Vectors], others: list[Vectors]
+) -> Numbers:
+    """Returns the histogram of a block by relation, [4 * BINS]."""
+    group = relation(pairs.differences(block), close, pairs.max_difference + 1)
+    cells = BINS * group + bins(anchors[0][0] @ others[0][0].T)
+    return np.bincount(cells.reshape(-1), minlength=4 * BINS)
 
 
 def _describe(counts: Numbers) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The nearest samples of anchors, exact or from an index, and how their labels relate."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,14 +19,16 @@ from heron.evaluation.negatives import (
     label_difference,
     relation,
 )
-from heron.retrieval.embeddings import Embeddings, Layer
+from heron.retrieval.embeddings import Embeddings, Layer, Source
 from heron.retrieval.samples import Samples
+from heron.shards.workers import ALONE, Executor, Item, Result, in_order
 
 if TYPE_CHECKING:
     from heron.retrieval.index import Index
 
 KS = 1, 2, 5, 10, 20, 50
 EXAMPLES = 12  # pairs shown
+SEARCHED = 512  # anchors that are searched for at a time; all vectors are read for each time
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class NearPairs:
     cosine: Vectors  # of each with its anchor
     difference: Numbers  # of their labels
     notes: list[str]  # what was left out, and why
+    executor: Executor  # of all that is measured block by block
 
     @property
     def relation(self) -> Numbers:
@@ -79,13 +84,84 @@ class NearPairs:
         return chosen
 
 
+class Block(NamedTuple):
+    """Consecutive anchors, an item of an executor."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        """Returns what messages call it."""
+        return f"anchors {self.start} to {self.stop - 1}"
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """Measures the pairs of a block of anchors and the others, in any process."""
+
+    function: Callable[..., Any]
+    source: Source
+    pairs: LabelPairs  # without labels
+    layers: Sequence[Layer]
+    views: int
+
+    def __call__(self, block: Block) -> Any:
+        embeddings, rows = self.source.embeddings, slice(*block)
+        return self.function(
+            replace(self.pairs, targets=embeddings.samples.targets),
+            rows,
+            self._vectors(self.pairs.anchors[rows]),
+            self._others,
+        )
+
+    def _vectors(self, numbers: Numbers) -> list[Vectors]:
+        given = self.source.embeddings
+        return [unit_vectors(given, layer, numbers, self.views) for layer in self.layers]
+
+    @cached_property  # a process keeps them from block to block
+    def _others(self) -> list[Vectors]:
+        return self._vectors(self.pairs.others)
+
+
+def measure_blocks(
+    executor: Executor,
+    embeddings: Embeddings,
+    pairs: LabelPairs,
+    function: Callable[[LabelPairs, slice, list[Vectors], list[Vectors]], Result],
+    layers: Sequence[Layer] = (),
+    views: int = 1,
+) -> list[Result]:
+    """Returns what a function, which can be pickled, gives for each block of anchors.
+
+    It gets the pairs, the block, and of each layer the unit vectors of its anchors and of the
+    others: see `unit_vectors`. Blocks are items of an executor, and results in their order.
+    """
+    job = _Measure(
+        function, Source(embeddings), replace(pairs, targets=pairs.targets[:0]), layers, views
+    )
+    return _map(executor, job, [Block(block.start, block.stop) for block in pairs.blocks()])
+
+
+def _map(executor: Executor, job: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    with closing(executor.map(job, items)) as results:
+        return [result for _, result in in_order(items, results)]
+
+
+def _counts(pairs: LabelPairs, block: slice, *_: Any) -> Numbers:
+    return pairs.counts(block)
+
+
 def find_neighbours(
-    embeddings: Embeddings, question: Question, index: "Index | None" = None
+    embeddings: Embeddings,
+    question: Question,
+    index: "Index | None" = None,
+    executor: Executor = ALONE,
 ) -> NearPairs:
     """Finds the nearest labelled samples of randomly drawn anchors, exactly or with an index.
 
-    Raises a RetrievalError if there are no labels or all are the same, k is too large, the index is
-    of other embeddings or another layer, or vectors have no direction.
+    Blocks of anchors are items of an executor, which reads the embeddings where it works. Raises a
+    RetrievalError if there are no labels or all are the same, k is too large, the index is of other
+    embeddings or another layer, or vectors have no direction.
     """
     samples = embeddings.samples
     labelled = np.flatnonzero(samples.known) if samples.names else np.empty(0, np.int64)
@@ -99,7 +175,7 @@ def find_neighbours(
             f"random pairs and sums over negatives use {len(others):,} samples, a random subset "
             f"of {len(labelled):,}"
         )
-    counts = np.concatenate([pairs.counts(block) for block in pairs.blocks()])
+    counts = np.concatenate(measure_blocks(executor, embeddings, pairs, _counts))
     if not counts[:, 1:].any():
         raise RetrievalError(
             f"all labelled samples in {embeddings.where} have the same labels, so none is a "
@@ -110,7 +186,11 @@ def find_neighbours(
     if len(ks) < len({*KS, question.k}):
         notes.append(f"rates stop at k = {ks[-1]}: only {len(labelled):,} samples have labels")
     if index is None:
-        numbers, cosine = _exact(embeddings, question.layer, anchors, ks[-1])
+        starts = range(0, len(anchors), SEARCHED)
+        blocks = [Block(start, min(start + SEARCHED, len(anchors))) for start in starts]
+        job = partial(_exact, Source(embeddings), question.layer, anchors, ks[-1])
+        found = zip(*_map(executor, job, blocks), strict=True)
+        numbers, cosine = (np.concatenate(values) for values in found)
     else:
         numbers, cosine = _of_index(index, embeddings, question.layer, anchors, ks[-1])
     return NearPairs(
@@ -125,6 +205,7 @@ def find_neighbours(
         cosine=cosine,
         difference=label_difference(pairs.targets, anchors[:, None], numbers, pairs.exclusive),
         notes=notes,
+        executor=executor,
     )
 
 
@@ -182,9 +263,10 @@ def _unit(vectors: Vectors, samples: Samples, numbers: Numbers) -> Vectors:
 
 
 def _exact(
-    embeddings: Embeddings, layer: Layer, anchors: Numbers, k: int
+    source: Source, layer: Layer, all_anchors: Numbers, k: int, block: Block
 ) -> tuple[Numbers, Vectors]:
-    """Returns the k nearest labelled samples of each anchor and their cosines, [anchors, k]."""
+    """Returns the k nearest labelled samples of a block's anchors and their cosines, [block, k]."""
+    embeddings, anchors = source.embeddings, all_anchors[slice(*block)]
     samples = embeddings.samples
 
     def labelled() -> Iterator[tuple[Numbers, Vectors]]:

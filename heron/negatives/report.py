@@ -27,6 +27,7 @@ from heron.retrieval.embeddings import Embeddings, choose_data
 from heron.retrieval.pictures import SamplePictures
 from heron.shards.atomic import atomic_write, make_room, refuse_taken
 from heron.shards.errors import ShardError
+from heron.shards.workers import ALONE, Executor
 
 if TYPE_CHECKING:
     from heron.retrieval.index import Index
@@ -49,6 +50,7 @@ def report(
     data: str | None = None,
     address: str = ADDRESS,
     overwrite: bool = False,
+    executor: Executor = ALONE,
 ) -> dict[str, Any]:
     """Writes report.html, negatives.json and pairs.parquet; returns what JSON holds.
 
@@ -57,12 +59,14 @@ def report(
     confused labels link to the page of `heron serve` at `address`. Raises a RetrievalError if the
     question has no answer, or index or data are of other samples, and a ShardError if `data` is no
     data set, the disk is full, or a picture cannot be read. What `out` holds is refused or, with
-    `overwrite`, moved aside.
+    `overwrite`, moved aside. Blocks of anchors are measured by an executor; the files do not
+    depend on it.
     """
     refuse_taken(out, overwrite, RetrievalError)
     links = PageLinks(address)
     pictures, no_pictures = find_pictures(embeddings, data)  # first, so that it fails early
-    near, manifest = find_neighbours(embeddings, question, index), embeddings.manifest
+    near = find_neighbours(embeddings, question, index, executor)
+    manifest = embeddings.manifest
     temperatures = Temperatures.of_run(manifest.run)
     repulsion, notes = measure_repulsion(near, temperatures)
     recall = index.manifest.recall if index else None

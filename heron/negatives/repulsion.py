@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from heron.evaluation.knn import Vectors
 from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
 from heron.losses.objective import build_losses
 from heron.negatives.estimates import Estimate, bootstrap, own_rank_correlation, rank_correlation
-from heron.negatives.neighbours import NearPairs, unit_vectors
+from heron.negatives.neighbours import NearPairs, measure_blocks, unit_vectors
 from heron.retrieval.embeddings import Layer
 
 PARTNERS = 100  # random others per anchor that enter the rank correlations of g
@@ -105,17 +106,9 @@ def measure_repulsion(
         notes.append(
             "there is no layer 'weight', which HeroCon's models have, so g is not measured"
         )
-    anchors, others = (
-        [unit_vectors(near.embeddings, name, numbers, views) for name in layers_read]
-        for numbers in (pairs.anchors, pairs.others)
-    )
-    partners = _draw_others(pairs, seed)
-    blocks = [
-        _block_sums(
-            near, block, [v[:, block] for v in anchors], others, temperatures, partners[block]
-        )
-        for block in pairs.blocks()
-    ]
+    function = partial(_block_sums, near.close, temperatures, _draw_others(pairs, seed))
+    blocks = measure_blocks(near.executor, near.embeddings, pairs, function, layers_read, views)
+    anchors = unit_vectors(near.embeddings, layer, pairs.anchors, views)
     sums = {name: np.concatenate([block_sums[name] for block_sums in blocks]) for name in blocks[0]}
     return {
         "weight": _describe_weight(pairs, sums, seed) if "gf" in sums else None,
@@ -123,7 +116,7 @@ def measure_repulsion(
         "repulsion": {name: _share(sums, last, seed) for name, last in FALSE.items()},
         "assumption_1": {name: _assumption(sums, last, seed) for name, last in FALSE.items()},
         "compared_layer": layer,
-        "collapse": collapse.measure([torch.from_numpy(view) for view in anchors[0]]),
+        "collapse": collapse.measure([torch.from_numpy(view) for view in anchors]),
     }, notes
 
 
@@ -158,16 +151,17 @@ def _draw_others(pairs: LabelPairs, seed: int) -> Numbers:
     shape = len(pairs.anchors), PARTNERS
     own_position = np.searchsorted(pairs.others, pairs.anchors)
     drawn = np.random.default_rng(seed).integers(len(pairs.others) - 1, size=shape)
-    return np.asarray(drawn + (drawn >= own_position[:, None]))
+    return np.asarray(drawn + (drawn >= own_position[:, None]), np.int32)  # tasks get all of them
 
 
 def _block_sums(
-    near: NearPairs,
+    close: int,
+    temperatures: Temperatures,
+    partners: Numbers,
+    pairs: LabelPairs,
     block: slice,
     anchors: list[Vectors],
     others: list[Vectors],
-    temperatures: Temperatures,
-    partners: Numbers,
 ) -> dict[str, Sums]:
     """Returns sums over the others of each anchor of a block, by name, [anchors, ...].
 
@@ -177,8 +171,8 @@ def _block_sums(
     [anchors, 3, PARTNERS].
     """
     views, repelled = len(others[0]), temperatures.pairs(len(others[0]))
-    difference, anchor_itself = near.pairs.differences(block), near.pairs.max_difference + 1
-    sum_by_relation = _summer(relation(difference, near.close, anchor_itself))
+    difference, anchor_itself = pairs.differences(block), pairs.max_difference + 1
+    sum_by_relation = _summer(relation(difference, close, anchor_itself))
     sums = defaultdict[str, Sums](lambda: np.zeros((len(difference), views, 3)))
     mean_g, mean_cosine = np.zeros((2, *difference.shape), np.float32)
     for u, j in product(range(views), repeat=2):
@@ -197,13 +191,15 @@ def _block_sums(
     for name in {"counts", "f", "gf"} & set(sums):
         sums[name] = sums[name][:, : 1 if temperatures.first else views]
     if "gf" in sums:
-        drawn = [np.take_along_axis(v, partners, 1) for v in (mean_g, difference, mean_cosine)]
+        drawn = [
+            np.take_along_axis(v, partners[block], 1) for v in (mean_g, difference, mean_cosine)
+        ]
         bins = ((mean_cosine + 1) * (COSINES / 2)).astype(np.int64).clip(0, COSINES - 1)
         bins[difference == anchor_itself] = COSINES
         sums["by_label"] = _curve(difference, anchor_itself, mean_g)
         sums["by_cosine"] = _curve(bins, COSINES, mean_g)
         sums["drawn"] = np.stack(drawn, 1)
-    return sums
+    return dict(sums)
 
 
 def _summer(groups: Numbers) -> Callable[[Vectors], Sums]:

@@ -37,10 +37,12 @@ def nodes() -> Iterator[Nodes]:
         yield cluster
 
 
-def killed(function: Callable[[Any], Any], folder: Path, often: int, item: Any) -> Any:
-    """Part 2, whose process is killed in its midst the first times."""
+def killed(
+    function: Callable[[Any], Any], folder: Path, often: int, killing: Any, item: Any
+) -> Any:
+    """An item whose process is killed in its midst the first times."""
     tries = len([*folder.glob("try-*")])
-    if item == 2 and tries < often:
+    if item == killing and tries < often:
         (folder / f"try-{tries}").touch()
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
         time.sleep(0.005)
@@ -55,11 +57,13 @@ class Killing(Tasks):
 
     folder: Path = Path()
     often: int = 1
+    item: Any = 2  # a part's number
 
     def map(
         self, function: Callable[[Item], Result], items: Sequence[Item]
     ) -> Generator[tuple[Item, Result], None, None]:
-        yield from super().map(partial(killed, function, self.folder, self.often), items)
+        ending = partial(killed, function, self.folder, self.often, self.item)
+        yield from super().map(ending, items)
 
 
 def test_processes_of_this_machine(run: Path, whole: Embeddings, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index_files import kept_beside
 from heron.retrieval.index_plan import RequestedKind
-from heron.retrieval.inverted_file import _Assigner
+from heron.retrieval.inverted_file import _Assigner, train
 from heron.shards.artefact import cache_folder
 from heron.shards.atomic import Kept
 from heron.shards.workers import Processes
@@ -34,7 +34,7 @@ def embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Embeddings:
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is done, in order: `train`, and the numbers of parts that are assigned."""
-    found, train, call = list[Any](), build.train, _Assigner.__call__
+    found, call = list[Any](), _Assigner.__call__
 
     def training(*arguments: Any) -> Any:
         found.append("train")

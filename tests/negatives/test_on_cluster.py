@@ -1,0 +1,104 @@
+"""The report on negatives by other processes and by a Ray cluster: the bytes of one process."""
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heron.cli.main import main
+from heron.distributed.cluster import connected
+from heron.evaluation import negatives
+from heron.negatives import neighbours
+from heron.negatives.neighbours import Block, Question
+from heron.negatives.report import report
+from heron.retrieval.embeddings import Embeddings, Source, ViewRecord
+from heron.retrieval.some_views import EmbeddingsOfViews
+from heron.shards.workers import ALONE, Executor, Processes
+from tests.negatives.loops import drawn
+from tests.retrieval.test_embed_tasks import Killing
+from tests.studies.nodes import running
+
+FILES = "negatives.json", "pairs.parquet", "report.html"
+QUESTION = Question(k=3, anchors=0)
+
+
+@pytest.fixture
+def embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Embeddings:
+    """Of which 700 anchors are measured in four blocks, and searched for in two."""
+    monkeypatch.setattr(negatives, "BLOCK_PAIRS", 200 * 700)
+    return drawn(tmp_path / "e", rows=701)
+
+
+def written(embeddings: Embeddings, out: Path, executor: Executor = ALONE) -> dict[str, bytes]:
+    report(embeddings, QUESTION, out, executor=executor)
+    return {name: (out / name).read_bytes() for name in FILES}
+
+
+@dataclass
+class Noting:
+    """Processes that note what they were given."""
+
+    items: list[Any]
+
+    def map(self, function: Any, items: Any) -> Iterator[Any]:
+        self.items += items
+        yield from Processes(2).map(function, items)
+
+
+def test_processes(embeddings: Embeddings, tmp_path: Path) -> None:
+    noting = Noting([])
+    expected = written(embeddings, tmp_path / "one")
+    assert written(embeddings, tmp_path / "many", noting) == expected  # type: ignore[arg-type]
+    blocks = [Block(0, 200), Block(200, 400), Block(400, 600), Block(600, 700)]
+    assert noting.items == [*blocks, Block(0, 512), Block(512, 700), *blocks, *blocks]
+    assert str(blocks[1]) == "anchors 200 to 399"
+
+
+def test_blocks_of_anchors_find_what_all_find(
+    embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = neighbours.find_neighbours(embeddings, QUESTION)
+    monkeypatch.setattr(neighbours, "SEARCHED", 1000)
+    whole = neighbours.find_neighbours(embeddings, QUESTION)
+    np.testing.assert_array_equal(blocks.numbers, whole.numbers)
+    np.testing.assert_allclose(blocks.cosine, whole.cosine, rtol=1e-6)
+
+
+def test_some_of_the_views(embeddings: Embeddings, tmp_path: Path) -> None:
+    views = [ViewRecord(stored=name, width=3) for name in ("left", "right")]
+    manifest = embeddings.manifest.model_copy(update={"views": views})
+    manifest.write(embeddings.folder / "manifest.json")
+    some = EmbeddingsOfViews(Embeddings.open(embeddings.folder), ["left"])
+    expected = written(some, tmp_path / "one")
+    assert written(some, tmp_path / "many", Processes(2)) == expected
+    assert expected != written(embeddings, tmp_path / "all")
+
+
+def test_a_task_opens_the_embeddings_once(embeddings: Embeddings) -> None:
+    source = pickle.loads(pickle.dumps(Source(embeddings)))
+    assert "embeddings" not in vars(source)
+    assert len(source.embeddings) == 701 and source.embeddings is source.embeddings
+    with pytest.raises(AttributeError, match="other"):
+        _ = source.other
+
+
+def test_a_cluster_that_loses_a_worker(
+    embeddings: Embeddings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["negatives", str(embeddings.folder), "--k", "3", "--anchors", "0", "--out"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    said = capsys.readouterr().out
+    with running() as cluster:
+        assert main([*words, str(tmp_path / "two"), "--address", cluster.address]) == 0
+        assert capsys.readouterr().out == said.replace("/one", "/two")
+        with connected(cluster.address):
+            killing = replace(Killing(folder=tmp_path), item=Block(200, 400))
+            three = written(embeddings, tmp_path / "three", killing)
+    assert (tmp_path / "try-0").exists()
+    for name in FILES:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+        assert (tmp_path / "one" / name).read_bytes() == three[name]
