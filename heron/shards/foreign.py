@@ -1,6 +1,7 @@
 """Indexes tars that others wrote in place: adds an index beside each, and a manifest."""
 
 import os
+import shutil
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from heron.shards.annotation import encode_labels
 from heron.shards.artefact import MANIFEST, FileSum, describe_errors
-from heron.shards.atomic import aside_name
+from heron.shards.atomic import Kept, aside_name
 from heron.shards.errors import ShardError, SourceError, list_faults
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, complete
@@ -34,7 +35,7 @@ from heron.shards.manifest import (
 )
 from heron.shards.moments import Moments
 from heron.shards.sources.base import file_record
-from heron.shards.survey import REMEDY, Survey, survey_tar
+from heron.shards.survey import REMEDY, Survey, dump, load, survey_tar
 from heron.shards.tarball import read_contents
 from heron.shards.terminal import Bar
 from heron.shards.texts import TOKENIZER, add_words, count_words, write_tokenizers
@@ -87,10 +88,11 @@ def index(
 ) -> Outcome:
     """Writes an index beside every tar of a folder, and a manifest; the tars are not changed.
 
-    All tars are read before anything is written, and the manifest is written last, so that an
-    interrupted run can simply be repeated. Raises ShardError where a tar or sample is damaged, two
-    samples share a key, or the folder holds a build of ours or another index; SourceError where an
-    option is wrong or labels are inconsistent.
+    All tars are read before anything is written but the folder `.index.kept`, which keeps what was
+    found in each, and the manifest is written last: an interrupted run can simply be repeated, and
+    then reads only the tars that it had not read, or that have changed. Raises ShardError where a
+    tar or sample is damaged, two samples share a key, or the folder holds a build of ours or
+    another index; SourceError where an option is wrong or labels are inconsistent.
     """
     folder = Path(folder)
     splits = layout.splits(folder)
@@ -105,7 +107,8 @@ def index(
             f"cannot write to {folder}, where an index goes beside each tar; make a folder of "
             "symbolic links to the tars, and index that"
         )
-    surveys = _survey_tars(tars, layout, executor, progress)
+    kept_folder = folder / ".index.kept"
+    surveys = _survey_tars(tars, layout, executor, progress, kept_folder)
     labels, targets = encode_labels(
         _collect_keys(surveys),
         [label for survey in surveys.values() for label in survey.labels],
@@ -131,6 +134,7 @@ def index(
     skipped = Skipped.of({k: v for survey in surveys.values() for k, v in survey.skipped.items()})
     measured = {"views": views, "labels": labels, "splits": shards_of, "skipped": skipped}
     manifest = Manifest.model_validate(dict(unmeasured) | measured).write(folder / MANIFEST)
+    shutil.rmtree(kept_folder)
     return Outcome(
         folder,
         manifest,
@@ -233,17 +237,35 @@ def _set_index_aside(folder: Path) -> None:
 
 
 def _survey_tars(
-    tars: list[Path], layout: Layout, executor: Executor, progress: bool
+    tars: list[Path], layout: Layout, executor: Executor, progress: bool, folder: Path
 ) -> dict[Path, Survey]:
-    """Surveys the tars in parallel; returns the surveys in the order of the tars."""
-    size = sum(tar.stat().st_size for tar in tars)
-    bar = Bar(size, "B", name=tars[0].parent.name, hidden=not progress)
+    """Surveys the tars in parallel; returns the surveys in the order of the tars.
+
+    Each is kept in a folder, and one that is there of an unchanged tar is not made again.
+    """
     surveys, faults = dict[Path, Survey](), dict[str, str]()
-    with bar, closing(executor.map(partial(survey_tar, layout), tars)) as results:
+    exclude = {"label_names", "split", "on_error"}  # what is read of a tar depends on the others
+    made_from = layout.model_dump(mode="json", exclude=exclude)
+    kept = Kept(folder, made_from | {"schema_version": SCHEMA_VERSION})
+    name_of, sizes = dict[Path, str](), dict[Path, int]()
+    for tar in tars:
+        status = tar.stat()
+        sizes[tar] = status.st_size
+        name_of[tar] = f"{tar.name}-{status.st_size}-{status.st_mtime_ns}"
+        if data := kept.get(name_of[tar]):
+            survey = load(data, str(folder / name_of[tar]))
+            if not survey.skipped or layout.on_error == "skip":
+                surveys[tar] = survey
+    if kept.goes_on and progress:
+        print(f"an unfinished index goes on: {len(surveys)} of {len(tars)} tars are read")
+    start, missing = sum(map(sizes.__getitem__, surveys)), [t for t in tars if t not in surveys]
+    bar = Bar(sum(sizes.values()), "B", start=start, name=tars[0].parent.name, hidden=not progress)
+    with bar, closing(executor.map(partial(survey_tar, layout), missing)) as results:
         for tar, found in results:
-            bar.update(tar.stat().st_size)
+            bar.update(sizes[tar])
             if isinstance(found, Survey):
                 surveys[tar] = found
+                kept.put(name_of[tar], dump(found))
             else:
                 faults |= found
     if faults:

@@ -61,8 +61,12 @@ class ShardIndex:
     def write(self, path: Path, several: bool = False) -> None:
         """Writes the index deterministically (zip dates are constant); see `atomic_write`."""
         with atomic_write(path, several) as stream:
-            arrays = {field.name: getattr(self, field.name) for field in fields(self)}
-            np.savez(stream, **{name: x for name, x in arrays.items() if x is not None})
+            self.save(stream)
+
+    def save(self, stream: BinaryIO) -> None:
+        """Writes the bytes that `parse` reads."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        np.savez(stream, **{name: x for name, x in arrays.items() if x is not None})
 
     @classmethod
     def read(cls, path: Path | str) -> ShardIndex:

@@ -1,8 +1,10 @@
 """Surveys a foreign tar: where its samples are, their checksums, shapes and labels."""
 
+import json
 import mmap
 import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,24 @@ class Survey:
     unrequested: set[str]
     bytes: int
     sha256: str
+
+
+def dump(survey: Survey) -> bytes:
+    """Returns a line of JSON and the index as npz, for `load`; nothing is pickled."""
+    rest = {name: x for name, x in vars(survey).items() if name != "index"}
+    rest["shapes"] = [[*shapes.items()] for shapes in survey.shapes]
+    survey.index.save(stream := BytesIO())
+    return json.dumps(rest, default=list).encode() + b"\n" + stream.getvalue()
+
+
+def load(data: bytes, where: str) -> Survey:
+    """Returns what was dumped."""
+    head, _, index = data.partition(b"\n")
+    rest = json.loads(head)
+    rest["labels"] = [label and Label(*label) for label in rest["labels"]]
+    rest["shapes"] = [{tuple(shape): of for shape, of in pairs} for pairs in rest["shapes"]]
+    rest["unrequested"] = set(rest["unrequested"])
+    return Survey(index=ShardIndex.parse(index, where), **rest)
 
 
 def survey_tar(layout: Layout, tar: Path) -> Survey | dict[str, str]:
