@@ -6,7 +6,8 @@ BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 READY = $(VENV)/.ready
 TESTED = $(VENV)/.tested
-TESTS = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Tests start hundreds of processes: where no bytecode may be written, each would compile torch.
+TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: pretrain test check docs format fuzz kernels lock mutants references screenshots wheel
 
