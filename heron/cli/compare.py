@@ -111,9 +111,8 @@ def compare(
     verb = "quick" if quick else "compare"
     words = with_threads(find_config(config), words, address, at_once)
     settings, reader = _search_settings(
-        config, words, space, trials, seed, score, out, verb, overwrite
+        config, words, space, sampler, trials, seed, score, out, verb, overwrite
     )
-    settings = replace(settings, sampler=sampler)
     baselines = tuple(dict.fromkeys(baselines))
     numbers = range(first, first + folds)
     if quick:
@@ -296,14 +295,18 @@ def tune(
     """
     words = with_threads(find_config(config), overrides, address, at_once)
     settings, _ = _search_settings(
-        config, words, space, trials, seed, score, out, "tune", overwrite
+        config, words, space, sampler, trials, seed, score, out, "tune", overwrite
     )
-    settings = replace(settings, sampler=sampler)
     from heron.config.experiment import dump_config, parse_config
     from heron.studies.engine import executor, run_jobs
     from heron.studies.search import search
 
-    refuse_other_score(settings, methods)
+    for path in (settings.out / f"{name}.json" for name in methods):  # its choice is kept
+        if path.exists() and (earlier := read_result(path).get("score")) != settings.score:
+            raise ConfigError(
+                f"{path.with_suffix('.yaml')} was chosen by {earlier}, not by {settings.score}; "
+                "choose another --out, or add --overwrite, which moves the whole folder aside"
+            )
     lines = list[list[str]]()
     # All are checked before the first run, so that an invalid one costs no run.
     experiments = {name: settings.experiment(name, None) for name in methods}
@@ -325,16 +328,6 @@ def tune(
     print_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
 
 
-def refuse_other_score(settings: "SearchSettings", methods: Sequence[str]) -> None:
-    """Raises a ConfigError where an earlier search chose by another score, whose choice is kept."""
-    for path in (settings.out / f"{name}.json" for name in methods):
-        if path.exists() and (score := read_result(path).get("score")) != settings.score:
-            raise ConfigError(
-                f"{path.with_suffix('.yaml')} was chosen by {score}, not by {settings.score}; "
-                "choose another --out, or add --overwrite, which moves the whole folder aside"
-            )
-
-
 def folder_of(config: str, verb: str) -> Path:
     """Returns the default folder of a search."""
     return Path("runs") / f"{find_config(config).stem}-{verb}"
@@ -344,6 +337,7 @@ def _search_settings(
     config: str,
     overrides: Sequence[str],
     space: Path,
+    sampler: Literal["random", "optuna"],
     trials: int,
     seed: int,
     score: str | None,
@@ -375,7 +369,8 @@ def _search_settings(
         )
     score = score or ("auc_macro" if kind == "multi_label" else "accuracy")
     folder = out or folder_of(config, verb)
-    settings = SearchSettings(path, overrides, load_space(space), trials, seed, score, folder)
+    ranges = load_space(space)
+    settings = SearchSettings(path, overrides, ranges, trials, seed, score, folder, sampler)
     if overwrite:
         begin_anew(folder)
     folder.mkdir(parents=True, exist_ok=True)

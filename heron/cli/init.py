@@ -237,17 +237,6 @@ def _format_line(line: Line) -> str:
     return f"{text}  # {why}\n" if why else f"{text}\n"
 
 
-def _fitting(backbone: "Backbone", facts: Facts, words: str) -> "Backbone":
-    """Returns the backbone; ConfigError if no view is of its kind."""
-    kinds = sorted({view.kind for view in facts.views})
-    if backbone.kind not in kinds:
-        raise ConfigError(
-            f"--backbone {words} is a network for views of kind {backbone.kind}, but this data set "
-            f"has views of kind {', '.join(kinds)}; remove --backbone"
-        )
-    return backbone
-
-
 def init(
     data: Annotated[Location, "folder of shards, or a URL of one"],
     *,
@@ -278,7 +267,13 @@ def init(
     if backbone is not None:
         from heron.training.backbone import read_backbone
 
-        facts = replace(facts, backbone=_fitting(read_backbone(backbone, tune), facts, backbone))
+        network, kinds = read_backbone(backbone, tune), sorted({view.kind for view in facts.views})
+        if network.kind not in kinds:
+            raise ConfigError(
+                f"--backbone {backbone} is a network for views of kind {network.kind}, but this "
+                f"data set has views of kind {', '.join(kinds)}; remove --backbone"
+            )
+        facts = replace(facts, backbone=network)
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
     out.write_text(f"# heron pretrain {out}\n{text}")

@@ -1,7 +1,6 @@
 """`heron study | report | reproduce`: many trials of one experiment, or a paper's table."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,7 @@ from heron.config.sections import Natural
 from heron.config.shipped import CONFIGS, STUDIES, find_shipped, names_in
 from heron.shards.dotted import suggest
 from heron.shards.terminal import print_markdown, print_table
-from heron.studies.reproduction import GROUPS, TABLES, PublishedTable, missing, reproduce
+from heron.studies.reproduction import GROUPS, TABLES, missing, reproduce
 
 TABLE_NAMES = [*TABLES, *GROUPS]
 
@@ -125,13 +124,6 @@ def report(
     print(f"report: {path}")
 
 
-def _missing_data(table: PublishedTable, overrides: Sequence[str]) -> str:
-    """Returns how to get a table's data if it is missing, else ""."""
-    own = next(iter(table.methods.values())).overrides
-    data = load_config(CONFIGS / table.config, [*overrides, *own]).data
-    return f"{data.path} has no shards; {table.data}" if data.missing else ""
-
-
 def _check_table_name(name: str) -> str:
     if name not in TABLE_NAMES:
         raise ValueError(f"unknown table {name!r}; {suggest(name, TABLE_NAMES)}")
@@ -171,7 +163,11 @@ def run_table(
         )
         for name in GROUPS.get(table, (table,))
     }
-    hints = {path: _missing_data(published, overrides) for path, published in tables.items()}
+    hints = dict[Path, str]()  # how to get a table's data, if it is missing
+    for path, published in tables.items():
+        own = next(iter(published.methods.values())).overrides
+        data = load_config(CONFIGS / published.config, [*overrides, *own]).data
+        hints[path] = f"{data.path} has no shards; {published.data}" if data.missing else ""
     if all(hints.values()) and not (dry_run and table in GROUPS):
         raise ConfigError("; ".join(hints.values()))
     if dry_run:

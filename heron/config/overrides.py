@@ -38,18 +38,13 @@ def parse_override(
         raise ConfigError(f"override {short_repr(text)} has no '='; write key=value: optim.lr=0.1")
     kinds = [] if root is None else list(_annotations(root, names or key.split(".")))
     if kinds and all(map(_is_text, kinds)):
-        return key, _read_text(value.strip())
+        word = value.strip()
+        if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"":
+            with suppress(ConfigError):
+                if isinstance(quoted := parse_yaml(word, "the word"), str):
+                    return key, quoted
+        return key, None if word in NULLS else word
     return key, _read_yaml(value, f"override {short_repr(text)}")
-
-
-def _read_text(word: str) -> str | None:
-    if word in NULLS:
-        return None
-    if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"":
-        with suppress(ConfigError):
-            if isinstance(quoted := parse_yaml(word, "the word"), str):
-                return quoted
-    return word
 
 
 def _read_yaml(word: str, where: str) -> Any:
