@@ -12,8 +12,8 @@ from heron.config.sections import Natural
 from heron.config.terms import Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
-from heron.losses.debiased import debias
 from heron.losses.engine import unit, working_dtype
+from heron.losses.hard import debias
 from heron.losses.inputs import RowCounts
 from heron.losses.momentum import Decay, KeyQueue, MomentumLoss
 from heron.losses.pairs import Pairs

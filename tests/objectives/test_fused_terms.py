@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heron.losses import fused
-from heron.losses.debiased import debiased
-from heron.losses.hard import hard
+from heron.losses.hard import debiased, hard
 from heron.losses.mulco import mulco
 from heron.losses.single_view import single_view_unsupervised
 from heron.losses.supcon import supcon

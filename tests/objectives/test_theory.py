@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from heron.losses.debiased import debiased
-from heron.losses.hard import hard
-from heron.losses.hierarchical import hierarchical
+from heron.losses.hard import debiased, hard
 from heron.losses.mulco import mulco
-from heron.losses.supcon import supcon
+from heron.losses.supcon import hierarchical, supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import (
     cmc,

@@ -21,13 +21,13 @@ from heron.losses.fused.layout import PRECISION as PRECISION
 from heron.losses.fused.layout import WIDEST as WIDEST
 from heron.losses.fused.layout import WIDEST_SIDE as WIDEST_SIDE
 from heron.losses.fused.layout import Precision as Precision
+from heron.losses.fused.layout import available as available
 from heron.losses.fused.layout import balance as balance
 from heron.losses.fused.layout import choose_precision as choose_precision
+from heron.losses.fused.layout import enabled as enabled
 from heron.losses.fused.layout import headroom as headroom
 from heron.losses.fused.layout import set_default_precision as set_default_precision
 from heron.losses.fused.pairs import pair_losses as pair_losses
 from heron.losses.fused.pairs import tagged_pair_losses as tagged_pair_losses
 from heron.losses.fused.sums import exponential_sums as exponential_sums
 from heron.losses.fused.sums import mutual_gradient as mutual_gradient
-from heron.losses.fused.switch import available as available
-from heron.losses.fused.switch import enabled as enabled
