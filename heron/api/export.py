@@ -53,14 +53,11 @@ class RawLayer(nn.Module):
 
     def forward(self, views: Rows) -> Tensor:
         """Returns float32 [rows, dim] from the stored views by name, each [rows, ...]."""
-        return _compute(LayerModel(self.network, self.views), views, self.layer)
-
-
-def _compute(model: LayerModel, views: Rows, layer: ExportLayer) -> Tensor:
-    rows = next(iter(views.values())).shape[0]
-    keys = torch.zeros(rows, dtype=torch.int64)  # evaluation draws no numbers
-    features = model.features(Batch(views, torch.empty(0, 0), keys, keys, [rows]))
-    return LayerModel.layer(features, layer).float()
+        rows = next(iter(views.values())).shape[0]
+        keys = torch.zeros(rows, dtype=torch.int64)  # evaluation draws no numbers
+        batch = Batch(views, torch.empty(0, 0), keys, keys, [rows])
+        features = LayerModel(self.network, self.views).features(batch)
+        return LayerModel.layer(features, self.layer).float()
 
 
 def export(
@@ -113,13 +110,15 @@ def export(
             require(package, "an export to ONNX")
     graph, rows = RawLayer(model, layer), _draw(signature, model.stored, CHECKED_ROWS)
     with torch.inference_mode():
-        expected = _compute(model, rows, layer).numpy()
-        network.leave_out_parts(
-            lambda: np.array_equal(_compute(model, rows, layer).numpy(), expected)
-        )
+        expected = graph(rows).numpy()
+        network.leave_out_parts(lambda: np.array_equal(graph(rows).numpy(), expected))
     with _quiet():
         try:
-            program = _trace(graph, _draw(signature, model.stored, TRACED_ROWS))
+            traced = _draw(signature, model.stored, TRACED_ROWS)
+            count = torch.export.Dim("rows")
+            shapes = {"views": {name: {0: count} for name in traced}}
+            with torch.no_grad():
+                program = torch.export.export(graph, (traced,), dynamic_shapes=shapes)
             write = _onnx if format == "onnx" else _archive
             contents, compute = write(
                 program, rows, layer, _describe(signature, model.stored, layer, expected.shape[1])
@@ -180,13 +179,6 @@ def _draw(signature: Signature, stored: Sequence[str], rows: int) -> Rows:
             values = values * np.array(view.std) + np.array(view.mean)
         drawn[name] = torch.from_numpy(values.astype(np.float32))
     return drawn
-
-
-def _trace(graph: RawLayer, rows: Rows) -> torch.export.ExportedProgram:
-    row_count = torch.export.Dim("rows")
-    shapes = {"views": {name: {0: row_count} for name in rows}}
-    with torch.no_grad():
-        return torch.export.export(graph, (rows,), dynamic_shapes=shapes)
 
 
 Exported = tuple[bytes, Callable[[Rows], NDArray[np.float32]]]  # the file, and how to run it

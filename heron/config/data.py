@@ -139,11 +139,6 @@ PASSWORD = re.compile(r"://[^/?#\s]*:[^/?#\s]+@")
 KEYS = re.compile(r"keys(?![a-z])", re.I)  # in the name of a number, which counts them
 
 
-def _empty_for_null(path: Any) -> Any:
-    """Returns "" for null, by which an override removes the path of a file."""
-    return "" if path is None else path
-
-
 class Data(Section):
     """Shards, the protocol over their rows, and the streams of batches drawn from them.
 
@@ -181,7 +176,7 @@ class Data(Section):
         storage_options: options of fsspec, without credentials, which belong in the environment.
     """
 
-    path: Annotated[PathText, BeforeValidator(_empty_for_null)] = ""
+    path: Annotated[PathText, BeforeValidator(lambda path: "" if path is None else path)] = ""
     sources: Annotated[list[SourceShare], Field(min_length=1)] | None = None
     balance: Literal["labels"] | None = None
     webdataset: WebDataset | None = None

@@ -3,7 +3,7 @@
 import re
 from itertools import chain
 from string import ascii_lowercase, ascii_uppercase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import braceexpand
 from pydantic import AfterValidator, BeforeValidator
@@ -59,16 +59,13 @@ def _count(text: str) -> int:
     return alternatives
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _expandable(tars: list[str]) -> list[str]:
     expand(tars)
     return tars
 
 
-Tars = Annotated[list[PathText], BeforeValidator(_as_list), AfterValidator(_expandable)]
+Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+Tars = Annotated[list[PathText], Listed, AfterValidator(_expandable)]
 
 
 class WebDataset(Section):

@@ -10,14 +10,7 @@ from heron.config.data import Data
 from heron.config.errors import ConfigError
 from heron.config.model import ModelConfig
 from heron.config.overrides import override
-from heron.config.sections import (
-    PathText,
-    Section,
-    check,
-    dump_yaml,
-    parse_yaml,
-    read_tree,
-)
+from heron.config.sections import PathText, Section, check, dump_yaml, parse_yaml, read_tree
 from heron.config.shipped import CONFIGS
 from heron.config.terms import Terms
 from heron.config.training import Evaluate, Negatives, Optim, Precision, Train

@@ -15,14 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from heron.config.sections import (
-    BelowOne,
-    Natural,
-    PathText,
-    Plain,
-    Positive,
-    Section,
-)
+from heron.config.sections import BelowOne, Natural, PathText, Plain, Positive, Section
 from heron.shards.dotted import load_class
 
 if TYPE_CHECKING:

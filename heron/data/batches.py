@@ -161,11 +161,9 @@ class BatchSource(Protocol):
 
     def specs(self) -> dict[str, ArraySpec]:
         """Returns the shape and dtype of every array of a batch."""
-        ...
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Fills a buffer with batch t; returns `sizes` and `lost` of the `Batch`."""
-        ...
 
 
 def array_specs(

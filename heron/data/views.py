@@ -45,11 +45,9 @@ class StoredViews(Protocol):
 
     def view(self, name: str) -> View:
         """Returns shape and statistics of a stored view."""
-        ...
 
     def vocabulary(self, name: str) -> int:
         """Returns the number of token ids of a stored view of texts."""
-        ...
 
 
 class Views:

@@ -130,17 +130,6 @@ def log_loss(probability: NDArray[Any], y: Matrix, exclusive: bool) -> float:
     return float(-np.log(np.maximum(true, LEAST)).mean()) if len(true) else 0.0
 
 
-def _mean_loss(
-    parts: Sequence[Part], predictions: Sequence[NDArray[Any]], exclusive: bool
-) -> float:
-    """Returns the mean log-loss over held-out rows; 0 without any."""
-    losses = [
-        log_loss(probability, part[3], exclusive)
-        for part, probability in zip(parts, predictions, strict=True)
-    ]
-    return float(np.average(losses, weights=[len(part[3]) for part in parts])) if parts else 0.0
-
-
 def _rows(x: NDArray[Any], options: Options) -> NDArray[Any]:
     """Returns [rows, views * width], or [rows * views, width] where views are rows of their own."""
     return x.reshape(-1, x.shape[2]) if options["shared"] else x.reshape(len(x), -1)
@@ -183,11 +172,12 @@ def _search_logistic(
 def _logistic_loss(
     parts: Sequence[Part], projected: Sequence[tuple[Any, ...]], exclusive: bool, power: int
 ) -> float:
-    predictions = []
-    for (rows, queries, labels), part in zip(projected, parts, strict=True):
+    """Returns the mean log-loss over the held-out rows."""
+    losses = []
+    for (rows, queries, labels), (*_, truth) in zip(projected, parts, strict=True):
         found = fit_logistic(rows, labels, exclusive, 10.0**power, ITERATIONS)(queries)
-        predictions.append(_averaged(found, len(part[3])))
-    return _mean_loss(parts, predictions, exclusive)
+        losses.append(log_loss(_averaged(found, len(truth)), truth, exclusive))
+    return float(np.average(losses, weights=[len(truth) for *_, truth in parts]))
 
 
 def _descend(loss: Callable[[int], float], start: int) -> dict[int, float]:

@@ -27,12 +27,7 @@ from heron.losses.plnl import Plnl
 from heron.losses.single_view import SingleViewUnsupervised
 from heron.losses.supcon import Hierarchical, Supcon
 from heron.losses.supervised import WeightedSupervised
-from heron.losses.unsupervised import (
-    Cmc,
-    InputWeightedUnsupervised,
-    NtXent,
-    WeightedUnsupervised,
-)
+from heron.losses.unsupervised import Cmc, InputWeightedUnsupervised, NtXent, WeightedUnsupervised
 
 # Names that people search for.
 InfoNCE = NTXentLoss = NtXent

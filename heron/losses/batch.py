@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,14 +88,9 @@ class GlobalBatch:
 
         They are slices of the gathered tensors: nothing more is sent.
         """
-        return replace(
-            self,
-            own=self.own.prefix(names, width),
-            gathered=self.gathered.prefix(names, width),
-            gathered_labelled=self.gathered_labelled.prefix(names, width),
-            vectors=self.vectors.prefix(names, width),
-            labelled_vectors=self.labelled_vectors.prefix(names, width),
-        )
+        maps = ((field, x) for field, x in vars(self).items() if isinstance(x, FeatureMap))
+        cut: dict[str, Any] = {field: x.prefix(names, width) for field, x in maps}
+        return replace(self, **cut)
 
     @property
     def num_labelled(self) -> int:

@@ -165,9 +165,8 @@ def _identity_penalty(code: Tensor, rows: Rows) -> Tensor:
     """The share of `rows` in |C^T C - I|_F^2, which is tr(D C^T C) - tr(D), D = C^T C - I."""
     d = code.T @ code - torch.eye(code.shape[1], dtype=code.dtype, device=code.device)
     own = code[as_slice(rows)]
-    if not isinstance(rows, OwnRows):
-        return ((own @ d) * own).sum() - d.diagonal().sum() * (len(own) / max(len(code), 1))
-    # Own rows are in D too: the gradient of all shares is twice that with D held constant.
-    d = d.detach()
+    d = d.detach() if isinstance(rows, OwnRows) else d
     share = ((own @ d) * own).sum()
-    return 2 * share - share.detach() - d.diagonal().sum() * (len(own) / max(len(code), 1))
+    if isinstance(rows, OwnRows):  # in D too: the gradient is twice that with D held constant
+        share = 2 * share - share.detach()
+    return share - d.diagonal().sum() * (len(own) / max(len(code), 1))

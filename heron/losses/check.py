@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -92,7 +92,7 @@ def shares_of(world: int) -> tuple[list[int], list[int]]:
 def evaluate(spec: LossSpec, inputs: Inputs) -> Result:
     """Returns the value and the gradients of a loss that is built anew."""
     try:
-        loss = build(spec, inputs.dtype)
+        loss = build(spec, inputs.features[0].dtype)
         leaves = [x.clone().requires_grad_() for x in inputs.features]
         value = call(loss, spec, inputs.with_features(leaves))
         learnt = list(loss.parameters()) if isinstance(loss, nn.Module) else []
@@ -117,11 +117,12 @@ def _alone(spec: LossSpec, draw: Inputs, true: Result) -> list[Finding]:
         ("float16", torch.float16, 5e-2),
     ):
         findings.append(_precision(name, evaluate(spec, draw.to(dtype)), true, bound))
+    one_class = replace(double, classes=torch.zeros_like(double.classes))
     zero = [x.clone() for x in double.features]
     zero[0][0] = 0
     findings.append(_finite("a row of zeros", evaluate(spec, double.with_features(zero))))
     findings.append(_finite("one row", evaluate(spec, double.rows(slice(0, 1)))))
-    findings.append(_finite("one class", evaluate(spec, double.of_one_class())))
+    findings.append(_finite("one class", evaluate(spec, one_class)))
     return [*findings, _second_derivative(spec, double)]
 
 
@@ -153,7 +154,7 @@ def _second_derivative(spec: LossSpec, inputs: Inputs) -> Finding:
     direction[::2] = -1
 
     def slopes(x: Tensor, create_graph: bool) -> Tensor:
-        loss = build(spec, inputs.dtype)
+        loss = build(spec, inputs.features[0].dtype)
         value = call(loss, spec, inputs.with_features([x, *inputs.features[1:]]))
         (gradient,) = torch.autograd.grad(value, x, create_graph=create_graph)
         return gradient

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import normalize, one_hot
 
 from heron.config.errors import ConfigError
 from heron.distributed import collectives
@@ -63,11 +63,6 @@ class Inputs:
         features = [torch.randn(rows, n, generator=generator).bfloat16().float() for n in widths]
         return cls(form, [x.clamp(-4, 4) for x in features], torch.arange(rows) % CLASSES)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the features."""
-        return self.features[0].dtype
-
     def with_features(self, features: Sequence[Tensor]) -> "Inputs":
         """Returns the same rows with other features."""
         return replace(self, features=list(features))
@@ -84,10 +79,6 @@ class Inputs:
         """Returns some of the rows."""
         some = self.with_features([x[rows] for x in self.features])
         return replace(some, classes=self.classes[rows], first=rows.start)
-
-    def of_one_class(self) -> "Inputs":
-        """Returns the rows as if all were of the first class."""
-        return replace(self, classes=torch.zeros_like(self.classes))
 
 
 def find_loss(path: str) -> Callable[..., Any]:
@@ -181,33 +172,22 @@ def _arguments(kind: type[Loss]) -> list[Any]:
 
 def call(loss: Any, spec: LossSpec, inputs: Inputs) -> Tensor:
     """Calls a loss with rows, in its form."""
-    z1, z2, logits = inputs.features
-    one, classes = z1.new_ones(()), inputs.classes
-    value: Tensor
-    match spec.inputs:
-        case "views":
-            value = loss([z1, z2])
-        case "pair":
-            value = loss(z1, z2)
-        case "clip":
-            value = loss(_unit(z1), _unit(z2), 10 * one)
-        case "siglip":
-            value = loss(_unit(z1), _unit(z2), 10 * one, -one)
-        case "stacked":
-            value = loss(torch.stack([_unit(z1), _unit(z2)], 1), classes)
-        case "rows":
-            value = loss(torch.cat([z1, z2]), classes.repeat(2))
-        case "labelled":
-            value = loss(z1, classes)
-        case "logits":
-            value = loss(logits, classes)
-        case "heron":
-            value = _call_heron(loss, inputs)
+    if spec.inputs == "heron":
+        return _call_heron(loss, inputs)
+    (z1, z2, logits), classes = inputs.features, inputs.classes
+    one, (u1, u2) = z1.new_ones(()), (normalize(z, dim=1) for z in (z1, z2))
+    arguments: dict[str, tuple[Any, ...]] = {
+        "views": ([z1, z2],),
+        "pair": (z1, z2),
+        "clip": (u1, u2, 10 * one),
+        "siglip": (u1, u2, 10 * one, -one),
+        "stacked": (torch.stack([u1, u2], 1), classes),
+        "rows": (torch.cat([z1, z2]), classes.repeat(2)),
+        "labelled": (z1, classes),
+        "logits": (logits, classes),
+    }
+    value: Tensor = loss(*arguments[spec.inputs])
     return value
-
-
-def _unit(x: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(x, dim=1)
 
 
 def _call_heron(loss: Any, inputs: Inputs) -> Tensor:

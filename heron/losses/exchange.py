@@ -99,8 +99,8 @@ def exchange(
     extra = [(targets, labelled)] + ([] if present is None else [(present, rows)])
     gathered, (targets, *present_of_all) = _gather(to_gather, extra, wire_dtypes)
 
-    def select(names: Sequence[str], of_labelled: bool, sum_grads: bool) -> dict[str, list[Tensor]]:
-        selected: dict[str, list[Tensor]] = {name: [] for name in names}
+    def select(scope: str, of_labelled: bool, sum_grads: bool) -> FeatureMap:
+        selected = FeatureMap(scope, {name: [] for name in getattr(needs, scope)})
         for feature in gathered:
             if (name := feature.name) in selected:
                 unchanged = len(rows) == 1 and name not in wire_dtypes
@@ -109,16 +109,12 @@ def exchange(
                 selected[name].append(x.index_select(0, labelled_indices) if take_labelled else x)
         return selected
 
-    gathered_rows = select(needs.gathered, of_labelled=False, sum_grads=True)
-    gathered_labelled = select(needs.labelled, of_labelled=True, sum_grads=True)
-    vectors = select(needs.vectors, of_labelled=False, sum_grads=False)
-    labelled_vectors = select(needs.labelled_vectors, of_labelled=True, sum_grads=False)
     return GlobalBatch(
         own=FeatureMap("own", features),
-        gathered=FeatureMap("gathered", gathered_rows),
-        gathered_labelled=FeatureMap("labelled", gathered_labelled),
-        vectors=FeatureMap("vectors", vectors),
-        labelled_vectors=FeatureMap("labelled_vectors", labelled_vectors),
+        gathered=select("gathered", of_labelled=False, sum_grads=True),
+        gathered_labelled=select("labelled", of_labelled=True, sum_grads=True),
+        vectors=select("vectors", of_labelled=False, sum_grads=False),
+        labelled_vectors=select("labelled_vectors", of_labelled=True, sum_grads=False),
         targets=targets,
         rows=_local_slice(rows),
         labelled=_local_slice(labelled),

@@ -9,15 +9,7 @@ from torch import Tensor
 from heron.losses.contrast import contrast
 from heron.losses.engine import unit, working_dtype
 from heron.losses.mirroring import Mirroring, mirrored_sums
-from heron.losses.pairs import (
-    OwnRows,
-    Pairs,
-    Present,
-    Rows,
-    as_slice,
-    join_views,
-    pair_count,
-)
+from heron.losses.pairs import OwnRows, Pairs, Present, Rows, as_slice, join_views, pair_count
 
 # A head's vectors of each view on the anchors' side, and on the keys' side. With the sides swapped,
 # the first of several heads is the last, the second the last but one; a single head is symmetric.

@@ -12,14 +12,7 @@ from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.distributed.derivatives import first_derivative
 from heron.losses import fused, products
 from heron.losses.batch import GlobalBatch
-from heron.losses.engine import (
-    RuleResult,
-    blockwise,
-    refuse_labels,
-    strips,
-    unit,
-    working_dtype,
-)
+from heron.losses.engine import RuleResult, blockwise, refuse_labels, strips, unit, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import as_columns
 from heron.losses.pairs import OwnRows, Rows, as_slice, is_fused
@@ -149,8 +142,13 @@ def _weighted_supervised(
     use_kernels = is_known is None and is_fused(s, "labels") and y.shape[1] <= fused.WIDEST_SIDE
     if use_kernels:
         return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
-    known = None if is_known is None else is_known.to(dtype)
-    return _by_strips(s, y, weight, tau, distance, self_pairs, known, rows)
+    known, own = None if is_known is None else is_known.to(dtype), as_slice(rows)
+    excluded = None if self_pairs else torch.arange(len(y), device=y.device)[own]
+    rule = _PairRule(y, weight, distance, known, own, excluded)
+    if not isinstance(rows, OwnRows):
+        return blockwise(rule, [s[own] / tau], [s])
+    loss: Tensor = _SharedPairs.apply(s[own] / tau, s.detach(), rule, rows)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def _refuse_other_labels(y: Tensor) -> None:
@@ -161,26 +159,6 @@ def _refuse_other_labels(y: Tensor) -> None:
             f"one-hot, got {y[row].tolist()}"
         ),
     )
-
-
-def _by_strips(
-    s: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    tau: float,
-    distance: Distance,
-    self_pairs: bool,
-    known: Tensor | None,
-    rows: Rows,
-) -> Tensor:
-    """Computes L_s a strip of anchors at a time; `known` is 1 where a label is known."""
-    own = as_slice(rows)
-    excluded = None if self_pairs else torch.arange(len(y), device=y.device)[own]
-    rule = _PairRule(y, weight, distance, known, own, excluded)
-    if not isinstance(rows, OwnRows):
-        return blockwise(rule, [s[own] / tau], [s])
-    loss: Tensor = _SharedPairs.apply(s[own] / tau, s.detach(), rule, rows)  # type: ignore[no-untyped-call]
-    return loss
 
 
 def _by_kernels(

@@ -191,24 +191,20 @@ class TaskGroups(nn.Module):
         if not shared or not self.weight:
             return 0, [tasks]
         level = shared[-1]
-        above = [*self.layers, self.heads][level + 1]
+        above = [*self.layers, self.heads][level + 1].group_of_task
+        branches = [[n for n, g in enumerate(above) if g == group] for group in sorted(set(above))]
         # Views are weighted by the first layer's mean positive weight, as in the authors' code.
         by_view = torch.split(self.layers[0].weight[0].relu(), self.view_width, 1)
         importance = torch.stack([weight.mean() for weight in by_view]).double().softmax(0)
         groups = partition(
             self.agreement.double().cpu().numpy(),
-            _tasks_of_groups(above.group_of_task),
+            branches,
             importance.cpu().numpy(),
             cost=self.rule.cost * 2 ** (len(self.layers) - 1 - level),
             separation=self.rule.separation,
             consensus=self.rule.consensus,
         )
         return level, groups
-
-
-def _tasks_of_groups(group_of_task: Sequence[int]) -> list[list[int]]:
-    groups = sorted(set(group_of_task))
-    return [[task for task, g in enumerate(group_of_task) if g == group] for group in groups]
 
 
 def partition(

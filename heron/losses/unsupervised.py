@@ -13,12 +13,7 @@ from heron.losses.batch import GlobalBatch
 from heron.losses.engine import unit
 from heron.losses.families import InputLoss, ProjectionLoss
 from heron.losses.loss import projection_spec
-from heron.losses.own_positives import (
-    Head,
-    all_views_loss,
-    cross_view_loss,
-    unit_views,
-)
+from heron.losses.own_positives import Head, all_views_loss, cross_view_loss, unit_views
 from heron.losses.pairs import Present, Rows
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 

@@ -156,7 +156,14 @@ class Heterogeneous(nn.Module):
         spec = ModelSpec(config, shapes, labels, self.widths, self.classified, batch)
         self.classified_width = spec.classified_width
 
-        self.classifier = self._classifier_of_term(spec, terms)
+        classifiers = {name: term.build_classifier(spec) for name, term in terms.items()}
+        owners = [name for name, classifier in classifiers.items() if classifier is not None]
+        if len(owners) > 1:
+            raise ConfigError(
+                f"objective.{' and objective.'.join(owners)} each bring their own classifier, and "
+                "a model has one; set the weight of the others to 0"
+            )
+        self.classifier = classifiers[owners[0]] if owners else None
         if self.classifier is None and "logits" in needed:
             self.classifier = nn.Linear(self.classified_width, labels)
         projectors = (
@@ -194,18 +201,6 @@ class Heterogeneous(nn.Module):
                 f"model.shared_encoder needs views of one shape, got {[tuple(s) for s in shapes]}; "
                 "set it to false"
             )
-
-    def _classifier_of_term(
-        self, spec: ModelSpec, terms: Mapping[str, ModelTerm]
-    ) -> nn.Module | None:
-        classifiers = {name: term.build_classifier(spec) for name, term in terms.items()}
-        owners = [name for name, classifier in classifiers.items() if classifier is not None]
-        if len(owners) > 1:
-            raise ConfigError(
-                f"objective.{' and objective.'.join(owners)} each bring their own classifier, and "
-                "a model has one; set the weight of the others to 0"
-            )
-        return classifiers[owners[0]] if owners else None
 
     def _build_parts(self, spec: ModelSpec, terms: Mapping[str, ModelTerm]) -> None:
         """Builds the parts of terms in an order that is independent of the configuration's."""

@@ -121,7 +121,12 @@ def build_network(
             f"{key}: {options.kind} cannot build this network ({line:.300}); its options must fit "
             f"it and a view of shape {tuple(shape)}"
         ) from error
-    _choose_trainable(encoder, options, key)
+    if options.freeze:
+        encoder.network.requires_grad_(False)
+    if options.lora is not None:
+        _add_lora(encoder.network, options.lora, key)
+    if options.layer_decay < 1:
+        _set_rates(encoder.network, options.layer_decay)
     sample = torch.ones(2, shape[0], dtype=torch.int32)
     if len(shape) == 3:
         sample = torch.zeros(2, shape[2], *shape[:2])
@@ -209,17 +214,6 @@ def _load(network: nn.Module, path: Path, key: str) -> None:
             f"{key}: {path} has weights of another network: {misfits[0]} is missing or extra, one "
             f"of {len(misfits)} such"
         )
-
-
-def _choose_trainable(encoder: NetworkEncoder, options: Network, key: str) -> None:
-    """Freezes weights, adds LoRA, and sets the rates of the rest, as the options say."""
-    network = encoder.network
-    if options.freeze:
-        network.requires_grad_(False)
-    if options.lora is not None:
-        _add_lora(network, options.lora, key)
-    if options.layer_decay < 1:
-        _set_rates(network, options.layer_decay)
 
 
 def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:

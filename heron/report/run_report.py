@@ -48,6 +48,9 @@ def write_report(
     multi_label = reader.manifest.labels.kind == "multi_label"
     scores = MULTI_LABEL_SCORES if multi_label else CLASS_SCORES
     setting = config.evaluate.threshold
+    how = "F1: each method's threshold is fitted on the validation rows."  # one rule for all
+    if setting != "fitted":
+        how = f"F1: every method predicts a label above a probability of {setting:g}."
     threshold = float(result.get("threshold", 0.5 if setting == "fitted" else setting))
     labels = _labels(predictions, reader, threshold)
     scatter, near = None, []
@@ -68,7 +71,7 @@ def write_report(
         curves=curves,
         stride=stride,
         monitoring=any(charts.MONITORING in chart.title for chart in curves),
-        threshold=_threshold_text(config, multi_label),
+        threshold=how if multi_label else "",
         map=scatter,
         embedded=len(embedding.rows) if embedding else 0,
         near=near,
@@ -83,16 +86,6 @@ def write_report(
     with atomic_write(path) as stream:
         stream.write(text.encode())
     return path
-
-
-def _threshold_text(config: Config, multi_label: bool) -> str:
-    """Says where the threshold of F1 comes from, the same rule for all methods."""
-    if not multi_label:
-        return ""
-    setting = config.evaluate.threshold
-    if setting == "fitted":
-        return "F1: each method's threshold is fitted on the validation rows."
-    return f"F1: every method predicts a label above a probability of {setting:g}."
 
 
 def _yaml(tree: Any) -> str:

@@ -217,7 +217,9 @@ def _write_data(retriever: Retriever, folder: Path, update: Callable[[int], None
     description = about(retriever, Limits(), sample_map)
     # What the page offers follows from its description: nothing here that needs a search.
     description |= {"static": True, "indexes": [""], "inputs": [], "texts": False, "hits": HITS}
-    description["values"] = _has_values(retriever)
+    description["values"] = False  # without the shards there are no texts or numbers to show
+    with suppress(*EXPECTED):
+        description["values"] = any(retriever.values([0]).values())
     _save(folder / "about.json", description)
     if sample_map is not None:
         (folder / "map.bin").write_bytes(sample_map.bytes)
@@ -239,13 +241,6 @@ def _write_data(retriever: Retriever, folder: Path, update: Callable[[int], None
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
         update(len(numbers))
-
-
-def _has_values(retriever: Retriever) -> bool:
-    """Returns whether samples have texts or numbers to show; without the shards they have none."""
-    with suppress(*EXPECTED):
-        return any(retriever.values([0]).values())
-    return False
 
 
 def _answers(retriever: Retriever, number: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from heron.config.errors import StudyError
-from heron.config.experiment import Config
 from heron.config.extras import require
 from heron.data.dataset import build_data
 from heron.distributed.cluster import nodes
@@ -188,7 +187,13 @@ def drive(trials: list[Trial], ledger: Ledger) -> bool:
     if study.search.sampler == "optuna":
         require("optuna", "the sampler optuna")
     with _interruptible():
-        _make_data(study, configs)
+        # Before the first trial, so that no trials build the data at once or are slowed.
+        for data in {tuple(config.data.paths): config.data for config in configs}.values():
+            try:
+                build_data(data)
+            except (ShardError, SourceError) as error:
+                hint = f"; {study.data}" if study.data else ""
+                raise type(error)(f"{error}{hint}") from None
         ledger.begin()
         shutil.rmtree(ledger.out / RAY, ignore_errors=True)
         if study.search.scheduler == "pbt":
@@ -232,15 +237,6 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _make_data(study: Study, configs: Sequence[Config]) -> None:
-    """Builds the data before the first trial, so that no trials build it at once or are slowed."""
-    for data in {tuple(config.data.paths): config.data for config in configs}.values():
-        try:
-            build_data(data)
-        except (ShardError, SourceError) as error:
-            raise type(error)(f"{error}; {study.data}" if study.data else str(error)) from None
 
 
 def _fit(

@@ -5,7 +5,7 @@ their constants.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ def curves(means: pd.DataFrame, x: str, y: str, lines: Mapping[str, Lines]) -> C
     axes["yaxis"] = {"title": {"text": label(y)}}
     if lower_is_better(y):
         axes["yaxis"] |= _axis(unit * means["mean"])
-    return _chart("", traces, axes)
+    return Chart("", traces, axes | {"height": HEIGHT, "showlegend": len(traces) > 1})
 
 
 def heat_map(y: str, means: pd.DataFrame, lowest_is_best: bool) -> Chart:
@@ -111,10 +111,6 @@ def _axis(values: pd.Series, ticks: bool = False) -> dict[str, Any]:
     if ticks and len(finite) <= MAX_TICKS:
         axis |= {"tickvals": finite, "ticktext": [number(value, 3) for value in finite]}
     return axis
-
-
-def _chart(title: str, traces: Sequence[dict[str, Any]], axes: dict[str, Any]) -> Chart:
-    return Chart(title, [*traces], axes | {"height": HEIGHT, "showlegend": len(traces) > 1})
 
 
 @dataclass(frozen=True)

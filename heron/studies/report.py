@@ -69,7 +69,11 @@ class Report:
         note = f'<p class="note">{html.escape(progress)}</p>'
         yield note if "not finished" in progress else text.paragraph(progress)
         yield from map(text.paragraph, results.notes)
-        yield self._best()
+        score = results.study.measure.score or self.ys[0]
+        if (setting := best(results, score)) is None:
+            yield text.paragraph(f"No trial that is done has '{score}', so that none is best.")
+        else:
+            yield text.paragraph(f"Best by the mean over repeats, {setting.describe(score)}.")
         if results.done.empty:
             yield text.paragraph("No trial is done, so that there is nothing to draw.")
         else:
@@ -90,14 +94,6 @@ class Report:
             yield _lines(errors.items())
         yield text.heading("The command of each trial")
         yield _lines(results.table["command"].items())
-
-    def _best(self) -> str:
-        results = self.results
-        name = results.study.measure.score or self.ys[0]
-        setting = best(results, name)
-        if setting is None:
-            return text.paragraph(f"No trial that is done has '{name}', so that none is best.")
-        return text.paragraph(f"Best by the mean over repeats, {setting.describe(name)}.")
 
     def _curves(self, y: str) -> Iterator[str]:
         """Yields the curves of a column, with the study's fits if the column is a cost."""

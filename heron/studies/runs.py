@@ -104,7 +104,9 @@ def read_run(folder: Path) -> Run:
             run |= {"state": "ended", "steps": values["steps"], "seconds": values["train_seconds"]}
             run |= {key: values.get(key) for key in ("version", "fingerprint")}
         else:
-            saved_step = _newest_checkpoint_step(folder / "checkpoints")
+            names = (p.parent.name for p in folder.glob("checkpoints/step-*/COMPLETE"))
+            steps = (name.removeprefix("step-") for name in names)
+            saved_step = max((int(step) for step in steps if step.isdecimal()), default=None)
             run["state"] = "stopped" if run["step"] and run["step"] == saved_step else "dead"
     except (TrainingError, OSError, ValueError, OverflowError) as fault:
         run |= {"state": "damaged", "fault": " ".join(str(fault).split())}
@@ -152,12 +154,6 @@ def _last_rows(path: Path) -> Run:
             }
             scores = {key: value for key, value in named.items() if is_score(key, value)}
     return {"step": step, "loss": loss} | scores
-
-
-def _newest_checkpoint_step(checkpoints: Path) -> int | None:
-    names = (path.parent.name for path in checkpoints.glob("step-*/COMPLETE"))
-    steps = (name.removeprefix("step-") for name in names)
-    return max((int(step) for step in steps if step.isdecimal()), default=None)
 
 
 def is_score(key: str, value: Any) -> bool:

@@ -11,13 +11,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from heron.losses.fused.tiles import (
-    add_product,
-    load_part,
-    load_tile,
-    product,
-    store_part,
-)
+from heron.losses.fused.tiles import add_product, load_part, load_tile, product, store_part
 
 
 @triton.jit

@@ -5,13 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from heron.losses.fused.tiles import (
-    add_product,
-    load_tile,
-    product,
-    store_part,
-    touch,
-)
+from heron.losses.fused.tiles import add_product, load_tile, product, store_part, touch
 
 
 @triton.jit
