@@ -125,8 +125,9 @@ def export(
             )
             computed = compute(rows)
         except Exception as error:  # of torch's tracer, of the converter, of the runtime
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ExportError(
-                f"cannot export layer '{layer}' to {format}: {_first_line(error)}; torch.export "
+                f"cannot export layer '{layer}' to {format}: {reason}; torch.export "
                 "must be able to trace the evaluation of all encoders and parts, so check your own"
             ) from error
     difference = float(np.abs(computed - expected).max())
@@ -233,7 +234,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -198,11 +198,8 @@ class Augmentation(Section):
     @property
     def name(self) -> str:
         """The name: `crop`, `color`, ..., or a dotted path."""
-        return (
-            self.own[0]
-            if self.own
-            else next(field for field, section in self if section is not None)
-        )
+        chosen = next(field for field, section in self if section is not None)
+        return self.own[0] if self.own else chosen
 
     @property
     def options(self) -> Section:

@@ -58,9 +58,8 @@ def keys_at(name: str) -> list[Key]:
         ConfigError: there is no such key; names the nearest.
     """
     all_keys, normalized = describe_keys(), re.sub(r"\.\d+(?=\.|$)", ".N", name)
-    normalized = re.sub(
-        r"^model\.encoders\.[^.]+", "model.encoder", normalized
-    )  # all encoders have the keys of `encoder`
+    # All encoders have the keys of `encoder`.
+    normalized = re.sub(r"^model\.encoders\.[^.]+", "model.encoder", normalized)
     if matches := [key for key in all_keys if f"{key.name}.".startswith(f"{normalized}.")]:
         return matches
     raise ConfigError(

@@ -186,12 +186,8 @@ def _plain_fault(value: Any, path: tuple[str, ...], counter: Iterator[int]) -> s
         fault = f"must be text, a number, true or false, got {short_repr(value)}; put it in quotes"
     if fault:
         return f"{'.'.join(path) or 'the top level'} {fault}"
-    return next(
-        filter(
-            None, (_plain_fault(item, (*path, name), counter) for name, item in children.items())
-        ),
-        "",
-    )
+    faults = (_plain_fault(item, (*path, name), counter) for name, item in children.items())
+    return next(filter(None, faults), "")
 
 
 def _checked_plain(value: Any) -> Any:
@@ -200,9 +196,8 @@ def _checked_plain(value: Any) -> Any:
     return value
 
 
-Plain = Annotated[
-    dict[str, Any], AfterValidator(_checked_plain)
-]  # arbitrary plain values, within the limits
+# Arbitrary plain values, within the limits.
+Plain = Annotated[dict[str, Any], AfterValidator(_checked_plain)]
 
 
 def leaves(tree: Any, name: str = "", into_lists: bool = True) -> Iterator[tuple[str, Any]]:

@@ -199,11 +199,8 @@ class Evaluator:
         `transforms` maps a view's index to the function that turns its values into columns; None
         takes the values of all views. A view that a row lacks gets the mean of the other rows.
         """
-        transforms = (
-            dict.fromkeys(range(len(self.views.views)), np.asarray)
-            if transforms is None
-            else transforms
-        )
+        if transforms is None:
+            transforms = dict.fromkeys(range(len(self.views.views)), np.asarray)
         stored = [view.stored for view in self.views.views]
         inputs = []
         for start in range(0, max(len(rows), 1), self.config.batch):

@@ -62,11 +62,8 @@ class Bce(LogitLoss):
 
     needs = Needs(own=("logits",), labels=CLASS_LABELS)
     unknown_labels = True
+    columns = staticmethod(as_probabilities)
     function = staticmethod(bce)
-
-    def columns(self, labels: Tensor, classes: int) -> Tensor:
-        """Returns the labels as columns from 0 to 1."""
-        return as_probabilities(labels, classes)
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `bce` of this process's samples, with the number of known labels."""
@@ -78,11 +75,8 @@ class CrossEntropy(LogitLoss):
     """Cross-entropy of classes, averaged over samples."""
 
     needs = Needs(own=("logits",), labels=SINGLE_CLASS_LABELS)
+    columns = staticmethod(as_probabilities)
     function = staticmethod(cross_entropy)
-
-    def columns(self, labels: Tensor, classes: int) -> Tensor:
-        """Returns the labels as columns from 0 to 1."""
-        return as_probabilities(labels, classes)
 
 
 NEEDS = Needs(own=("logits",), labels=COMPLEMENTARY_LABELS)

@@ -107,7 +107,8 @@ class LogitLoss(Loss):
 
     missing_views = True
 
-    def columns(self, labels: Tensor, classes: int) -> Tensor:
+    @staticmethod
+    def columns(labels: Tensor, classes: int, /) -> Tensor:
         """Returns the labels as columns, one for each of `classes`."""
         return as_columns(labels, classes)
 

@@ -1,7 +1,7 @@
 """The weighted sum of terms that a step minimises."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -226,8 +226,13 @@ def gather_batch(
         features["inputs"] = [x.flatten(1) for x in inputs]
     if "paths" in needs.features:
         features["paths"] = [batch.paths]
-    if not needs.features <= features.keys():
-        _refuse_missing_features(objective, features)
+    for name, term in objective.terms.items():
+        if missing := sorted(term.needs.features - features.keys()):
+            expected = ", ".join(sorted({*features, *COMMON}))
+            raise ConfigError(
+                f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
+                f"use some of {expected}, or add a part that makes it"
+            )
     # Losses of float64 logits and float32 labels would be rounded to float32.
     targets = batch.targets.double() if has_float64 else batch.targets
     vectors = {*needs.vectors, *needs.labelled_vectors} if half else ()
@@ -244,14 +249,3 @@ def gather_batch(
         wire_dtypes=dict.fromkeys(vectors, torch.bfloat16),
         labels_known=labels_known,
     )
-
-
-def _refuse_missing_features(objective: Objective, features: Features) -> NoReturn:
-    for name, term in objective.terms.items():
-        if missing := sorted(term.needs.features - features.keys()):
-            expected = ", ".join(sorted({*features, *COMMON}))
-            raise ConfigError(
-                f"objective.{name} needs {', '.join(missing)}, which no part of the model makes; "
-                f"use some of {expected}, or add a part that makes it"
-            )
-    raise AssertionError("every need is a term's")

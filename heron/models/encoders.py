@@ -55,13 +55,8 @@ class GinEncoder(nn.Module):
         self.width = options.width * options.layers
         width, layers = self.labels, []
         for _ in range(options.layers):
-            layers.append(
-                nn.Sequential(
-                    nn.Linear(width, options.width),
-                    nn.ReLU(),
-                    nn.Linear(options.width, options.width),
-                )
-            )
+            first, second = nn.Linear(width, options.width), nn.Linear(options.width, options.width)
+            layers.append(nn.Sequential(first, nn.ReLU(), second))
             width = options.width
         self.convolutions = nn.ModuleList(map(geometric.GINConv, layers))
         self.norms = nn.ModuleList(nn.BatchNorm1d(options.width) for _ in layers)
@@ -198,11 +193,8 @@ def cnn(config: Cnn, channels: int, salt: int) -> tuple[list[nn.Module], int]:
     """
     layers: list[nn.Module] = []
     for out in config.channels:
-        layers += [
-            nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(out),
-            nn.ReLU(),
-        ]
+        convolution = nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(out), nn.ReLU()]
         channels = out
     layers += [nn.AdaptiveAvgPool2d(config.places), nn.Flatten()]
     flat = channels * config.places**2

@@ -166,11 +166,10 @@ class Heterogeneous(nn.Module):
         self.classifier = classifiers[owners[0]] if owners else None
         if self.classifier is None and "logits" in needed:
             self.classifier = nn.Linear(self.classified_width, labels)
-        projectors = (
-            (1 if config.shared_projector else self.views) if "projections" in needed else 0
-        )
+        projected = self.widths if "projections" in needed else []
         self.projectors = nn.ModuleList(
-            nn.Sequential(*head(config, width)) for width in self.widths[:projectors]
+            nn.Sequential(*head(config, width))
+            for width in projected[: 1 if config.shared_projector else self.views]
         )
         self._build_parts(spec, terms)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -37,8 +37,7 @@ class NetworkEncoder(nn.Module):
         super().__init__()
         self.network, self.options = network, options
         for name, values in (("mean", mean), ("std", std)):
-            shaped = torch.tensor(values).view(-1, 1, 1)
-            self.register_buffer(name, shaped)
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 
     def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
         """Returns features [rows, width] of token ids [rows, tokens] or of pictures."""

@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,8 @@ from heron.losses.fused import layout
 from heron.losses.fused.labels import label_sums, log_sums
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
 from heron.losses.fused.sums import exponential_sums, mutual_gradient
+from heron.shards.atomic import save_json
+from heron.shards.errors import ShardError
 
 Kernel = Literal["sums", "mutual", "labels", "tags"]
 KERNELS: tuple[Kernel, ...] = ("sums", "mutual", "labels", "tags")
@@ -100,7 +103,9 @@ def _verdict(kernel: Kernel, device: torch.device, precision: layout.Precision) 
     except Exception as error:  # a compiler's, a driver's
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
     if record and not fault:
-        _write(record, [*_read(record), name])
+        with suppress(OSError, ShardError):  # a cache that cannot be written is found out again
+            record.parent.mkdir(parents=True, exist_ok=True)
+            save_json(record, [*_read(record), name], several=True)
     return fault
 
 
@@ -121,16 +126,6 @@ def _read(path: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _write(path: Path, names: list[str]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(names))
-        part.replace(path)
-    except OSError:
-        return  # a cache that cannot be written is found out again
 
 
 Case = Callable[[torch.device, layout.Precision], tuple[Sequence[Tensor], Sequence[Tensor]]]
