@@ -47,11 +47,8 @@ class Facts:
     @property
     def plain(self) -> bool:
         """Whether labels alone are learnt: a second look at one table, text or graph adds none."""
-        return (
-            self.single_view
-            and self.views[0].kind != "image"
-            and self.kind in ("multi_class", "multi_label")
-        )
+        labelled = self.kind in ("multi_class", "multi_label")
+        return labelled and self.single_view and self.views[0].kind != "image"
 
     @property
     def looks(self) -> list[View]:

@@ -288,11 +288,9 @@ class Reader:
         """
         shards, local_rows = self.indexes.locate(rows)
         samples, offsets = np.divmod(local_rows, self.manifest.block_rows or 1)
-        present = (
-            self.present(rows, list(out))
-            if self.may_lack_views
-            else np.ones((len(rows), len(out)), bool)
-        )
+        present = np.ones((len(rows), len(out)), bool)
+        if self.may_lack_views:
+            present = self.present(rows, list(out))
         for column, (name, array) in enumerate(out.items()):
             view = self.view(name)
             if name in self.absent:

@@ -247,11 +247,8 @@ class ShardBatches:
         sizes = {stream.name: len(rows) for stream, rows in self._local_rows(0)}
         targets = sizes.get("labelled", 0), *streams.targets(no_rows).shape[1:]
         levels = reader.label_paths(no_rows).shape[1]
-        rows, model_views = (
-            sum(sizes.values()),
-            len(streams.stored_by_view) if reader.may_lack_views else 0,
-        )
-        return array_specs(streams.decoders, rows, targets, levels, model_views)
+        model_views = len(streams.stored_by_view) if reader.may_lack_views else 0
+        return array_specs(streams.decoders, sum(sizes.values()), targets, levels, model_views)
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Fills a buffer with the process's share of batch t; returns `sizes` and `lost`."""

@@ -178,20 +178,15 @@ class Evaluator:
             scores = gather(torch.cat(logits), sizes).float()
             scores = scores.softmax(1) if self.exclusive else scores.sigmoid()
             probability = scores.cpu().numpy()[readable]
-        hidden_features = (
-            gather(torch.cat(features), sizes).float().cpu().numpy()[readable] if hidden else None
-        )
-        projections = [
-            gather(torch.cat(chunks), sizes).float().cpu().numpy()[readable]
-            for chunks in zip(*views, strict=True)
-        ]
-        return Predictions(
-            probability,
-            hidden_features,
-            self.reader.ground_truth(rows[readable]),
-            rows[readable],
-            projections,
-        )
+
+        def gathered(chunks: Sequence[Tensor]) -> NDArray[np.float32]:
+            found = gather(torch.cat([*chunks]), sizes).float().cpu().numpy()
+            return np.asarray(found[readable])
+
+        hidden_features = gathered(features) if hidden else None
+        projections = [gathered(chunks) for chunks in zip(*views, strict=True)]
+        y = self.reader.ground_truth(rows[readable])
+        return Predictions(probability, hidden_features, y, rows[readable], projections)
 
     def inputs(self, rows: Rows, transforms: Mapping[int, Columns] | None = None) -> Predictions:
         """Returns the model's inputs as `hidden` [rows, columns]; this process reads all rows.

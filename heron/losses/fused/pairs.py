@@ -122,11 +122,8 @@ class _Entries:
 
     def ranges_in(self, others: "_Entries") -> tuple[Tensor, Tensor]:
         """Returns for every entry the first and past-last of `others` with its tag."""
-        first, last = (
-            torch.searchsorted(others.tag, self.tag, right=right, out_int32=True)
-            for right in (False, True)
-        )
-        return first, last
+        first = torch.searchsorted(others.tag, self.tag, out_int32=True)
+        return first, torch.searchsorted(others.tag, self.tag, right=True, out_int32=True)
 
 
 @dataclass(frozen=True)

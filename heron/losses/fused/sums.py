@@ -171,11 +171,8 @@ class _Pairing:
         """Returns the kernels' arguments for tags and weights."""
         tags: tuple[Tensor | None, ...] = (None,) * 4
         if self.tags is not None:
-            sizes = (tile.rows, tile.columns)
-            tags = (
-                *self.tags,
-                *(layout.tile_ranges(t, s) for t, s in zip(self.tags, sizes, strict=True)),
-            )
+            by_side = zip(self.tags, (tile.rows, tile.columns), strict=True)
+            tags = *self.tags, *(layout.tile_ranges(t, size) for t, size in by_side)
         return *tags, *(self.weights or (None, None))
 
     def numbers(self) -> tuple[float, float]:
@@ -214,11 +211,8 @@ class _ExponentialSums(torch.autograd.Function):
         anchors_need_grad, keys_need_grad, *_ = ctx.needs_input_grad  # type: ignore[attr-defined]
         scale = torch.stack([grad_outputs[0][:, r] * m for r, m in enumerate(pairing.moments)])
         if pairing.second == "count":  # which has no gradient
-            pairing, scale, sums = (
-                replace(pairing, moments=pairing.moments[:1]),
-                scale[:1],
-                sums[:1],
-            )
+            pairing = replace(pairing, moments=pairing.moments[:1])
+            scale, sums = scale[:1], sums[:1]
         n = scale.shape[1]
         bound = (scale.abs() * sums).sum(0)  # of an anchor's effect on any key
         d_anchors = d_keys = None
