@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
-from heron.distributed.derivatives import first_derivative
 from heron.losses import products
-from heron.losses.engine import count_members, dense_ranks, strip_elements
+from heron.losses.engine import count_members, dense_ranks, strip_elements, with_gradients
 from heron.losses.pairs import OwnRows, Rows
 from heron.losses.products import coefficients, factors, multiply
 
@@ -96,27 +94,9 @@ def class_losses(
     """
     if key_totals is not None:
         keys = keys.detach()
-    loss: Tensor = _ClassLosses.apply(  # type: ignore[no-untyped-call]
-        anchors, keys, log_total, floor, classes, rows, key_totals
-    )
-    return loss
-
-
-class _ClassLosses(torch.autograd.Function):
-    """The loss is a scalar: forward computes its gradient along with it, backward scales that."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        anchors: Tensor,
-        keys: Tensor,
-        log_total: Tensor,
-        floor: Tensor,
-        classes: Classes,
-        rows: Rows,
-        key_totals: Tensor | None,
-    ) -> Tensor:
-        grads = [torch.zeros_like(x) for x in (anchors, keys, log_total, floor)]
+    tensors = anchors, keys, log_total, floor
+    with torch.no_grad():
+        grads = [torch.zeros_like(x) for x in tensors]
         d_anchors, d_keys, d_total, d_floor = grads
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         all_keys = torch.arange(len(classes.weight), device=keys.device)
@@ -147,15 +127,7 @@ class _ClassLosses(torch.autograd.Function):
             to_gather = d_floor.new_zeros(rows.slice.stop - rows.slice.start, len(d_floor))
             to_gather[:1] = d_floor
             grads[3] = rows.gather(to_gather).sum(0)
-        ctx.save_for_backward(*grads)
-        return loss.to(anchors.dtype)
-
-    @staticmethod
-    @first_derivative
-    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grad_outputs
-        saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        return *(grad * x for x in saved), None, None, None
+    return with_gradients(loss.to(anchors.dtype), tensors, grads)
 
 
 def _strip_loss(

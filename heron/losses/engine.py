@@ -114,55 +114,32 @@ def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]
     return dense_ranks(label)
 
 
-class _Blockwise(torch.autograd.Function):
-    """Loss and gradients of all strips in one pass; backward only scales what forward stored."""
-
+class _WithGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, rule: Rule, n_heads: int, *tensors: Tensor) -> Tensor:
-        anchors, keys = tensors[:n_heads], tensors[n_heads : 2 * n_heads]
-        per_anchor = tensors[2 * n_heads :]
-        n_anchors, n_keys = anchors[0].shape[0], keys[0].shape[0]
-        needs_grad: Sequence[bool] = ctx.needs_input_grad[2:]  # type: ignore[attr-defined]
-        no_gradient = anchors[0].new_empty(0)  # for a queue of keys, say: it costs no memory
-        grads = [
-            torch.zeros_like(t) if needed else no_gradient
-            for t, needed in zip(tensors, needs_grad, strict=True)
-        ]
-        d_anchors, d_keys = grads[:n_heads], grads[n_heads : 2 * n_heads]
-        d_per_anchor = grads[2 * n_heads :]
-        total = torch.zeros((), dtype=torch.float64, device=anchors[0].device)
-        buffers: list[Tensor] = []
-        sides = [products.factors(a, k) for a, k in zip(anchors, keys, strict=True)]
-        for rows in strips(n_anchors, n_keys, anchors[0].device):
-            if not buffers:  # the first strip is the longest
-                buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
-            count = rows.stop - rows.start
-            logits = [
-                products.logits(a[rows], k, out=buffer[:count])
-                for (a, k), buffer in zip(sides, buffers, strict=True)
-            ]
-            loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
-            total += loss
-            for h, (a, k) in enumerate(sides):
-                d = products.coefficients(d_logits[h], k)
-                if needs_grad[h]:
-                    products.add_product(d_anchors[h][rows], d, k, overwrite=True)
-                if needs_grad[n_heads + h]:
-                    products.add_product(d_keys[h], d.T, a[rows])
-            for out, value in zip(d_per_anchor, d_extra, strict=True):
-                if out is not no_gradient:
-                    out[rows] = value
-        ctx.save_for_backward(*grads)
-        return total.to(anchors[0].dtype)
+    def forward(
+        ctx: FunctionCtx, computed: tuple[Tensor, Sequence[Tensor | None]], *tensors: Tensor
+    ) -> Tensor:
+        loss, gradients = computed
+        ctx.save_for_backward(*gradients)  # type: ignore[arg-type]
+        return loss
 
     @staticmethod
     @first_derivative
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        needs_grad: Sequence[bool] = ctx.needs_input_grad[2:]  # type: ignore[attr-defined]
-        scaled = (g * grad if needed else None for g, needed in zip(saved, needs_grad, strict=True))
-        return None, None, *scaled
+        saved: tuple[Tensor | None, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
+        return None, *(None if x is None else x * grad for x in saved)
+
+
+def with_gradients(
+    loss: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> Float[Tensor, ""]:
+    """Returns a loss that was computed together with its gradients, which backward only scales.
+
+    None is the gradient of a tensor that needs none.
+    """
+    result: Tensor = _WithGradients.apply((loss, gradients), *tensors)  # type: ignore[no-untyped-call]
+    return result
 
 
 def blockwise(
@@ -178,9 +155,36 @@ def blockwise(
     all heads of a strip together, and the strip's rows of `per_anchor`. The result is
     differentiable once with respect to anchors, keys and per_anchor.
     """
-    if anchors[0].shape[0] == 0:  # keeps the inputs in the autograd graph
+    n_anchors, n_keys, device = len(anchors[0]), len(keys[0]), anchors[0].device
+    if n_anchors == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
-    result: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        rule, len(anchors), *anchors, *keys, *per_anchor
-    )
-    return result
+    with torch.no_grad():
+        # What takes no gradient, such as a queue of keys, costs no memory.
+        d_anchors, d_keys, d_per_anchor = (
+            [torch.zeros_like(t) if t.requires_grad else None for t in tensors]
+            for tensors in (anchors, keys, per_anchor)
+        )
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        buffers: list[Tensor] = []
+        sides = [products.factors(a, k) for a, k in zip(anchors, keys, strict=True)]
+        for rows in strips(n_anchors, n_keys, device):
+            if not buffers:  # the first strip is the longest
+                buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
+            count = rows.stop - rows.start
+            logits = [
+                products.logits(a[rows], k, out=buffer[:count])
+                for (a, k), buffer in zip(sides, buffers, strict=True)
+            ]
+            loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
+            total += loss
+            for h, (a, k) in enumerate(sides):
+                d = products.coefficients(d_logits[h], k)
+                if (d_anchor := d_anchors[h]) is not None:
+                    products.add_product(d_anchor[rows], d, k, overwrite=True)
+                if (d_key := d_keys[h]) is not None:
+                    products.add_product(d_key, d.T, a[rows])
+            for out, value in zip(d_per_anchor, d_extra, strict=True):
+                if out is not None:
+                    out[rows] = value
+    tensors, gradients = (*anchors, *keys, *per_anchor), (*d_anchors, *d_keys, *d_per_anchor)
+    return with_gradients(total.to(anchors[0].dtype), tensors, gradients)

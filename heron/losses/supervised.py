@@ -6,13 +6,19 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from heron.config.terms import CLASS_LABELS, Needs, Temperature
-from heron.distributed.derivatives import first_derivative
 from heron.losses import fused, products
 from heron.losses.batch import GlobalBatch
-from heron.losses.engine import RuleResult, blockwise, refuse_labels, strips, unit, working_dtype
+from heron.losses.engine import (
+    RuleResult,
+    blockwise,
+    refuse_labels,
+    strips,
+    unit,
+    with_gradients,
+    working_dtype,
+)
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import as_columns
 from heron.losses.pairs import OwnRows, Rows, as_slice, is_fused
@@ -147,8 +153,7 @@ def _weighted_supervised(
     rule = _PairRule(y, weight, distance, known, own, excluded)
     if not isinstance(rows, OwnRows):
         return blockwise(rule, [s[own] / tau], [s])
-    loss: Tensor = _SharedPairs.apply(s[own] / tau, s.detach(), rule, rows)  # type: ignore[no-untyped-call]
-    return loss
+    return _shared_pairs(s[own] / tau, s.detach(), rule, rows)
 
 
 def _refuse_other_labels(y: Tensor) -> None:
@@ -193,17 +198,13 @@ def _by_kernels(
     return loss + as_keys - as_keys.detach()
 
 
-class _SharedPairs(torch.autograd.Function):
+def _shared_pairs(anchors: Tensor, keys: Tensor, rule: "_PairRule", rows: OwnRows) -> Tensor:
     """L_s of own anchors with the full gradient of their rows, in two passes as in `mirroring`.
 
     The first pass computes D of the own anchors and the gradient with respect to it, which the
     processes gather; the second the gradient of the rows as anchors and as keys.
     """
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, anchors: Tensor, keys: Tensor, rule: "_PairRule", rows: OwnRows
-    ) -> Tensor:
+    with torch.no_grad():
         loss = torch.zeros((), dtype=torch.float64, device=anchors.device)
         own_sums = anchors.new_empty(2, len(anchors), rule.labels)  # D, and d loss / d D
         all_strips = list(strips(len(anchors), len(keys), anchors.device))
@@ -213,20 +214,13 @@ class _SharedPairs(torch.autograd.Function):
             share, own_sums[0, strip], own_sums[1, strip] = rule.loss_and_gradient(strip, logits)
             loss += share
         gradient = torch.zeros_like(anchors)
-        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+        if anchors.requires_grad:
             all_sums = rows.gather(own_sums.transpose(0, 1).contiguous()).unbind(1)
             for strip in all_strips:
                 logits = products.logits(x[strip], y)
                 d_logits = rule.logit_gradient(strip, logits, own_sums[:, strip], all_sums)
                 products.add_product(gradient[strip], products.coefficients(d_logits, y), y)
-        ctx.save_for_backward(gradient)
-        return loss.to(anchors.dtype)
-
-    @staticmethod
-    @first_derivative
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grads[0] * gradient, None, None, None
+    return with_gradients(loss.to(anchors.dtype), [anchors], [gradient])
 
 
 def _members(y: Tensor) -> tuple[Tensor, ...]:
