@@ -237,6 +237,26 @@ def test_gradients_are_those_of_one_process(world: int) -> None:
                 )
 
 
+def gather_chunks() -> list[Tensor]:
+    """What rank 0 gets of tensors that `torch.chunk` cuts; the last process may have no row."""
+    group, full = collectives.background_group(), list[Tensor]()
+    for rows in (1, 2, 3, 4, 7, 9):
+        whole = torch.arange(rows * 2.0).view(rows, 2)
+        chunks = [*whole.chunk(collectives.world_size()), *[whole[:0]] * 3]
+        share = chunks[collectives.rank()]
+        found = collectives.gather_on_main(share, rows, group)
+        full.append(found - (whole if collectives.rank() == 0 else share))
+    return full
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_shares_of_any_number_of_rows_are_gathered_on_the_main_process(world: int) -> None:
+    for differences in ranks.run(world, gather_chunks):
+        assert all(x.eq(0).all() for x in differences)
+        lengths = [len(x) for x in differences]
+        assert lengths in ([1, 2, 3, 4, 7, 9], [0, 1, 1, 2, 3, 3], [0, 0, 1, 0, 1, 3])
+
+
 def test_without_batch_norm_pieces_are_the_whole() -> None:
     """The gradient of a step in micro-batches is that of the step, with dropout too."""
     for name, value in alone()["plain"].items():
