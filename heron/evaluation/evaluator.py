@@ -281,21 +281,16 @@ class Evaluator:
 
 def _refuse_nonfinite(predictions: Predictions) -> None:
     """Raises TrainingError on every process alike, since each one holds all rows."""
-    hidden = [] if predictions.hidden is None else [predictions.hidden]
-    probability = [] if predictions.probability is None else [predictions.probability]
-    named = {
-        "hidden features": hidden,
-        "projections": predictions.projections,
-        "probabilities": probability,
-    }
-    for name, arrays in named.items():
-        for rows in arrays:
-            if len(bad := np.flatnonzero(~np.isfinite(rows).all(1))):
-                raise TrainingError(
-                    f"{name} of {len(bad)} of {len(rows)} rows are not finite, the first is row "
-                    f"{predictions.rows[bad[0]]}: the model's weights or its inputs must be "
-                    "wrong; lower optim.lr, and check the data with `heron shards verify`"
-                )
+    named = [("hidden features", predictions.hidden)]
+    named += [("projections", view) for view in predictions.projections]
+    named += [("probabilities", predictions.probability)]
+    for name, rows in named:
+        if rows is not None and len(bad := np.flatnonzero(~np.isfinite(rows).all(1))):
+            raise TrainingError(
+                f"{name} of {len(bad)} of {len(rows)} rows are not finite, the first is row "
+                f"{predictions.rows[bad[0]]}: the model's weights or its inputs must be "
+                "wrong; lower optim.lr, and check the data with `heron shards verify`"
+            )
 
 
 def with_means(columns: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -286,15 +286,16 @@ class Comparison:
         """
         pretrained, plain = self.best_by_validation(True), self.best_by_validation(False)
         lines, winner = [], pretrained or plain or self.reference
+        hardest = max(  # to beat
+            (name for name, rows in self.rows.items() if not rows[0].pretrained),
+            key=lambda name: self.test_scores(name, self.score).mean(),
+            default=self.reference,
+        )
         if pretrained and plain:
             interval = self.difference(pretrained, plain)
             evidence = (
                 f"{pretrained} less {plain}, each the first of its kind by the validation rows, is "
                 f"{interval.description} of {self.score}"
-            )
-            hardest = max(
-                (name for name, rows in self.rows.items() if not rows[0].pretrained),
-                key=lambda name: self.test_scores(name, self.score).mean(),
             )
             if interval.sign > 0 and (harder := self.difference(pretrained, hardest)).sign <= 0:
                 interval, plain = harder, hardest
@@ -313,7 +314,6 @@ class Comparison:
                 winner = hardest
             lines.append(f"{verdict}: {evidence}; take {winner}.")
         elif plain:
-            hardest = max(self.rows, key=lambda n: self.test_scores(n, self.score).mean())
             if hardest != self.reference:
                 ahead = self.difference(hardest, self.reference)
                 evidence = (
