@@ -159,8 +159,8 @@ class Remote:
             self._with_retries(name, attempt)
         except Missing as fault:
             raise ShardError(
-                f"{self.where(name)}: {fault.reason}; expected a bucket or folder that can be "
-                "written to; make it first, or choose another --out"
+                f"cannot write {self.where(name)}: {fault.reason}; make the bucket or folder "
+                "first, or choose another --out"
             ) from None
 
     def remove(self, names: Collection[str]) -> None:

@@ -74,12 +74,12 @@ class RemoteFolder:
         if overwrite:
             raise ShardError(
                 f"{store}: --overwrite moves a folder aside, which object stores cannot do; "
-                "expected a new folder; choose another --out, or remove what is there"
+                "choose another --out, or remove what is there"
             )
         if url.startswith(("http://", "https://")):
             raise ShardError(
-                f"{store}: files cannot be put by HTTP; expected a folder, or a URL that can be "
-                "written to, such as s3://bucket/folder; choose another --out"
+                f"{store}: files cannot be put by HTTP; choose another --out: a folder, or a URL "
+                "that can be written to, such as s3://bucket/folder"
             )
         return cls(store)
 

@@ -39,7 +39,7 @@ PERFORMED = {
     " Parquet files ": PARQUET,
     "names no commit, which keeps": PARQUET,
     "check the name and the netw": PARQUET,
-    "expected a bucket or folder that can be written": "tests/shards/test_remote_build.py::"
+    "; make the bucket or folder ": "tests/shards/test_remote_build.py::"
     "test_what_cannot_be_put_says_why",
     "--overwrite moves a folder aside, which object stores can": "tests/shards/"
     "test_remote_build.py::test_the_verb",

@@ -77,7 +77,7 @@ def test_the_verb(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--overwrite"]) == 1
     assert "--overwrite moves a folder aside, which object stores can" in capsys.readouterr().err
     assert main([*words[:-1], "http://127.0.0.1:1/set"]) == 1
-    assert "files cannot be put by HTTP; expected a folder" in capsys.readouterr().err
+    assert "files cannot be put by HTTP; choose another --out" in capsys.readouterr().err
 
 
 class Broken(Exception):
@@ -171,7 +171,7 @@ def test_records_of_another_build_are_not_taken(url: str, monkeypatch: pytest.Mo
 
 def test_what_cannot_be_put_says_why(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        ShardError, match=r"no such file .* expected a bucket or folder that can be written"
+        ShardError, match=r"no such file.*; make the bucket or folder first"
     ):
         build(source(), "s3://nowhere/set", shard_rows=256, progress=False)
     record = json.dumps({"format": 1, "fingerprint": "sha256:0"}).encode()
