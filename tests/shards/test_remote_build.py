@@ -170,9 +170,7 @@ def test_records_of_another_build_are_not_taken(url: str, monkeypatch: pytest.Mo
 
 
 def test_what_cannot_be_put_says_why(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ShardError, match=r"no such file.*; make the bucket or folder first"
-    ):
+    with pytest.raises(ShardError, match=r"no such file.*; make the bucket or folder first"):
         build(source(), "s3://nowhere/set", shard_rows=256, progress=False)
     record = json.dumps({"format": 1, "fingerprint": "sha256:0"}).encode()
     store = open_store("s3://shards/odd")
