@@ -101,26 +101,26 @@ class _Measure:
 
     function: Callable[..., Any]
     source: Source
-    pairs: LabelPairs  # without labels
+    unlabelled: LabelPairs  # without labels
     layers: Sequence[Layer]
     views: int
 
     def __call__(self, block: Block) -> Any:
-        embeddings, rows = self.source.embeddings, slice(*block)
-        return self.function(
-            replace(self.pairs, targets=embeddings.samples.targets),
-            rows,
-            self._vectors(self.pairs.anchors[rows]),
-            self._others,
-        )
+        rows = slice(*block)
+        anchors = self._vectors(self._pairs.anchors[rows])
+        return self.function(self._pairs, rows, anchors, self._others)
 
     def _vectors(self, numbers: Numbers) -> list[Vectors]:
         given = self.source.embeddings
         return [unit_vectors(given, layer, numbers, self.views) for layer in self.layers]
 
-    @cached_property  # a process keeps them from block to block
+    @cached_property  # a process keeps these from block to block, and those of the pairs
     def _others(self) -> list[Vectors]:
-        return self._vectors(self.pairs.others)
+        return self._vectors(self._pairs.others)
+
+    @cached_property
+    def _pairs(self) -> LabelPairs:
+        return replace(self.unlabelled, targets=self.source.embeddings.samples.targets)
 
 
 def measure_blocks(
@@ -136,9 +136,8 @@ def measure_blocks(
     It gets the pairs, the block, and of each layer the unit vectors of its anchors and of the
     others: see `unit_vectors`. Blocks are items of an executor, and results in their order.
     """
-    job = _Measure(
-        function, Source(embeddings), replace(pairs, targets=pairs.targets[:0]), layers, views
-    )
+    unlabelled = replace(pairs, targets=pairs.targets[:0])
+    job = _Measure(function, Source(embeddings), unlabelled, layers, views)
     return _map(executor, job, [Block(block.start, block.stop) for block in pairs.blocks()])
 
 

@@ -191,9 +191,8 @@ def _block_sums(
     for name in {"counts", "f", "gf"} & set(sums):
         sums[name] = sums[name][:, : 1 if temperatures.first else views]
     if "gf" in sums:
-        drawn = [
-            np.take_along_axis(v, partners[block], 1) for v in (mean_g, difference, mean_cosine)
-        ]
+        values_drawn = mean_g, difference, mean_cosine
+        drawn = [np.take_along_axis(value, partners[block], 1) for value in values_drawn]
         bins = ((mean_cosine + 1) * (COSINES / 2)).astype(np.int64).clip(0, COSINES - 1)
         bins[difference == anchor_itself] = COSINES
         sums["by_label"] = _curve(difference, anchor_itself, mean_g)

@@ -12,6 +12,7 @@ import pytest
 from heron.cli.main import main
 from heron.distributed.cluster import connected
 from heron.evaluation import negatives
+from heron.evaluation.negatives import LabelPairs
 from heron.negatives import neighbours
 from heron.negatives.neighbours import Block, Question
 from heron.negatives.report import report
@@ -66,6 +67,21 @@ def test_blocks_of_anchors_find_what_all_find(
     whole = neighbours.find_neighbours(embeddings, QUESTION)
     np.testing.assert_array_equal(blocks.numbers, whole.numbers)
     np.testing.assert_allclose(blocks.cosine, whole.cosine, rtol=1e-6)
+
+
+def test_labels_of_the_others_are_taken_once_for_all_blocks(
+    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: Any = LabelPairs._other_targets
+    taken, take = list[int](), labels.func
+
+    def noting(pairs: LabelPairs) -> Any:
+        taken.append(len(pairs.others))
+        return take(pairs)
+
+    monkeypatch.setattr(labels, "func", noting)
+    written(embeddings, tmp_path / "one")
+    assert taken == [700] * 4  # what is close, the counts, the cosines and the sums
 
 
 def test_some_of_the_views(embeddings: Embeddings, tmp_path: Path) -> None:
