@@ -5,6 +5,7 @@ import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar, Literal, Self
 
 from safetensors import SafetensorError
@@ -18,6 +19,7 @@ from heron.distributed.collectives import broadcast_object, broadcast_tensors, r
 from heron.distributed.watchdog import Watchdog
 from heron.losses.objective import Objective
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
+from heron.shards.errors import ShardError
 from heron.training.strategy import State, Strategy, copies_on_main
 
 COMPLETE = "COMPLETE"
@@ -111,12 +113,9 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
             _flush(path)
         (partial / COMPLETE).touch()
         _flush(partial)
-    except SafetensorError as error:  # which safetensors raises where the disk is full
+    except (OSError, SafetensorError, ShardError) as error:  # all three where the disk is full
         shutil.rmtree(partial, ignore_errors=True)
-        raise OSError(str(error)) from None
-    except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        raise OSError(str(error).partition("; ")[0]) from None  # the remedy is another: see `wait`
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     link = folder / ".latest.part"
@@ -146,7 +145,7 @@ class Saver:
         self._folder, self._newest, self._data = folder, newest, data
         self._texts, self._watchdog = texts, watchdog
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._step = 0
+        self._step, self._gathered = 0, Event()
         self._work: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -154,8 +153,16 @@ class Saver:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Waits for the thread, but raises nothing: an error may be under way."""
-        self._thread.shutdown()
+        """Waits for the thread, unless Ctrl-C ends the run at once; raises nothing of its own."""
+        if error[0] is not KeyboardInterrupt and self._work:
+            self._settle(self._work)
+        self._thread.shutdown(wait=False)
+
+    def _settle(self, work: Future[None]) -> BaseException | None:
+        """Returns the fault of a checkpoint, or None where it is on disk."""
+        self._gathered.wait()  # and not busy: another process may be gone
+        with self._watchdog.busy():
+            return work.exception()
 
     def begin(self, position: Position, strategy: Strategy, objective: Objective) -> None:
         """Copies a run's state, and starts to write it; every process must call it.
@@ -166,9 +173,13 @@ class Saver:
         self.wait()
         model, optimizer = strategy.model_state(), strategy.optimizer_state()
         memories = copies_on_main(objective.memory_state())
+        gathered = self._gathered = Event()
 
         def write() -> None:
-            full = strategy.in_full(model), strategy.in_full(optimizer)
+            try:
+                full = strategy.in_full(model), strategy.in_full(optimizer)
+            finally:
+                gathered.set()
             if rank() == 0:
                 snapshot = Snapshot(position, *full, memories, self._data)
                 save(self._folder, snapshot, self._texts, self._newest)
@@ -188,17 +199,16 @@ class Saver:
         work, self._work = self._work, None
         if work is None:  # on every process
             return
-        fault = ""
-        try:
-            with self._watchdog.busy():
-                work.result()
-        except OSError as error:
+        fault, error = "", self._settle(work)
+        if isinstance(error, OSError):
             earlier = complete_checkpoints(self._folder)
             fault = (
                 f"cannot write the checkpoint of step {self._step} to {self._folder}: {error}; "
                 f"last checkpoint: {earlier[-1] if earlier else 'none'}; free some space, and run "
                 "again with run.resume=auto to continue from there"
             )
+        elif error is not None:
+            raise error
         if fault := broadcast_object(fault):
             raise CheckpointError(fault)
 
@@ -314,13 +324,8 @@ def load(path: Path) -> Snapshot:
     try:
         if fault := manifest.fault(path):
             raise ValueError(fault)
-        return Snapshot(
-            manifest.position,
-            load_file(path / "model.safetensors"),
-            load_file(path / "optimizer.safetensors"),
-            load_file(path / "memories.safetensors"),
-            manifest.data,
-        )
+        tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
+        return Snapshot(manifest.position, data=manifest.data, **tensors)
     except UNREADABLE as error:
         raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
 

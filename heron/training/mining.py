@@ -111,12 +111,10 @@ class Miner:
                 work.result()
 
     def refresh(self, model: Heterogeneous, step: int) -> None:
-        """Embeds the labelled rows, if due after this step, and starts a table; all must call it.
+        """Embeds the labelled rows after a step, and starts a table; every process must call it.
 
         Raises a TrainingError if embeddings are not finite.
         """
-        if step % self.config.every_steps:
-            return
         self.finish()
         predicted = self.evaluator.predict(model, self.stream.candidates, hidden=True)
         assert predicted.hidden is not None

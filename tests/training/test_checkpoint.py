@@ -1,11 +1,14 @@
 """Checkpoints that cannot be trusted, and those that cannot be written."""
 
+import errno
 import itertools
 import json
 import math
 import resource
 import shutil
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from heron.shards.errors import ShardError
 from heron.training import checkpoint
 from heron.training.checkpoint import (
     Position,
+    Saver,
     Snapshot,
     complete_checkpoints,
     find_damage,
@@ -366,6 +370,81 @@ def test_a_checkpoint_that_could_not_be_written_is_told_at_once(tmp_path: Path) 
         assert said.startswith("cannot write the checkpoint of step 200 to")
         assert "No space left on device; last checkpoint: none" in said
     assert 200 <= steps(tmp_path / "run") < 300
+
+
+class Held:
+    """A strategy and an objective of one tensor, whose gathering waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def model_state(self) -> dict[str, torch.Tensor]:
+        return {"w": torch.ones(2)}
+
+    optimizer_state = memory_state = model_state
+
+    def in_full(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        assert self.let_go.wait(20)
+        return state
+
+
+def begun(saver: Saver) -> Held:
+    held = Held()
+    saver.begin(Position(3, 0, 3), held, held)  # type: ignore[arg-type]
+    return held
+
+
+def test_the_second_ctrl_c_does_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
+    """The first has said so."""
+    with pytest.raises(KeyboardInterrupt), Saver(tmp_path, 1, "", TEXTS, Watchdog(60)) as saver:
+        held = begun(saver)
+        raise KeyboardInterrupt
+    assert not complete_checkpoints(tmp_path) and not saver.failed()
+    held.let_go.set()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_stands_is_noticed_while_a_checkpoint_is_gathered(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the process that writes is busy, while it does: the watchdog takes that for progress."""
+    watchdog, seen = Watchdog(60), list[bool]()
+
+    def slow(*args: Any) -> None:
+        deadline = time.monotonic() + 20
+        while not watchdog._busy and time.monotonic() < deadline:
+            time.sleep(0.005)
+        seen.append(watchdog._busy)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+
+    def let_go() -> None:
+        time.sleep(0.2)
+        seen.append(watchdog._busy)
+        held.let_go.set()
+
+    with suppress(ZeroDivisionError), Saver(tmp_path, 1, "", TEXTS, watchdog) as saver:
+        held = begun(saver)
+        threading.Thread(target=let_go).start()
+        1 / 0 if fails else saver.wait()
+    assert seen == [False, True]
+
+
+def test_a_disk_that_is_full_for_the_manifest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes are told: the others would wait for the first one's word."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Saver(tmp_path, 1, "", TEXTS, Watchdog(60)) as saver:
+        monkeypatch.setattr("heron.shards.atomic.os.fsync", full)
+        begun(saver).let_go.set()
+        with pytest.raises(CheckpointError) as caught:
+            saver.wait()
+    assert "state.json: the disk is full; last checkpoint: none; free" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_data_that_is_pinned(straight: Path, tmp_path: Path) -> None:
