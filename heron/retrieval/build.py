@@ -1,11 +1,11 @@
 """Builds an index from embeddings: checks, trains, adds in blocks, measures; all or nothing."""
 
-import hashlib
+import os
 import shutil
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from heron.retrieval.locations import FolderOutput, open_output
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.recall import ExactSearch, Recall
 from heron.retrieval.vectors import VectorsInMemory
-from heron.shards.artefact import MANIFEST, FileSum, cache_folder
+from heron.shards.artefact import MANIFEST, FileSum, kept_in_cache
 from heron.shards.atomic import Kept
 from heron.shards.workers import ALONE, Executor
 
@@ -167,12 +167,13 @@ def _place(out: str | Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
             yield work, kept_beside(output.folder)
         return
     output.refuse_taken(overwrite, lambda names: MANIFEST not in names and INDEX in names)
-    kept = cache_folder() / f"index-{hashlib.sha256(str(out).encode()).hexdigest()[:16]}"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with locked(kept.with_suffix(".lock"), Path(str(output))):
-        with output.writing(MANIFEST) as work:
-            yield work, kept
-        shutil.rmtree(kept, ignore_errors=True)
+    kept = kept_in_cache("index", out)
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    alone = locked(kept.with_suffix(".lock"), output) if os.access(kept.parent, os.W_OK) else None
+    with alone or nullcontext(), output.writing(MANIFEST) as work:
+        yield work, kept
+    shutil.rmtree(kept, ignore_errors=True)
 
 
 def _refuse_options(

@@ -311,8 +311,8 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, work: Path) -> Iterator[None]:
-    """Holds a lock on a file beside the folder, so that removing the folder cannot free it."""
+def locked(path: Path, work: object) -> Iterator[None]:
+    """Holds a lock on a file beside a folder, so that removing the folder cannot free it."""
     while True:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "wb") as file:
             try:

@@ -114,8 +114,8 @@ def assign(
     quantizer = faiss.serialize_index(index.quantizer)
     name = hashlib.sha256(quantizer).hexdigest()[:16] + "-{}"  # of what is kept of a part
     for part, (first, last) in enumerate(pairwise(starts.tolist())):
-        data = kept and kept.get(name.format(part))
-        lists = np.frombuffer(data or b"", "<i4")
+        data = (kept and kept.get(name.format(part))) or b""
+        lists = np.frombuffer(data if len(data) == 4 * (last - first) else b"", "<i4")
         if len(lists) == last - first and np.all((lists >= 0) & (lists < index.nlist)):
             assigned[first:last] = lists
         else:

@@ -215,6 +215,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HERON_CACHE") or "~/.cache/heron/shards").expanduser().absolute()
 
 
+def kept_in_cache(kind: str, where: object) -> Path:
+    """Returns the folder there of what a job on a path or URL has done: see `atomic.Kept`."""
+    return cache_folder() / f"{kind}-{hashlib.sha256(os.fsencode(str(where))).hexdigest()[:16]}"
+
+
 def _verified_lines() -> frozenset[str]:
     path = cache_folder() / VERIFIED_FILE
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-from heron.shards.errors import DISK_FULL, HeronError, ShardError
+from heron.shards.errors import DISK_FULL, HeronError, ShardError, one_line
 
 IS_CURRENT = "is the current folder or one above it, which cannot be moved aside"
 
@@ -55,28 +55,33 @@ class Kept:
     """What a job that was killed had finished: a folder of files, each with its checksum.
 
     It belongs to what the job is made from, a JSON tree. The folder of a job made from something
-    else is moved aside, which is printed, and one without a whole plan is emptied.
+    else is moved aside, which is printed, and one without a whole plan is emptied. Where it cannot
+    be written, nothing is kept.
     """
 
     def __init__(self, folder: Path, made_from: Mapping[str, Any]) -> None:
         """Opens or makes the folder."""
         self.folder, plan = folder, json.dumps(made_from, sort_keys=True).encode()
-        found = self.get("plan")
+        found, old = self.get("plan"), None
         self.goes_on = found == plan  # an earlier job's work is used
-        if found is not None and not self.goes_on:
-            old = json.loads(found)
+        with suppress(ValueError, TypeError, RecursionError):
+            old = dict(json.loads(found or b""))
+        if old is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif not self.goes_on:
             other = ", ".join(f"{k} {old.get(k)}" for k, v in made_from.items() if old.get(k) != v)
             aside = set_aside(folder)
-            print(f"what was unfinished, with other settings ({other}), is now in {aside}")
-        elif found is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_partial_files(folder)
+            print(
+                one_line(f"what was unfinished, with other settings ({other}), is now in {aside}")
+            )
+        with suppress(OSError):  # the cache may be read-only
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_partial_files(folder)
         self.put("plan", plan)
 
     def put(self, name: str, data: bytes) -> None:
-        """Keeps bytes under a name; ShardError where the disk is full."""
-        with atomic_write(self.folder / name) as stream:
+        """Keeps bytes under a name, if the folder can be written."""
+        with suppress(OSError, ShardError), atomic_write(self.folder / name) as stream:
             stream.write(hashlib.sha256(data).digest() + data)
 
     def get(self, name: str) -> bytes | None:

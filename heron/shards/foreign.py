@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from heron.shards.annotation import encode_labels
-from heron.shards.artefact import MANIFEST, FileSum, describe_errors
+from heron.shards.artefact import MANIFEST, FileSum, describe_errors, kept_in_cache
 from heron.shards.atomic import Kept, aside_name
 from heron.shards.errors import ShardError, SourceError, list_faults
 from heron.shards.index import map_arrays
@@ -88,8 +88,8 @@ def index(
 ) -> Outcome:
     """Writes an index beside every tar of a folder, and a manifest; the tars are not changed.
 
-    All tars are read before anything is written but the folder `.index.kept`, which keeps what was
-    found in each, and the manifest is written last: an interrupted run can simply be repeated, and
+    All tars are read before anything is written beside them, and the manifest is written last. What
+    was found in each is kept in the cache folder: an interrupted run can simply be repeated, and
     then reads only the tars that it had not read, or that have changed. Raises ShardError where a
     tar or sample is damaged, two samples share a key, or the folder holds a build of ours or
     another index; SourceError where an option is wrong or labels are inconsistent.
@@ -107,7 +107,7 @@ def index(
             f"cannot write to {folder}, where an index goes beside each tar; make a folder of "
             "symbolic links to the tars, and index that"
         )
-    kept_folder = folder / ".index.kept"
+    kept_folder = kept_in_cache("tars", folder.resolve())
     surveys = _survey_tars(tars, layout, executor, progress, kept_folder)
     labels, targets = encode_labels(
         _collect_keys(surveys),
@@ -134,7 +134,7 @@ def index(
     skipped = Skipped.of({k: v for survey in surveys.values() for k, v in survey.skipped.items()})
     measured = {"views": views, "labels": labels, "splits": shards_of, "skipped": skipped}
     manifest = Manifest.model_validate(dict(unmeasured) | measured).write(folder / MANIFEST)
-    shutil.rmtree(kept_folder)
+    shutil.rmtree(kept_folder, ignore_errors=True)
     return Outcome(
         folder,
         manifest,
@@ -243,31 +243,28 @@ def _survey_tars(
 
     Each is kept in a folder, and one that is there of an unchanged tar is not made again.
     """
-    surveys, faults = dict[Path, Survey](), dict[str, str]()
     exclude = {"label_names", "split", "on_error"}  # what is read of a tar depends on the others
     made_from = layout.model_dump(mode="json", exclude=exclude)
     kept = Kept(folder, made_from | {"schema_version": SCHEMA_VERSION})
-    name_of, sizes = dict[Path, str](), dict[Path, int]()
-    for tar in tars:
-        status = tar.stat()
-        sizes[tar] = status.st_size
-        name_of[tar] = f"{tar.name}-{status.st_size}-{status.st_mtime_ns}"
-        if data := kept.get(name_of[tar]):
-            survey = load(data, str(folder / name_of[tar]))
-            if not survey.skipped or layout.on_error == "skip":
-                surveys[tar] = survey
+    states = {tar: tar.stat() for tar in tars}
+    sizes, faults = {tar: state.st_size for tar, state in states.items()}, dict[str, str]()
+    # The time of change moves with any byte, even where a copy sets that of modification.
+    times = {tar: f"{state.st_mtime_ns}-{state.st_ctime_ns}" for tar, state in states.items()}
+    name_of = {tar: f"{tar.name}-{sizes[tar]}-{times[tar]}" for tar in tars}
+    found = ((tar, load(kept.get(name_of[tar]) or b"")) for tar in tars)
+    surveys = {t: s for t, s in found if s and (layout.on_error == "skip" or not s.skipped)}
     if kept.goes_on and progress:
         print(f"an unfinished index goes on: {len(surveys)} of {len(tars)} tars are read")
     start, missing = sum(map(sizes.__getitem__, surveys)), [t for t in tars if t not in surveys]
     bar = Bar(sum(sizes.values()), "B", start=start, name=tars[0].parent.name, hidden=not progress)
     with bar, closing(executor.map(partial(survey_tar, layout), missing)) as results:
-        for tar, found in results:
+        for tar, result in results:
             bar.update(sizes[tar])
-            if isinstance(found, Survey):
-                surveys[tar] = found
-                kept.put(name_of[tar], dump(found))
+            if isinstance(result, Survey):
+                surveys[tar] = result
+                kept.put(name_of[tar], dump(result))
             else:
-                faults |= found
+                faults |= result
     if faults:
         raise ShardError(f"{list_faults(dict(sorted(faults.items())))}; {REMEDY}")
     return {tar: surveys[tar] for tar in tars}

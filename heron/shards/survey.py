@@ -12,7 +12,7 @@ import numpy as np
 from heron.shards.annotation import Label, Unlabelled
 from heron.shards.artefact import sha256
 from heron.shards.errors import ShardError, list_faults
-from heron.shards.index import ShardIndex, array_at
+from heron.shards.index import NPY_ERRORS, ShardIndex, array_at
 from heron.shards.layout import Layout, StoredColumn
 from heron.shards.picture import read_complete_header
 from heron.shards.tarball import ByteRange, read_contents
@@ -48,14 +48,17 @@ def dump(survey: Survey) -> bytes:
     return json.dumps(rest, default=list).encode() + b"\n" + stream.getvalue()
 
 
-def load(data: bytes, where: str) -> Survey:
-    """Returns what was dumped."""
+def load(data: bytes) -> Survey | None:
+    """Returns what was dumped; None if this version of Heron did not dump it."""
     head, _, index = data.partition(b"\n")
-    rest = json.loads(head)
-    rest["labels"] = [label and Label(*label) for label in rest["labels"]]
-    rest["shapes"] = [{tuple(shape): of for shape, of in pairs} for pairs in rest["shapes"]]
-    rest["unrequested"] = set(rest["unrequested"])
-    return Survey(index=ShardIndex.parse(index, where), **rest)
+    try:
+        rest = json.loads(head)
+        rest["labels"] = [label and Label(*label) for label in rest["labels"]]
+        rest["shapes"] = [{tuple(shape): of for shape, of in pairs} for pairs in rest["shapes"]]
+        rest["unrequested"] = set(rest["unrequested"])
+        return Survey(index=ShardIndex.parse(index, "what was kept"), **rest)
+    except (ShardError, *NPY_ERRORS):
+        return None
 
 
 def survey_tar(layout: Layout, tar: Path) -> Survey | dict[str, str]:

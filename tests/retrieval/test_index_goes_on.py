@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from heron.config.errors import RetrievalError
 from heron.retrieval import build
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
@@ -207,3 +208,37 @@ def test_a_url_whose_put_breaks(
     assert done == [3, 4, 5] and not [*cache_folder().glob("index-*")]
     data = fsspec.filesystem("memory").cat_file("/goes-on/index/index.faiss")
     assert data == bytes_of(tmp_path / "one")
+
+
+def test_a_url_needs_no_cache(
+    embeddings: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("HERON_CACHE", str(tmp_path / "file" / "cache"))
+    build_index(embeddings, "memory://no-cache/index", progress=False, **OPTIONS)
+    assert fsspec.filesystem("memory").exists("/no-cache/index/manifest.json")
+
+
+def test_two_builds_to_a_url(embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(*_: Any) -> None:
+        build_index(embeddings, "memory://two/index", progress=False, **OPTIONS)
+
+    monkeypatch.setattr(build, "make", again)
+    with pytest.raises(RetrievalError, match="^memory://two/index is being written by another"):
+        again()
+
+
+def test_what_is_kept_of_a_part_is_not_of_its_length(
+    embeddings: Embeddings, done: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt(done, patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
+    kept = Kept.__new__(Kept)
+    kept.folder = kept_beside(tmp_path / "i")
+    kept.put(next(kept.folder.glob("*-1")).name, b"12345")
+    kept.put(next(kept.folder.glob("trained")).name, b"12345")
+    done.clear()
+    build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
+    assert done == ["train", 1, 3, 4, 5]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.shards.atomic import aside_name, atomic_write, named, new_folder, set_aside
+from heron.shards.atomic import Kept, aside_name, atomic_write, named, new_folder, set_aside
 from heron.shards.errors import ShardError, SourceError
 from tests.shards.others import jpeg, run, write_tar
 
@@ -53,8 +53,27 @@ def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr("os.fsync", full)
         with pytest.raises(ShardError, match="the disk is full; free some space"):
             run(tmp_path, image=["jpg"])
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [".index.kept", "a.tar"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tar"]
     assert run(tmp_path, image=["jpg"]).manifest.rows("all") == 1
+
+
+@pytest.mark.parametrize("plan", [b"", b"\xff", b"[1]", b"3", b"[" * 100_000])
+def test_what_is_kept_without_a_plan_is_removed(plan: bytes, tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept", {"seed": 0})
+    kept.put("plan", plan)
+    kept.put("part", b"1")
+    again = Kept(tmp_path / "kept", {"seed": 0})
+    assert not again.goes_on and again.get("part") is None
+    assert [path.name for path in again.folder.iterdir()] == ["plan"]
+
+
+def test_other_settings_are_told_on_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Kept(tmp_path / "kept", {"layout": "\x1b[2J\n"})
+    Kept(tmp_path / "kept", {"layout": "a"})
+    said = f"with other settings (layout \\x1b[2J\\n), is now in {tmp_path / 'kept-1'}\n"
+    assert capsys.readouterr().out == f"what was unfinished, {said}"
 
 
 @pytest.mark.parametrize("out", [".", "..", "../site", "link", "new/deep"])

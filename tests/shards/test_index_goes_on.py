@@ -1,5 +1,6 @@
 """Tars whose index is interrupted: those that were read are not read again."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import pytest
 
 from heron.cli.main import main
 from heron.shards import foreign
+from heron.shards.artefact import kept_in_cache, sha256
+from heron.shards.atomic import Kept
 from heron.shards.errors import ShardError
 from heron.shards.layout import Layout
 from heron.shards.survey import Survey, dump, load, survey_tar
+from heron.shards.tarball import read_contents
 from tests.shards.others import cats, jpeg, run, write_tar, write_wds
 
 OPTIONS: dict[str, Any] = {"image": ["jpg"], "label": "cls"}
@@ -28,6 +32,21 @@ def tars(folder: Path) -> list[Path]:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".tar"}
+
+
+def kept(folder: Path) -> Path:
+    return kept_in_cache("tars", folder)
+
+
+def interrupted(folder: Path) -> list[Path]:
+    """Tars of which one has an error, so that what was found in the others is kept."""
+    paths = tars(folder)
+    good = paths[1].read_bytes()
+    write_tar(paths[1], [("7.jpg", jpeg(0)), ("7.cls", b"seven")])
+    with pytest.raises(ShardError, match="must be a class number"):
+        run(folder, **OPTIONS)
+    paths[1].write_bytes(good)
+    return paths
 
 
 @pytest.fixture
@@ -68,7 +87,7 @@ def test_a_killed_index_reads_the_rest(
     assert read == [path.name for path in paths[2:]]
     assert "an unfinished index goes on: 2 of 4 tars are read" in capsys.readouterr().out
     found = files(folder)
-    assert not (folder / ".index.kept").exists()
+    assert not kept(folder).exists()
     (aside := tmp_path / "aside").mkdir()
     for name in found:
         (folder / name).rename(aside / name)
@@ -77,18 +96,66 @@ def test_a_killed_index_reads_the_rest(
 
 
 def test_a_tar_that_is_mended_is_read_alone(tmp_path: Path, read: list[str]) -> None:
-    paths = tars(folder := tmp_path / "cats")
-    write_tar(paths[1], [("7.jpg", jpeg(0)), ("7.cls", b"seven")])
-    with pytest.raises(ShardError, match="must be a class number"):
-        run(folder, **OPTIONS)
+    paths = interrupted(folder := tmp_path / "cats")
     assert len(read) == 4
-    (folder / ".index.kept" / "half").write_bytes(b"")
-    kept = next((folder / ".index.kept").glob("cats-train-0003*"))
-    kept.write_bytes(kept.read_bytes()[:-1])
+    (kept(folder) / "half").write_bytes(b"")
+    path = next(kept(folder).glob("cats-train-0003*"))
+    path.write_bytes(path.read_bytes()[:-1])
     read.clear()
-    write_wds(paths[1], cats(5, 5))
     assert run(folder, **OPTIONS).manifest.rows("train") == 20
     assert read == [paths[1].name, paths[3].name]
+
+
+def test_a_tar_of_the_same_size_and_time_is_read_again(tmp_path: Path) -> None:
+    """As `rsync --times` restores one from a good copy."""
+    paths = interrupted(folder := tmp_path / "cats")
+    status, data = paths[0].stat(), bytearray(paths[0].read_bytes())
+    label, _ = read_contents(paths[0]).samples["000000"]["cls"]
+    data[label] = ord("2")
+    paths[0].write_bytes(data)
+    os.utime(paths[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run(folder, **OPTIONS).manifest.splits["train"][0].sha256 == sha256(paths[0])
+
+
+def test_what_comes_with_the_tars_is_not_what_was_kept(
+    tmp_path: Path, read: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stranger's folder says nothing of its tars, and nothing is written where it leads."""
+    paths = interrupted(stranger := tmp_path / "stranger")
+    (mine := tmp_path / "mine").mkdir()
+    for path in paths:
+        path.rename(mine / path.name)
+    (home := tmp_path / "home").mkdir()
+    (home / ".unsaved.part").write_text("mine")
+    kept(stranger).rename(home / "kept")
+    (mine / ".index.kept").symlink_to(home / "kept")
+    read.clear()
+    run(mine, **OPTIONS)
+    assert len(read) == 4 and "goes on" not in capsys.readouterr().out
+    assert [*(home / "kept").glob("cats-train-*")] and (home / ".unsaved.part").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}\n", b"[]\n", b"\xff\n", b"[" * 100_000])
+def test_what_another_version_kept_is_not_used(
+    data: bytes, tmp_path: Path, read: list[str]
+) -> None:
+    paths = interrupted(folder := tmp_path / "cats")
+    plan = Kept.__new__(Kept)  # only to put a file with its checksum
+    plan.folder = kept(folder)
+    name = next(plan.folder.glob("cats-train-0000*")).name
+    plan.put(name, data)
+    read.clear()
+    run(folder, **OPTIONS)
+    assert read == [paths[0].name, paths[1].name]
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("HERON_CACHE", str(tmp_path / "file" / "cache"))
+    interrupted(folder := tmp_path / "cats")
+    assert run(folder, **OPTIONS).manifest.rows("train") == 20
 
 
 def test_bad_samples_are_skipped_only_where_they_may_be(tmp_path: Path, read: list[str]) -> None:
@@ -113,7 +180,7 @@ def test_other_options_read_all(
     run(folder, image=["jpg"])
     assert len(read) == 4
     said = "what was unfinished, with other settings (label cls), is now in"
-    assert f"{said} {folder / '.index.kept-1'}\n" in capsys.readouterr().out
+    assert f"{said} {kept(folder)}-1\n" in capsys.readouterr().out
 
 
 def test_what_is_kept_of_a_tar_is_what_was_found(tmp_path: Path) -> None:
@@ -125,8 +192,8 @@ def test_what_is_kept_of_a_tar_is_what_was_found(tmp_path: Path) -> None:
                         "missing_label": "unlabelled"})  # fmt: skip
     found = survey_tar(layout, tmp_path / "a.tar")
     assert isinstance(found, Survey) and found.skipped and found.strays and None in found.labels
-    again = load(dump(found), "kept")
-    assert vars(again).keys() == vars(found).keys()
+    again = load(dump(found))
+    assert again is not None and vars(again).keys() == vars(found).keys()
     for name, value in vars(found).items():
         if name != "index":
             assert getattr(again, name) == value
