@@ -10,6 +10,7 @@ the loss is multiplied by the number of processes before backward.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -22,7 +23,7 @@ from heron.distributed.derivatives import first_derivative
 from heron.shards.errors import HeronError
 
 T = TypeVar("T")
-
+LONGEST = timedelta(days=1)  # a collective waits: the watchdog ends a job that hangs
 # torch 2.13 renamed both and deprecates the old names, the only ones of 2.11.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -145,7 +146,7 @@ def gather_on_main(share: Tensor, rows: int, group: Any) -> Tensor:
 
 def background_group() -> Any:
     """Returns a process group over host memory for a thread; every process must call it."""
-    return dist.new_group(backend="gloo")
+    return dist.new_group(backend="gloo", timeout=LONGEST)
 
 
 def _device() -> torch.device:

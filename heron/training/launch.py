@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from datetime import timedelta
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
@@ -69,9 +68,8 @@ def start_processes(config: Config, stop: Callable[[], object] = lambda: False) 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     torch.use_deterministic_algorithms(config.train.deterministic)
     torch.backends.cudnn.deterministic = config.train.deterministic
-    # The watchdog ends a job that hangs, so collectives may wait while one process works alone.
     backend = "gloo" if deepspeed and not gpu else None
-    group = InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))
+    group = InitProcessGroupKwargs(backend=backend, timeout=collectives.LONGEST)
     if deepspeed and not gpu:
         from deepspeed import ops
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -240,6 +241,8 @@ def test_gradients_are_those_of_one_process(world: int) -> None:
 def gather_chunks() -> list[Tensor]:
     """What rank 0 gets of tensors that `torch.chunk` cuts; the last process may have no row."""
     group, full = collectives.background_group(), list[Tensor]()
+    backend = group._get_backend(torch.device("cpu"))  # as patient as the group of training
+    assert backend.options._timeout == timedelta(days=1)
     for rows in (1, 2, 3, 4, 7, 9):
         whole = torch.arange(rows * 2.0).view(rows, 2)
         chunks = [*whole.chunk(collectives.world_size()), *[whole[:0]] * 3]
