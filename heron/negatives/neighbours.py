@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KS = 1, 2, 5, 10, 20, 50
 EXAMPLES = 12  # pairs shown
-SEARCHED = 512  # anchors that are searched for at a time; all vectors are read for each time
+SEARCHED = 2048  # anchors that are searched for at a time; all vectors are read for each time
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ QUESTION = Question(k=3, anchors=0)
 def embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Embeddings:
     """Of which 700 anchors are measured in four blocks, and searched for in two."""
     monkeypatch.setattr(negatives, "BLOCK_PAIRS", 200 * 700)
+    monkeypatch.setattr(neighbours, "SEARCHED", 512)
     return drawn(tmp_path / "e", rows=701)
 
 
@@ -82,6 +83,11 @@ def test_labels_of_the_others_are_taken_once_for_all_blocks(
     monkeypatch.setattr(labels, "func", noting)
     written(embeddings, tmp_path / "one")
     assert taken == [700] * 4  # what is close, the counts, the cosines and the sums
+
+
+def test_all_vectors_are_read_once_for_the_anchors_that_are_drawn_by_default() -> None:
+    """For each block they are read, and divided by their lengths, again."""
+    assert Question().anchors <= neighbours.SEARCHED
 
 
 def test_some_of_the_views(embeddings: Embeddings, tmp_path: Path) -> None:
