@@ -53,11 +53,14 @@ class RawLayer(nn.Module):
 
     def forward(self, views: Rows) -> Tensor:
         """Returns float32 [rows, dim] from the stored views by name, each [rows, ...]."""
-        rows = next(iter(views.values())).shape[0]
-        keys = torch.zeros(rows, dtype=torch.int64)  # evaluation draws no numbers
-        batch = Batch(views, torch.empty(0, 0), keys, keys, [rows])
-        features = LayerModel(self.network, self.views).features(batch)
-        return LayerModel.layer(features, self.layer).float()
+        return _compute(LayerModel(self.network, self.views), views, self.layer)
+
+
+def _compute(model: LayerModel, views: Rows, layer: ExportLayer) -> Tensor:
+    rows = next(iter(views.values())).shape[0]
+    keys = torch.zeros(rows, dtype=torch.int64)  # evaluation draws no numbers
+    features = model.features(Batch(views, torch.empty(0, 0), keys, keys, [rows]))
+    return LayerModel.layer(features, layer).float()
 
 
 def export(
@@ -110,8 +113,10 @@ def export(
             require(package, "an export to ONNX")
     graph, rows = RawLayer(model, layer), _draw(signature, model.stored, CHECKED_ROWS)
     with torch.inference_mode():
-        expected = graph(rows).numpy()
-        network.leave_out_parts(lambda: np.array_equal(graph(rows).numpy(), expected))
+        expected = _compute(model, rows, layer).numpy()
+        network.leave_out_parts(
+            lambda: np.array_equal(_compute(model, rows, layer).numpy(), expected)
+        )
     with _quiet():
         try:
             traced = _draw(signature, model.stored, TRACED_ROWS)

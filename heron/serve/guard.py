@@ -8,7 +8,7 @@ import hmac
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import urlencode, urlsplit
@@ -235,7 +235,8 @@ class Lingering:
         conn = self._connection.conn
         if conn.trailing_data[0] or conn.their_state in (h11.SEND_BODY, h11.ERROR):
             self._ended = True
-            self._transport.write_eof()
+            with suppress(OSError):  # the client is gone
+                self._transport.write_eof()
             self._connection.flow.resume_reading()
             self._connection.wait_for("the end", LINGER_S)
         else:

@@ -37,6 +37,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (package / "__init__.py").touch()
     (package / "sources.py").write_text(documented())
     monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file may change within its second
     yield package
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
         del sys.modules[name]
