@@ -101,7 +101,7 @@ def run_heron(command: str, place: Path) -> str:
     elif words[0] == "reproduce":
         words += [*STEP, "--runs", "1", "--only", *SOME]
     elif "--address" in words:
-        del words[words.index("--address") :][:2]  # tests/negatives/test_on_cluster.py joins one
+        words = words[: words.index("--address")]  # tests/negatives/test_on_cluster.py joins one
     elif words[0] == "study":
         words += ["--dry-run"]  # tests/studies/test_on_ray.py runs some
     return forked.output(words, place)
