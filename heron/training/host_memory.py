@@ -14,7 +14,7 @@ FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
+_TRIM_THRESHOLD, _MMAP_MAX, _MXFAST = -1, -4, 1  # of glibc's mallopt
 _NEVER = -1  # of the trim threshold, as man mallopt has it
 _SETTINGS = "MALLOC_MMAP_", "MALLOC_TRIM_", "MALLOC_TOP_", "GLIBC_TUNABLES"
 
@@ -62,7 +62,22 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(_SETTINGS) for name in os.environ):
         return False
     mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_MXFAST, 0)
+    _fill_cache_of_small_blocks()
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def _fill_cache_of_small_blocks() -> None:
+    """Fills glibc's cache of this thread, of seven freed blocks of each small size.
+
+    Else the pieces that alignment cuts off a tensor's block are cached when it is freed, so that it
+    is too short for the next one: eight tensors in turn took up to eight times the memory of one.
+    """
+    malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+    malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    for size in range(24, 1032, 16):
+        for block in [malloc(size) for _ in range(7)]:
+            free(block)
 
 
 def release_freed_memory() -> None:
