@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from heron.losses import fused
-from heron.losses.fused import layout
+from heron.losses.fused import layout, switch
 
 LABELS = 40
 PRECISION_OF = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "ieee"}
@@ -229,8 +229,8 @@ def problem(variant: Variant, result: Compiled) -> str:
     """What would make a compiled kernel slow, or keep it from starting; empty where nothing."""
     if result.spill:
         return f"spills {result.spill} B a thread"
-    if result.shared > layout.SHARED_KIB << 10:
-        return f"takes {result.shared >> 10} KiB of shared memory; there are {layout.SHARED_KIB}"
+    if result.shared > switch.SHARED_KIB << 10:
+        return f"takes {result.shared >> 10} KiB of shared memory; there are {switch.SHARED_KIB}"
     if not result.wgmma and variant.name != "collect":  # which adds up, and multiplies not
         return "has products that miss the matrix units"
     return ""

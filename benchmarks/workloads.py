@@ -12,9 +12,10 @@ from torch import Tensor
 from benchmarks import dense
 from heron.losses.engine import unit
 from heron.losses.hard import debiased, hard
+from heron.losses.hierarchical import hierarchical
 from heron.losses.mulco import mulco
 from heron.losses.single_view import single_view_unsupervised
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import (
     cmc,

@@ -119,20 +119,15 @@ def export(
         )
     with _quiet():
         try:
-            traced = _draw(signature, model.stored, TRACED_ROWS)
-            count = torch.export.Dim("rows")
-            shapes = {"views": {name: {0: count} for name in traced}}
-            with torch.no_grad():
-                program = torch.export.export(graph, (traced,), dynamic_shapes=shapes)
+            program = _trace(graph, _draw(signature, model.stored, TRACED_ROWS))
             write = _onnx if format == "onnx" else _archive
             contents, compute = write(
                 program, rows, layer, _describe(signature, model.stored, layer, expected.shape[1])
             )
             computed = compute(rows)
         except Exception as error:  # of torch's tracer, of the converter, of the runtime
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ExportError(
-                f"cannot export layer '{layer}' to {format}: {reason}; torch.export "
+                f"cannot export layer '{layer}' to {format}: {_first_line(error)}; torch.export "
                 "must be able to trace the evaluation of all encoders and parts, so check your own"
             ) from error
     difference = float(np.abs(computed - expected).max())
@@ -187,6 +182,13 @@ def _draw(signature: Signature, stored: Sequence[str], rows: int) -> Rows:
     return drawn
 
 
+def _trace(graph: RawLayer, rows: Rows) -> torch.export.ExportedProgram:
+    row_count = torch.export.Dim("rows")
+    shapes = {"views": {name: {0: row_count} for name in rows}}
+    with torch.no_grad():
+        return torch.export.export(graph, (rows,), dynamic_shapes=shapes)
+
+
 Exported = tuple[bytes, Callable[[Rows], NDArray[np.float32]]]  # the file, and how to run it
 
 
@@ -239,3 +241,7 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

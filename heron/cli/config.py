@@ -1,13 +1,12 @@
-"""`heron config | check`: the keys of an experiment, in one too; any loss at hard inputs."""
+"""`heron config`: the keys of an experiment, and what they are in one."""
 
 import textwrap
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from heron.cli.arguments import Override, UsageError
+from heron.cli.arguments import UsageError
 from heron.config.errors import ConfigError
 from heron.config.sections import dump_yaml
 from heron.shards.dotted import suggest
-from heron.shards.terminal import print_table
 
 LINE_WIDTH = 100
 
@@ -60,39 +59,3 @@ def _yaml_at(tree: Any, key: str) -> str:
         tree = children[name]
     text = dump_yaml(tree)
     return text.removesuffix("...\n").rstrip()
-
-
-def check(
-    loss: Annotated[str, "dotted path of a class, a loss function, or a function that builds one"],
-    *options: Annotated[Override, "its keyword arguments: tau=0.1; $RANK and $WORLD are replaced"],
-    inputs: Annotated[
-        Literal["views", "pair", "clip", "siglip", "stacked", "rows", "labelled", "logits"] | None,
-        "what to call it with (default: guess from its arguments)",
-    ] = None,
-    processes: Annotated[list[int] | None, "numbers of processes to try (default: 2 and 3)"] = None,
-) -> int:
-    """Checks a loss on several processes, in other precisions and with hard inputs.
-
-    The reference is the loss of one process with all rows in float64. Gradients are averaged over
-    the processes, as in DistributedDataParallel. The exit status is 1 if any line says FAILS.
-
-    heron check heron.losses.NtXent tau=0.1
-    heron check open_clip.loss.ClipLoss 'rank=$RANK' 'world_size=$WORLD'
-    heron check my_lab.losses.mine --inputs pair
-    """
-    from heron.config.sections import parse_yaml
-    from heron.losses.check import check_loss, passed
-    from heron.losses.check_inputs import FORMS, LossSpec, guess_form
-
-    words = (option.split("=", 1) for option in options)
-    values = {name: parse_yaml(text, f"option {name}") for name, text in words}
-    form = inputs or guess_form(loss)
-    spec = LossSpec(loss, values, form)
-    print(f"{loss}, called as {FORMS[form]}")
-    findings = check_loss(spec, processes or (2, 3))
-    verdicts = {True: "passes", False: "FAILS", None: "refuses"}
-    print_table(
-        ["case", "", "seen"],
-        [[finding.case, verdicts[finding.passed], finding.text] for finding in findings],
-    )
-    return 0 if passed(findings) else 1

@@ -354,7 +354,7 @@ def serve(
 
 
 def _export(retriever: "Retriever", site: Path, overwrite: bool) -> None:
-    from heron.serve.server import write_site
+    from heron.serve.static_site import write_site
     from heron.shards.terminal import Bar
 
     count = len(retriever.samples)

@@ -14,18 +14,20 @@ from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, 
 from heron.losses.clip import Clip, Siglip
 from heron.losses.comco import Comco
 from heron.losses.deepmtmv import Deepmtmv
-from heron.losses.families import InputLoss, LabelledLoss, LogitLoss, Matryoshka, ProjectionLoss
+from heron.losses.families import InputLoss, LabelledLoss, LogitLoss, ProjectionLoss
 from heron.losses.hard import Debiased, Hard
+from heron.losses.hierarchical import Hierarchical
 from heron.losses.infograph import Infograph
 from heron.losses.inputs import LossError
 from heron.losses.loss import Loss
+from heron.losses.matryoshka import Matryoshka
 from heron.losses.mib import Mib
 from heron.losses.momentum import MomentumEncoder
 from heron.losses.mulco import Mulco
 from heron.losses.pico import Pico
 from heron.losses.plnl import Plnl
 from heron.losses.single_view import SingleViewUnsupervised
-from heron.losses.supcon import Hierarchical, Supcon
+from heron.losses.supcon import Supcon
 from heron.losses.supervised import WeightedSupervised
 from heron.losses.unsupervised import Cmc, InputWeightedUnsupervised, NtXent, WeightedUnsupervised
 

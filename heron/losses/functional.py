@@ -9,13 +9,14 @@ from heron.losses.classification import bce, cross_entropy, gce, l_uw, mlcl, mse
 from heron.losses.clip import clip, siglip
 from heron.losses.comco import comco, scl_nl
 from heron.losses.hard import debiased, hard
+from heron.losses.hierarchical import hierarchical
 from heron.losses.infograph import infograph
 from heron.losses.mib import mib
 from heron.losses.mulco import mulco
 from heron.losses.pico import pico, pseudo_target_loss
 from heron.losses.plnl import plnl
 from heron.losses.single_view import single_view_unsupervised
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import (
     cmc,

@@ -22,7 +22,7 @@ from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, MomentumQueue, 
 from heron.losses.mulco import mulco
 from heron.losses.pairs import Pairs, Rows, as_slice
 from heron.losses.run import RunSpec
-from heron.models.encoders import group_sums
+from heron.models.group_sums import group_sums
 from heron.shards.artefact import Count
 
 

@@ -14,22 +14,8 @@ from heron.config.model import Cnn, Convnet, Gin, Linear, Mlp, Network, OwnEncod
 from heron.config.model import Encoder as EncoderConfig
 from heron.data.graphs import NONE, parted
 from heron.data.random_keys import opaque_uniforms, uniforms
+from heron.models.group_sums import group_sums
 from heron.models.networks import build_network
-
-
-def group_sums(
-    rows: Float[Tensor, "rows width"], group: Int[Tensor, " rows"], groups: int
-) -> Float[Tensor, "groups width"]:
-    """Returns the sum of the rows of each group, 0 for a group without rows.
-
-    `group` is from 0 to groups - 1. On a GPU `index_add` adds in whatever order its threads come;
-    `index_put_` sorts first, so that two calls have equal bits. On a CPU both add in order, and the
-    former is faster.
-    """
-    zeros = rows.new_zeros(groups, rows.shape[1])
-    if rows.is_cuda:
-        return zeros.index_put((group,), rows, accumulate=True)
-    return zeros.index_add(0, group, rows)
 
 
 class GinEncoder(nn.Module):

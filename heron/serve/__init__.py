@@ -1,5 +1,5 @@
 """The web page over an index.
 
 In come an index, a model and the queries of a browser; out come neighbours, pictures and answers as
-JSON. `guard` refuses what is too large, too slow or too much.
+JSON. `guard` and `admission` refuse what is too large, too slow or too much.
 """

@@ -22,7 +22,7 @@ from heron.retrieval.filters import filter_mask
 from heron.retrieval.map import GRID, MAX_CORNERS, SampleMap
 from heron.retrieval.query import Retriever
 from heron.retrieval.samples import Samples
-from heron.serve.guard import BINARY, Admission, Limits, Uploads
+from heron.serve.admission import BINARY, Admission, Limits, Uploads
 
 MAX_HITS = 200
 MAX_TEXT = 500  # characters of a key or a filter

@@ -18,7 +18,7 @@ from heron.config.overrides import override
 from heron.config.sections import Section, check, leaves, read_tree
 from heron.studies.engine import Batch, Job, refuse_clashes, train
 from heron.studies.study import DIGITS, Range, Values, draw
-from heron.studies.trials import Told, Tpe
+from heron.studies.suggestions import Told, Tpe
 
 OWN = "own"  # names the experiment as it stands, without a method applied
 VALIDATION = 0.2  # share of the labelled rows, where the experiment sets none aside

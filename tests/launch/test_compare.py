@@ -23,7 +23,7 @@ from heron.studies.comparison import Comparison, FoldResult, shared_rows
 from heron.studies.engine import Batch, Job
 from heron.studies.repeats import corrected_interval
 from heron.studies.search import OWN, SearchSettings, Space, load_space
-from heron.studies.trials import JOURNAL
+from heron.studies.suggestions import JOURNAL
 from heron.training.tracking import read_lines
 from tests.data.endless import WIDTH, vectors
 from tests.experiments import frames

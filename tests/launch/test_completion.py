@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heron.cli.main import VERBS, main, script
+from heron.cli.completion import script
+from heron.cli.main import VERBS, main
 
 TYPED = {
     "heron pret": ["pretrain"],

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from heron.cli.arguments import Verb, choose, parse
-from heron.cli.main import NEXT, VERBS, main, next_commands
+from heron.cli.main import VERBS, main
+from heron.cli.next_step import NEXT, next_commands
 from heron.config.errors import STOPPED
 from tests.launch.test_cli import PAGES
 from tests.studies import made

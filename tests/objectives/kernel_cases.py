@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from heron.losses import fused
-from heron.losses.fused import layout
+from heron.losses.fused import switch
 
-INTERPRETED = layout.interpreted()
+INTERPRETED = switch.interpreted()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 kernels = pytest.mark.skipif(
     not fused.available(DEVICE),
-    reason=f"no kernel runs in this process ({layout.missing_requirement(DEVICE)}); "
+    reason=f"no kernel runs in this process ({switch.missing_requirement(DEVICE)}); "
     "test_kernels_in_the_interpreter runs them in another",
 )
-with_triton = pytest.mark.skipif(not layout._installed(), reason="triton is not installed")
+with_triton = pytest.mark.skipif(not switch._installed(), reason="triton is not installed")
 
 
 def draw(rows: int, columns: int, seed: int) -> Tensor:

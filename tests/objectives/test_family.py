@@ -10,9 +10,10 @@ from torch import Tensor
 
 from heron.losses import classification, engine
 from heron.losses.hard import debiased, hard
+from heron.losses.hierarchical import hierarchical
 from heron.losses.mulco import mulco
 from heron.losses.single_view import single_view_unsupervised
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.supcon import supcon
 from heron.losses.unsupervised import (
     cmc,
     input_weighted_unsupervised,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heron.losses import fused
-from heron.losses.fused import layout
+from heron.losses.fused import switch
 from tests.objectives.kernel_cases import (
     DEVICE,
     INTERPRETED,
@@ -48,7 +48,7 @@ def test_kernels_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [str(path) for path in sorted(Path(__file__).parent.glob("test_fused*.py"))]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop(layout.SWITCH, None)
+    environment.pop(switch.SWITCH, None)
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )

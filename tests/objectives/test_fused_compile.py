@@ -10,7 +10,7 @@ import torch
 
 from heron.config.errors import TrainingError
 from heron.losses import fused
-from heron.losses.fused import layout
+from heron.losses.fused import layout, switch
 from tests.objectives.kernel_cases import DEVICE, INTERPRETED, draw
 
 
@@ -80,7 +80,7 @@ def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv("HERON_FUSED", raising=False)
-    monkeypatch.setattr(layout, "_installed", lambda: True)
+    monkeypatch.setattr(switch, "_installed", lambda: True)
     assert not fused.available(cpu)
     assert not fused.enabled(cpu)
     monkeypatch.setenv("HERON_FUSED", "always")
@@ -109,7 +109,7 @@ def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="HERON_FUSED must be auto, never or always, got 'yes'"):
         fused.enabled(cpu)
     monkeypatch.setenv("HERON_FUSED", "always")
-    monkeypatch.setattr(layout, "_installed", lambda: False)
+    monkeypatch.setattr(switch, "_installed", lambda: False)
     with pytest.raises(TrainingError, match="cannot run on cpu: triton is not installed; it needs"):
         fused.enabled(cpu)
     with pytest.raises(TrainingError, match="a fused term was called, but the fused path cannot"):

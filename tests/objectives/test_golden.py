@@ -17,8 +17,9 @@ from torch import Tensor
 
 from heron.losses.classification import ub_exp, ub_log
 from heron.losses.hard import debiased, hard
+from heron.losses.hierarchical import hierarchical
 from heron.losses.mulco import mulco
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import (
     cmc,

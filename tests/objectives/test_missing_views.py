@@ -14,8 +14,9 @@ from heron.losses import engine
 from heron.losses.classification import bce
 from heron.losses.clip import clip, siglip
 from heron.losses.hard import hard
+from heron.losses.hierarchical import hierarchical
 from heron.losses.objective import Objective
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import cmc, nt_xent, weighted_unsupervised
 from tests.oracles import cos

@@ -12,11 +12,12 @@ from heron.losses.c2ae import c2ae
 from heron.losses.clip import clip, siglip
 from heron.losses.comco import comco
 from heron.losses.hard import debiased, hard
+from heron.losses.hierarchical import hierarchical
 from heron.losses.mib import mib
 from heron.losses.pairs import OwnRows, Rows, as_slice
 from heron.losses.pico import pico
 from heron.losses.single_view import single_view_unsupervised
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import (
     cmc,

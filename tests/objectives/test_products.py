@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heron.losses import fused, products
 from heron.losses.clip import clip, siglip
-from heron.losses.fused import layout
+from heron.losses.fused import layout, switch
 from heron.losses.hard import hard
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.hierarchical import hierarchical
+from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import nt_xent, weighted_unsupervised
 
@@ -179,4 +180,4 @@ def test_the_path_of_a_term_is_what_it_took(
         assert products.describe_path({"bce": set()}, cpu) == "no pairs"
     finally:
         torch.set_default_dtype(torch.float32)
-    assert not layout.interpreted() or fused.reasons(cpu) == {}
+    assert not switch.interpreted() or fused.reasons(cpu) == {}

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from heron.losses.hard import debiased, hard
+from heron.losses.hierarchical import hierarchical
 from heron.losses.mulco import mulco
-from heron.losses.supcon import hierarchical, supcon
+from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised
 from heron.losses.unsupervised import (
     cmc,

@@ -16,7 +16,7 @@ from heron.retrieval.embedding_model import read_samples
 from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.query import Retriever
 from heron.retrieval.sheet import draw_answer
-from heron.serve.guard import Limits
+from heron.serve.admission import Limits
 from heron.serve.routes import about
 from heron.shards.build import build
 from heron.shards.sources import make_source

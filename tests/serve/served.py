@@ -24,7 +24,7 @@ from heron.retrieval.build import build_index
 from heron.retrieval.embedding_model import EmbeddingModel
 from heron.retrieval.file_encoder import FileEncoder
 from heron.retrieval.query import Retriever
-from heron.serve.guard import BINARY, Limits
+from heron.serve.admission import BINARY, Limits
 from heron.serve.server import address, listen, make_server
 from heron.shards.build import build
 from heron.shards.sources import make_source

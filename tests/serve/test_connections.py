@@ -19,7 +19,8 @@ from fastapi import HTTPException, Request
 from heron.retrieval.answer import Answer
 from heron.retrieval.query import Retriever
 from heron.retrieval.samples import Samples
-from heron.serve.guard import BINARY, BoundedConnection, Limits, Uploads
+from heron.serve.admission import BINARY, Limits, Uploads
+from heron.serve.guard import BoundedConnection
 from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
 
 GET = "GET /page.js HTTP/1.1", "Host: localhost"

@@ -15,8 +15,8 @@ from PIL import Image
 
 from heron.cli.main import main
 from heron.config.errors import RetrievalError
-from heron.serve import server
-from heron.serve.server import write_site
+from heron.serve import static_site
+from heron.serve.static_site import write_site
 from tests.serve.browsing import Browser, BrowserContext, Page, expect, keys, opened, shoot
 from tests.serve.served import Site
 
@@ -172,7 +172,7 @@ def test_the_verb(
         assert Path("index.html").exists() and "--directory .\n" in capsys.readouterr().out
         assert main(["serve", index, "--export", ".", "--overwrite"]) == 1
         assert "is the current folder" in capsys.readouterr().err
-    monkeypatch.setattr(server, "MAX_SAMPLES", 47)
+    monkeypatch.setattr(static_site, "MAX_SAMPLES", 47)
     assert main(["serve", index, "--export", str(tmp_path / "large")]) == 1
     told = capsys.readouterr().err
     assert "has 48 samples, but a page of files can have at most 47; run `heron serve`" in told
@@ -180,8 +180,8 @@ def test_the_verb(
     def fail(*_: object) -> bytes:
         raise RetrievalError("the disk is gone")
 
-    monkeypatch.setattr(server, "MAX_SAMPLES", 48)
-    monkeypatch.setattr(server, "_pictures", fail)
+    monkeypatch.setattr(static_site, "MAX_SAMPLES", 48)
+    monkeypatch.setattr(static_site, "_pictures", fail)
     assert main(["serve", index, "--export", str(tmp_path / "half")]) == 1
     assert "the disk is gone" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "site", "site-1"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from heron.serve.guard import BINARY
+from heron.serve.admission import BINARY
 from tests.serve.served import Site, picture
 from tests.shards.tiny import bomb
 

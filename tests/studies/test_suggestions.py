@@ -12,7 +12,8 @@ import pytest
 from heron.config.errors import StudyError
 from heron.config.extras import MissingPackage
 from heron.studies.study import Range, Study, Values
-from heron.studies.trials import Told, Tpe, Trial, journal, plan, suggest
+from heron.studies.suggestions import Told, Tpe
+from heron.studies.trials import Trial, journal, plan, suggest
 from heron.training.tracking import read_lines
 
 RATES, WIDTHS = Range(low=1e-4, high=1.0, log=True), [16, 32, [64, 64], "auto"]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heron.config.errors import TrainingError
 from heron.config.shipped import __version__
-from heron.losses.fused import layout
+from heron.losses.fused import layout, switch
 from heron.losses.fused.labels import label_sums, log_sums
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
 from heron.losses.fused.sums import exponential_sums, mutual_gradient
@@ -52,10 +52,10 @@ def trusted(kernel: Kernel, device: torch.device) -> bool:
     key = kernel, str(device), precision
     if key not in _verdicts:
         distrust(kernel, device, precision, _verdict(kernel, device, precision))
-    if _verdicts[key] and os.environ.get(layout.SWITCH) == "always":
+    if _verdicts[key] and os.environ.get(switch.SWITCH) == "always":
         raise TrainingError(
-            f"{layout.SWITCH} is always, but the kernel '{kernel}' cannot be trusted on {device}: "
-            f"{_verdicts[key]}; set {layout.SWITCH}=auto to compute its terms in strips"
+            f"{switch.SWITCH} is always, but the kernel '{kernel}' cannot be trusted on {device}: "
+            f"{_verdicts[key]}; set {switch.SWITCH}=auto to compute its terms in strips"
         )
     return not _verdicts[key]
 
@@ -111,7 +111,7 @@ def _verdict(kernel: Kernel, device: torch.device, precision: layout.Precision) 
 
 def _record(device: torch.device) -> Path | None:
     """Returns the file of what was right on a device; None for the interpreter's."""
-    if layout.interpreted():
+    if switch.interpreted():
         return None
     cache = Path(os.environ.get("HERON_CACHE") or Path.home() / ".cache" / "heron")
     card = torch.cuda.get_device_name(device)

@@ -11,7 +11,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from heron.losses.fused.layout import interpreted
+from heron.losses.fused.switch import interpreted
 
 LN2 = tl.constexpr(0.6931471805599453)
 # The interpreter has no assembly, and its own logarithm is exact.
