@@ -16,7 +16,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from statistics import median
@@ -116,7 +115,10 @@ def of_rank(rank: int, folder: str, options: argparse.Namespace, cases: list[Any
         if strategy == "fsdp":
             os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
         clock, run = Clock(way), f"{number}-{strategy}-{way}"
-        begin: Callable[..., None] = lambda *args, clock=clock: clock.begin(*args)  # noqa: E731
+
+        def begin(saver: Saver, *args: Any, clock: Clock = clock) -> None:
+            clock.begin(saver, *args)
+
         silent = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
         with patch.object(Saver, "begin", begin), silent[0], silent[1]:
             pretrain(experiment(Path(folder), run, options))

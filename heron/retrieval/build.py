@@ -76,19 +76,14 @@ def build_index(
     Queries and training sample are drawn without overlap. Queries are in the index, as every sample
     is; each is left out of its own neighbours.
 
-    What was trained and assigned for an inverted file is kept in a hidden folder beside `out` (of a
-    URL, in the cache folder) until the index is there: if this is interrupted, a call with the same
-    embeddings and settings goes on from it, and with others moves it aside.
+    If it is interrupted, a call with the same embeddings and settings goes on: see `_keep`.
 
     Raises a MissingPackage if a map by UMAP needs it, and a RetrievalError if a vector is not
     finite, or zero under cosine; keys repeat; the embeddings were altered; the budget is too small;
     `out` is not empty; or FAISS lacks GPUs.
     """
     count = len(embeddings)
-    if map == "umap":  # fail before the work rather than after it
-        require("umap", "a map by UMAP")
-    if gpu:
-        require_gpus()
+    _refuse_missing(map, gpu)  # before the work rather than after it
     _refuse_options(embeddings, metric, recall, k, queries)
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
@@ -103,9 +98,7 @@ def build_index(
     del order
     with _place(out, overwrite) as (work, folder):
         seconds: dict[str, float] = {}
-        kept = None
-        if plan.lists and isinstance(embeddings, Embeddings):
-            kept = Kept(folder, _made_from(vectors, embeddings, plan, seed, held_out, gpu))
+        kept = _keep(folder, vectors, plan, seed, held_out, gpu)
         index = make(vectors, plan, training, work / INDEX, seconds, gpu, executor, kept)
         with _timed(seconds, "recall"):
             setting, measured_recall = measure(
@@ -140,12 +133,18 @@ def build_index(
         ).write(work / MANIFEST)
 
 
-def _made_from(
-    vectors: LayerVectors, embeddings: Embeddings, plan: Plan, seed: int, held_out: int, gpu: bool
-) -> dict[str, Any]:
-    """Returns what decides the lists of vectors."""
+def _keep(
+    folder: Path, vectors: LayerVectors, plan: Plan, seed: int, held_out: int, gpu: bool
+) -> Kept | None:
+    """Opens what is kept of an inverted file, trained and assigned, until the index is there.
+
+    It belongs to all that decides the lists of vectors. Nothing is kept of vectors in memory.
+    """
+    embeddings = vectors.embeddings
+    if not plan.lists or not isinstance(embeddings, Embeddings):
+        return None
     chosen = {"kind", "lists", "subvectors", "bits", "training"}
-    return {
+    made_from = {
         "embeddings": embeddings.manifest.fingerprint,
         "views": embeddings.compares or "all",
         "layer": vectors.layer,
@@ -156,6 +155,7 @@ def _made_from(
         "gpu": gpu,
         "faiss": faiss.__version__,
     } | plan.model_dump(mode="json", include=chosen)
+    return Kept(folder, made_from)
 
 
 @contextmanager
@@ -174,6 +174,13 @@ def _place(out: str | Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
     with alone or nullcontext(), output.writing(MANIFEST) as work:
         yield work, kept
     shutil.rmtree(kept, ignore_errors=True)
+
+
+def _refuse_missing(map: MapKind, gpu: bool) -> None:
+    if map == "umap":
+        require("umap", "a map by UMAP")
+    if gpu:
+        require_gpus()
 
 
 def _refuse_options(

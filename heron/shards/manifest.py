@@ -47,11 +47,8 @@ KINDS: dict[str, tuple[Literal["uint8", "float32"], int]] = {  # dtype and numbe
     "text": ("uint8", 1),
     "graph": ("uint8", 3),
 }
-GRAPH_LIMITS = (
-    range(1, 2**20 + 1),
-    range(2**22 + 1),
-    range(1, 2**16 + 1),
-)  # nodes, edges, node labels
+# Nodes, edges, node labels:
+GRAPH_LIMITS = range(1, 2**20 + 1), range(2**22 + 1), range(1, 2**16 + 1)
 Suffix = Annotated[str, Field(pattern=f"^{DOTTED}$")]  # of a member
 # None is not written, so that data sets without missing values keep their fingerprint.
 AllowMissing = Annotated[Literal["allow"] | None, Field(exclude_if=lambda value: value is None)]
@@ -397,11 +394,9 @@ def load_manifest(folder: Path | str | Store) -> Manifest:
     try:
         return Manifest.parse(store.read_bytes(MANIFEST), where)
     except Missing as fault:
-        unfinished = store.exists(JOURNAL)
-        problem = "an unfinished build" if unfinished else fault.reason
-        remedy = (
-            "run the same `heron shards build` again to finish it"
-            if unfinished
-            else "pass a folder that `heron shards build` or `heron shards index` made"
-        )
+        problem = fault.reason
+        remedy = "pass a folder that `heron shards build` or `heron shards index` made"
+        if store.exists(JOURNAL):
+            problem = "an unfinished build"
+            remedy = "run the same `heron shards build` again to finish it"
         raise ShardError(f"cannot read the manifest {where}: {problem}; {remedy}") from None

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,28 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def interrupt(done: list[Any], monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Has the next build end after some parts are assigned."""
+Interrupted = Callable[..., None]
+
+
+@pytest.fixture
+def interrupted(
+    embeddings: Embeddings, done: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> Interrupted:
+    """Builds an index, which ends after some parts are assigned; then nothing counts as done."""
     put = Kept.put
 
-    def stopping(kept: Any, name: str, data: bytes) -> None:
-        put(kept, name, data)
-        if name.endswith(f"-{after - 1}"):
-            done.append("stop")
+    def build_part(out: Path | str, after: int = 3, **options: Any) -> None:
+        def stopping(kept: Any, name: str, data: bytes) -> None:
+            put(kept, name, data)
+            if name.endswith(f"-{after - 1}"):
+                done.append("stop")
 
-    monkeypatch.setattr(Kept, "put", stopping)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Kept, "put", stopping)
+            build_index(embeddings, out, progress=False, **OPTIONS | options)
+        done.clear()
+
+    return build_part
 
 
 def bytes_of(folder: Path) -> bytes:
@@ -73,8 +86,8 @@ def test_an_interrupted_build_goes_on(
     kind: RequestedKind,
     embeddings: Embeddings,
     done: list[Any],
+    interrupted: Interrupted,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = OPTIONS | {"kind": kind}
@@ -82,12 +95,8 @@ def test_an_interrupted_build_goes_on(
     assert done == ["train", *range(PARTS)]
     done.clear()
     out = tmp_path / "two"
-    with monkeypatch.context() as patch:
-        interrupt(done, patch, 4)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(embeddings, out, progress=False, **options)
+    interrupted(out, 4, **options)
     assert not out.exists() and kept_beside(out).is_dir()
-    done.clear()
     capsys.readouterr()
     build_index(embeddings, out, **options)
     assert done == [4, 5]
@@ -137,16 +146,12 @@ def test_damaged_centroids_or_settings_begin_anew(
     what: str,
     embeddings: Embeddings,
     done: list[Any],
+    interrupted: Interrupted,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with monkeypatch.context() as patch:
-        interrupt(done, patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
+    interrupted(tmp_path / "i")
     path = kept_beside(tmp_path / "i") / what
     path.write_bytes(path.read_bytes()[:-1])
-    done.clear()
     build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
     # Centroids are trained again to the last bit; lists of others would not be used.
     assert done == ["train", *range(3 if what == "trained" else 0, PARTS)]
@@ -162,15 +167,11 @@ def test_other_settings_begin_anew(
     said: str,
     embeddings: Embeddings,
     done: list[Any],
+    interrupted: Interrupted,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with monkeypatch.context() as patch:
-        interrupt(done, patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
-    done.clear()
+    interrupted(tmp_path / "i")
     if not change:
         embeddings = made.unlabelled(tmp_path / "other", made.clustered(2000, seed=1))
     build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS | change)
@@ -182,28 +183,21 @@ def test_other_settings_begin_anew(
 
 
 def test_other_processes_assign_what_is_missing(
-    embeddings: Embeddings, done: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embeddings: Embeddings, done: list[Any], tmp_path: Path, interrupted: Interrupted
 ) -> None:
     build_index(embeddings, tmp_path / "one", progress=False, **OPTIONS)
-    with monkeypatch.context() as patch:
-        interrupt(done, patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(embeddings, tmp_path / "two", progress=False, **OPTIONS)
+    interrupted(tmp_path / "two")
     build_index(embeddings, tmp_path / "two", progress=False, executor=Processes(2), **OPTIONS)
     assert bytes_of(tmp_path / "two") == bytes_of(tmp_path / "one")
 
 
 def test_a_url_whose_put_breaks(
-    embeddings: Embeddings, done: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embeddings: Embeddings, done: list[Any], tmp_path: Path, interrupted: Interrupted
 ) -> None:
     build_index(embeddings, tmp_path / "one", progress=False, **OPTIONS)
     url = "memory://goes-on/index"
-    with monkeypatch.context() as patch:
-        interrupt(done, patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(embeddings, url, progress=False, **OPTIONS)
+    interrupted(url)
     assert [*cache_folder().glob("index-*/*-2")]
-    done.clear()
     build_index(embeddings, url, progress=False, **OPTIONS)
     assert done == [3, 4, 5] and not [*cache_folder().glob("index-*")]
     data = fsspec.filesystem("memory").cat_file("/goes-on/index/index.faiss")
@@ -229,16 +223,12 @@ def test_two_builds_to_a_url(embeddings: Embeddings, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_kept_of_a_part_is_not_of_its_length(
-    embeddings: Embeddings, done: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embeddings: Embeddings, done: list[Any], tmp_path: Path, interrupted: Interrupted
 ) -> None:
-    with monkeypatch.context() as patch:
-        interrupt(done, patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
+    interrupted(tmp_path / "i")
     kept = Kept.__new__(Kept)
     kept.folder = kept_beside(tmp_path / "i")
     kept.put(next(kept.folder.glob("*-1")).name, b"12345")
     kept.put(next(kept.folder.glob("trained")).name, b"12345")
-    done.clear()
     build_index(embeddings, tmp_path / "i", progress=False, **OPTIONS)
     assert done == ["train", 1, 3, 4, 5]

@@ -1,6 +1,7 @@
 """What a connection may cost: slow clients keep no other out, and answers wait for nothing."""
 
 import asyncio
+import errno
 import re
 import socket
 import time
@@ -11,6 +12,7 @@ from contextlib import suppress
 from http.client import HTTPConnection
 from threading import Event, Lock
 from typing import Any, ClassVar, cast
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,7 +22,7 @@ from heron.retrieval.answer import Answer
 from heron.retrieval.query import Retriever
 from heron.retrieval.samples import Samples
 from heron.serve.admission import BINARY, Limits, Uploads
-from heron.serve.guard import BoundedConnection
+from heron.serve.guard import LINGER_S, BoundedConnection, Lingering
 from tests.serve.served import LIMITS, POST, Site, answered, begun, picture, running
 
 GET = "GET /page.js HTTP/1.1", "Host: localhost"
@@ -149,6 +151,18 @@ def test_a_refusal_reaches_one_who_still_sends(faces: Site) -> None:
     )
     assert connection.getresponse().status == 413
     connection.close()
+
+
+def test_a_client_that_is_gone_is_waited_for_as_another() -> None:
+    """The socket says so when the sending side is ended, in the middle of a server's end."""
+    transport, connection = Mock(), Mock()
+    transport.is_closing.return_value = False
+    transport.write_eof.side_effect = OSError(errno.ENOTCONN, "not connected")
+    connection.conn.trailing_data = b"rest", False
+    lingering = Lingering(transport, connection)
+    lingering.close()
+    connection.wait_for.assert_called_once_with("the end", LINGER_S)
+    assert lingering.is_closing()
 
 
 class Arriving:

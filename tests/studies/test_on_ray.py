@@ -341,21 +341,21 @@ def test_a_population_interrupted_and_failing(tmp_path: Path) -> None:
         (folder / "out" / "trials" / "002").touch()
         path = write(
             folder,
-            {"train": {"steps": None, "epochs": 9, "save_every_steps": 2}},
+            {"train": {"steps": None, "epochs": 9, "save_every_steps": 20}},
             vary={"optim.lr": {"low": 1e-5, "high": 0.3, "log": True}},
             search={
                 "sampler": "random",
                 "scheduler": "pbt",
                 "trials": 3,
-                "steps": 8,
-                "every_steps": 4,
+                "steps": 80,
+                "every_steps": 40,
                 "seed": 1,
             },
             retries=0,
         )
         if name == "interrupted":
             study = start(path)
-            await_step(folder / "out" / "trials" / "000", 6, study)
+            await_step(folder / "out" / "trials" / "000", 50, study)
             study.send_signal(signal.SIGTERM)
             status, said = runs.finish(study, 30)
             assert status == 130 and "1 of 3 trials have ended" in said, said  # 002 has failed
@@ -363,7 +363,7 @@ def test_a_population_interrupted_and_failing(tmp_path: Path) -> None:
         assert status == 1 and "failed: 002" in said, said
         found[name] = {trial: row for trial, row in rows(path).items() if trial != "002"}
         assert [row["status"] for row in found[name].values()] == ["done"] * 2
-        assert all(row["result"]["steps"] == 8 for row in found[name].values())
+        assert all(row["result"]["steps"] == 80 for row in found[name].values())
     assert any(row["lineage"] for row in found["straight"].values())
     for trial, row in found["straight"].items():
         other = found["interrupted"][trial]
