@@ -124,6 +124,8 @@ def test_the_second_ctrl_c_does_not_wait_for_a_checkpoint(tmp_path: Path) -> Non
         raise KeyboardInterrupt
     assert not complete_checkpoints(tmp_path) and not saver.failed()
     held.let_go.set()
+    saver._thread.shutdown()  # or it would still be writing in the next test
+    assert complete_checkpoints(tmp_path)
 
 
 @pytest.mark.parametrize("fails", [False, True])
