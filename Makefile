@@ -7,9 +7,10 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 READY = $(VENV)/.ready
 TESTED = $(VENV)/.tested
 # Tests start hundreds of processes: where no bytecode may be written, each would compile torch.
-TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST = pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m $(PYTEST)
 
-.PHONY: pretrain test check docs format fuzz kernels lock mutants references screenshots wheel
+.PHONY: pretrain test check coverage docs format fuzz kernels lock mutants references screenshots wheel
 
 pretrain: $(READY)  ## set up, run the main job on the embedded data, and index what was learnt
 	$(BIN)/heron pretrain faces
@@ -24,6 +25,14 @@ check: $(TESTED)  ## format, lint, types, tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(TESTS)
+
+coverage: $(TESTED)  ## lines that the tests run in any process, by room (COVERAGE=tests/data for some)
+	rm -rf build/coverage && mkdir -p build/coverage
+	status=0; PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m $(PYTEST) --timeout 1800 \
+	  $(COVERAGE) || status=$$?; \
+	$(BIN)/python -m coverage combine --quiet \
+	  && $(BIN)/python -m coverage json --quiet -o build/coverage/lines.json \
+	  && $(BIN)/python -m tests.coverage_table build/coverage/lines.json && exit $$status
 
 docs: $(TESTED)  ## the site of docs/, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
