@@ -48,13 +48,13 @@ class Clock:
         self.ends: list[float] = []  # when training went on
         self.written: list[float] = []  # s until it was on disk
 
-    def begin(self, saver: Saver, position: Any, strategy: Any, objective: Any) -> None:
+    def begin(self, saver: Saver, position: Any, strategy: Any, *others: Any) -> None:
         """Stands for `Saver.begin`."""
         start = time.perf_counter()
         if self.way == "dcp":
             self._begin_dcp(saver, position, strategy, start)
         else:
-            BEGIN(saver, position, strategy, objective)
+            BEGIN(saver, position, strategy, *others)
             self._note(saver._work, start)
             if self.way == "wait":
                 saver.wait()

@@ -23,6 +23,8 @@ class Optim(Section):
         milestones: epochs at which schedule `step` multiplies the rate by `gamma`.
         gamma: factor of schedule `step`.
         warmup_epochs: epochs over which the rate rises linearly.
+        clip_norm: largest norm of the gradient over all parameters, to which a longer one is scaled
+            down; null: any.
     """
 
     kind: Literal["sgd", "lars", "adam", "adamw"] = "lars"
@@ -35,6 +37,7 @@ class Optim(Section):
     milestones: list[Natural] = []
     gamma: Positive = 0.1
     warmup_epochs: Count = 0
+    clip_norm: Positive | None = None
 
     @model_validator(mode="after")
     def _some_milestone(self) -> "Optim":
@@ -62,7 +65,7 @@ class Negatives(Section):
     gpu: bool = False
 
 
-Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
 
 
 def _is_due(step: int, every: int | None, unit: int = 1) -> bool:
@@ -79,11 +82,14 @@ class Train(Section):
         steps: largest number of steps of the run; null: all steps of its epochs.
         micro_batch: largest number of a process's rows that are embedded with an autograd graph at
             a time; the gradient stays that of the whole batch. null: all.
-        precision: bf16 computes the model under autocast; tf32 is fp32 whose convolutions and
+        precision: bf16 and fp16 compute the model under autocast, fp16 with a dynamic loss scale
+            (`torch.amp.GradScaler`), for GPUs without bf16; tf32 is fp32 whose convolutions and
             contrastive products round their factors to 11 bits, on GPUs that can; fp64 has
             parameters, inputs and losses in float64, to show exactness. auto: bf16 on GPUs that
             support it, tf32 on others, fp32 on CPUs; the run reports its choice and writes it to
             its config.yaml.
+        ema: decay per step of an exponential moving average of the weights, such as 0.999, which
+            is scored and saved as the model in their place; null: none. See `training.ema`.
         compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
             numbers are the same up to rounding. Evaluation is not compiled.
         activation_checkpointing: whether the blocks of encoders keep only their inputs and
@@ -104,6 +110,7 @@ class Train(Section):
     steps: Natural | None = None
     micro_batch: Natural | None = None
     precision: Precision = "auto"
+    ema: BelowOne | None = None
     compile: bool = False
     activation_checkpointing: bool = False
     deterministic: bool = False

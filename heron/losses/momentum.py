@@ -18,7 +18,7 @@ from heron.losses.classification import checked_logits
 from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
 from heron.losses.loss import Loss
 from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting
-from heron.models.heterogeneous import Heterogeneous
+from heron.models.heterogeneous import AUTOCAST, Heterogeneous
 
 VIEW = 1  # keys are made of the second view
 Decay = Annotated[float, Field(ge=0, le=1)]
@@ -105,11 +105,10 @@ class MomentumQueue(KeyQueue):
         count = batch.labelled.stop - batch.labelled.start
         x, rng_keys = batch.inputs[VIEW][:count], batch.rng_keys[:count]
         x = x.double() if self.precision == "fp64" else x
-        with torch.autocast(
-            x.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
-        ):
+        half = AUTOCAST.get(self.precision)
+        with torch.autocast(x.device.type, half, half is not None, cache_enabled=False):
             projected: Tensor = self.projector(self.encoder(x, rng_keys + VIEW))
-        return projected.float() if self.precision == "bf16" else projected
+        return projected.float() if half else projected
 
     def offer(
         self, keys: Float[Tensor, "rows dim"], posteriors: Float[Tensor, "rows classes"]

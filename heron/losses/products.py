@@ -20,7 +20,7 @@ from torch import Tensor
 from heron.losses import fused
 
 TYPES: dict[fused.Precision, torch.dtype] = {"fp16": torch.half, "bf16": torch.bfloat16}
-RunPrecision = Literal["fp64", "fp32", "tf32", "bf16"]
+RunPrecision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 
 _of_strips: fused.Precision = "ieee"  # of this process's run; see `set_run_precision`
 _exact = False  # whether the run is one in float64
@@ -30,14 +30,14 @@ _taken: ContextVar[set[str] | None] = ContextVar("taken", default=None)
 def set_run_precision(precision: RunPrecision) -> None:
     """Sets the precision of the products of contrastive terms, in kernels and strips alike.
 
-    bf16 rounds their factors to bfloat16 and tf32 to float16, which has the 11 bits of TF32 at
-    twice its rate, also on GPUs without TF32. fp32 rounds those of kernels to float16 and takes
+    bf16 rounds their factors to bfloat16, fp16 and tf32 to float16, which has the 11 bits of TF32
+    at twice its rate, also on GPUs without TF32. fp32 rounds those of kernels to float16 and takes
     strips in float32; fp64 rounds nothing.
     """
     global _of_strips, _exact
     _exact = precision == "fp64"
     fused.set_default_precision("bf16" if precision == "bf16" else "fp16")
-    of_run: dict[RunPrecision, fused.Precision] = {"bf16": "bf16", "tf32": "fp16"}
+    of_run: dict[RunPrecision, fused.Precision] = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp16"}
     _of_strips = of_run.get(precision, "ieee")
 
 

@@ -17,6 +17,7 @@ from heron.models.encoders import build_encoder, mlp
 
 # The model's outputs by name: a tensor [rows, ...] per view, or one of all views.
 Features = dict[str, list[Tensor]]
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # types of the precisions of a half
 GRAPHS = 64  # compiled for one encoder at most: by shape, view, and with or without gradient
 
 
@@ -111,8 +112,8 @@ class Heterogeneous(nn.Module):
         widths: of the hidden features of each view.
         classified_width: of the concatenated features that the classifier sees.
         projection_width: of z and H(z).
-        precision: "bf16" computes in bfloat16 by autocast; parameters and features are float32.
-            "fp64" computes in float64, which `double()` has made of the parameters.
+        precision: "bf16" and "fp16" compute in half precision by autocast; parameters and features
+            are float32. "fp64" computes in float64, which `double()` has made of the parameters.
         compiled: whether the encoders are compiled in training.
     """
 
@@ -257,9 +258,10 @@ class Heterogeneous(nn.Module):
             targets = None if targets is None else targets.double()
         eager = self.compiled and not self.training and not torch.compiler.is_compiling()
         with torch.compiler.set_stance("force_eager") if eager else nullcontext():
-            if self.precision != "bf16":
+            if self.precision not in AUTOCAST:
                 return self.embed(inputs, rng_keys, sizes, targets, present)
-            with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
+            half = AUTOCAST[self.precision]
+            with torch.autocast(inputs[0].device.type, half, cache_enabled=False):
                 features = self.embed(inputs, rng_keys, sizes, targets, present)
                 return {name: [x.float() for x in xs] for name, xs in features.items()}
 

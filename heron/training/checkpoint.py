@@ -3,7 +3,7 @@
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar, Literal, Self
@@ -20,12 +20,15 @@ from heron.distributed.watchdog import Watchdog
 from heron.losses.objective import Objective
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
 from heron.shards.errors import ShardError
+from heron.training.ema import Ema
 from heron.training.strategy import State, Strategy, copies_on_main
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
 FORMAT: Literal[4] = 4
-TENSORS = "model", "optimizer", "memories"
+FILES = "model", "optimizer", "memories"  # of tensors, in every checkpoint
+WEIGHTS = "weights"  # the file of the trained weights where the model is their average
+TENSORS = *FILES, "average"  # of a snapshot
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
 ANEW = "run with run.resume=never to start over"
 
@@ -51,6 +54,7 @@ class Snapshot:
         optimizer: its state, as NAME/KEY: see `Strategy.optimizer_state`.
         memories: those of the terms, as TERM/NAME: see `Objective.memory_state`.
         data: the fingerprint of the data set that it was trained on.
+        average: like `model`, that of `training.ema`; {} without one.
     """
 
     position: Position
@@ -58,6 +62,12 @@ class Snapshot:
     optimizer: State
     memories: State
     data: str = ""
+    average: State = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, State]:
+        """Returns the tensors of each file; `model` is what others load, so the average if any."""
+        files = {"model": self.model, "optimizer": self.optimizer, "memories": self.memories}
+        return files | ({"model": self.average, WEIGHTS: self.model} if self.average else {})
 
 
 class CheckpointManifest(Artefact):
@@ -79,7 +89,7 @@ class CheckpointManifest(Artefact):
         step = f"step-{self.position.step:08d}"
         if folder.name.startswith("step-") and folder.name != step:
             return f"it is in {folder.name}, but its position is that of {step}"
-        required = [*(f"{name}.safetensors" for name in TENSORS), "config.yaml", "model.json"]
+        required = [*(f"{name}.safetensors" for name in FILES), "config.yaml", "model.json"]
         if missing := [name for name in required if name not in self.files]:
             return f"{STATE} lists no {', '.join(missing)}"
         faults = [text for name, file in self.files.items() if (text := file.fault(folder / name))]
@@ -97,8 +107,8 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        for name in TENSORS:
-            tensors = {key: value.contiguous() for key, value in getattr(snapshot, name).items()}
+        for name, state in snapshot.tensors().items():
+            tensors = {key: value.contiguous() for key, value in state.items()}
             save_file(tensors, partial / f"{name}.safetensors")
         for name, text in texts.items():
             (partial / name).write_text(text)
@@ -164,24 +174,24 @@ class Saver:
         with self._watchdog.busy():
             return work.exception()
 
-    def begin(self, position: Position, strategy: Strategy, objective: Objective) -> None:
+    def begin(self, position: Position, strategy: Strategy, objective: Objective, ema: Ema) -> None:
         """Copies a run's state, and starts to write it; every process must call it.
 
         It waits for the checkpoint before, so that host memory never holds two copies, and raises
         as `wait` does.
         """
         self.wait()
-        model, optimizer = strategy.model_state(), strategy.optimizer_state()
-        memories = copies_on_main(objective.memory_state())
+        states = {"model": strategy.model_state(), "optimizer": strategy.optimizer_state()}
+        states["average"], memories = ema.state(), copies_on_main(objective.memory_state())
         gathered = self._gathered = Event()
 
         def write() -> None:
             try:
-                full = strategy.in_full(model), strategy.in_full(optimizer)
+                full = {name: strategy.in_full(state) for name, state in states.items()}
             finally:
                 gathered.set()
             if rank() == 0:
-                snapshot = Snapshot(position, *full, memories, self._data)
+                snapshot = Snapshot(position, memories=memories, data=self._data, **full)
                 save(self._folder, snapshot, self._texts, self._newest)
 
         self._step, self._work = position.step, self._thread.submit(write)
@@ -246,8 +256,8 @@ def resume(
     if position is None:
         return None, lines
     local = snapshot or Snapshot(position, {}, {}, {})
-    model, optimizer, memories = (broadcast_tensors(getattr(local, name)) for name in TENSORS)
-    return Snapshot(position, model, optimizer, memories, data), lines
+    tensors = {name: broadcast_tensors(getattr(local, name)) for name in TENSORS}
+    return Snapshot(position, data=data, **tensors), lines
 
 
 def _load_newest(
@@ -324,7 +334,9 @@ def load(path: Path) -> Snapshot:
     try:
         if fault := manifest.fault(path):
             raise ValueError(fault)
-        tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
+        tensors = {name: load_file(path / f"{name}.safetensors") for name in FILES}
+        if (name := f"{WEIGHTS}.safetensors") in manifest.files:
+            tensors |= {"average": tensors["model"], "model": load_file(path / name)}
         return Snapshot(manifest.position, data=manifest.data, **tensors)
     except UNREADABLE as error:
         raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
@@ -338,7 +350,7 @@ def _resume_facts(config: Config) -> dict[str, Any]:
     storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*storage, "on_error", "max_bad_fraction"):
         del tree["data"][key]
-    keys = ["precision", "micro_batch", "compile"]
+    keys = ["precision", "micro_batch", "compile", "ema"]
     keys += ["epochs"] if config.optim.schedule == "cosine" else []
     tree["train"] = {key: getattr(config.train, key) for key in keys}
     return tree

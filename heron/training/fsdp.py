@@ -31,7 +31,13 @@ from heron.training.strategy import State, Strategy, _cpu_copy, _entries_of, _st
 class Fsdp(Strategy):
     """A model that is sharded in place, which keeps its modules and the names of parameters."""
 
-    def __init__(self, model: Heterogeneous, optimizer: Optimizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Heterogeneous,
+        optimizer: Optimizer,
+        device: torch.device,
+        clip_norm: float | None = None,
+    ) -> None:
         """Shards the model, and gives the optimiser, which has no state yet, the shards.
 
         The model is in its initial state or a checkpoint's. Raises TrainingError if the optimiser
@@ -47,7 +53,7 @@ class Fsdp(Strategy):
                 "train.compile is true, but FSDP2 gathers parameters between the layers; set it to "
                 "false, or use DDP"
             )
-        super().__init__(model, model, optimizer)
+        super().__init__(model, model, optimizer, clip_norm)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._mesh = init_device_mesh(device.type, (world_size(),))
         for encoder in model.encoders:
@@ -72,6 +78,7 @@ class Fsdp(Strategy):
     def gradient_norm(self) -> float:
         """See `Strategy.gradient_norm`; every process has a shard of the gradient."""
         self._reshard()
+        self._scaler.unscale_(self.optimizer)
         grads = (p.grad for p in self.model.parameters())
         squares = [_local_shard(grad).square().sum() for grad in grads if grad is not None]
         return float(sum_over_processes(torch.stack(squares).sum()).sqrt())
@@ -84,15 +91,21 @@ class Fsdp(Strategy):
         yield
         self._reshard()
 
-    def model_state(self) -> State:
-        """See `Strategy.model_state`; every process copies its shards."""
+    def own_tensors(self) -> State:
+        """See `Strategy.own_tensors`."""
         self._reshard()
-        return _copies(self.model.state_dict())
+        return {name: _local_shard(value) for name, value in self.model.state_dict().items()}
 
-    def optimizer_state(self) -> State:
-        """See `Strategy.optimizer_state`; every process copies its shards."""
-        self._reshard()
-        return _copies(self._optimizer_tensors())
+    def own_part(self, name: str, full: Tensor) -> Tensor:
+        """See `Strategy.own_part`."""
+        parameter = dict(self.model.named_parameters()).get(name)
+        if parameter is None:  # a buffer, whole everywhere
+            return super().own_part(name, full)
+        return self._shard_like(parameter, full).to_local()
+
+    def copies(self, state: State) -> State:
+        """See `Strategy.copies`; every process copies its shards."""
+        return {name: _cpu_copy(_local_shard(value)) for name, value in state.items()}
 
     def in_full(self, state: State) -> State:
         """See `Strategy.in_full`; sends one tensor at a time to rank 0."""
@@ -104,17 +117,17 @@ class Fsdp(Strategy):
                 full[name] = whole
         return full
 
-    def load_optimizer(self, state: State, step: int) -> None:
-        """See `Strategy.load_optimizer`; every process takes its shard."""
+    def _load_optimizer(self, state: State, step: int) -> None:
+        """Every process takes its shard."""
         for name, parameter in self.model.named_parameters():
             if entries := _entries_of(state, name):
-                assert isinstance(parameter, DTensor)
                 self.optimizer.state[parameter] = {
-                    key: distribute_tensor(
-                        value.to(parameter.device), self._mesh, parameter.placements
-                    )
-                    for key, value in entries.items()
+                    key: self._shard_like(parameter, value) for key, value in entries.items()
                 } | _step_count(self.optimizer, step)
+
+    def _shard_like(self, parameter: Tensor, full: Tensor) -> DTensor:
+        assert isinstance(parameter, DTensor)
+        return distribute_tensor(full.to(parameter.device), self._mesh, parameter.placements)
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
@@ -127,7 +140,3 @@ class Fsdp(Strategy):
 
 def _local_shard(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _copies(state: State) -> State:
-    return {name: _cpu_copy(_local_shard(value)) for name, value in state.items()}

@@ -117,25 +117,29 @@ def prepare_products(device: torch.device, precision: RunPrecision) -> None:
 
 
 def prepare(
-    accelerator: Accelerator, model: Heterogeneous, optimizer: Optimizer, rows: int
+    accelerator: Accelerator,
+    model: Heterogeneous,
+    optimizer: Optimizer,
+    rows: int,
+    clip_norm: float | None,
 ) -> Strategy:
     """Returns the strategy of the launcher's configuration.
 
     The model has the weights that training begins with, and the optimiser no state yet; `rows` are
-    the most rows of a process in a step.
+    the most rows of a process in a step, `clip_norm` the largest norm of a gradient.
     """
     if accelerator.distributed_type == "DEEPSPEED":
         from heron.training.zero import Zero
 
-        return Zero(accelerator, model, optimizer, rows)
+        return Zero(accelerator, model, optimizer, rows, clip_norm)
     if _uses_fsdp(os.environ) and collectives.world_size() > 1:
         from heron.training.fsdp import Fsdp
 
-        return Fsdp(model, optimizer, accelerator.device)
+        return Fsdp(model, optimizer, accelerator.device, clip_norm)
     wrapped = accelerator.prepare(model)
     if isinstance(wrapped, DistributedDataParallel):
         wrapped.broadcast_buffers = False  # they are equal on all processes anyway
-    return Strategy(model, wrapped, optimizer)
+    return Strategy(model, wrapped, optimizer, clip_norm)
 
 
 def end(status: int) -> int:

@@ -43,6 +43,7 @@ def preamble(
     world, train, workers = len(sizes.rows), config.train, worker_count(config.data)
     options = {  # named where they are on
         "compiled": train.compile,
+        f"EMA of {train.ema}": train.ema is not None,
         "activation checkpointing": train.activation_checkpointing,
         "deterministic kernels": train.deterministic,
         f"{workers} data worker{'s' if workers > 1 else ''} each": workers,

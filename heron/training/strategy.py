@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -28,19 +29,36 @@ from heron.losses.exchange import ShardSizes
 from heron.models.heterogeneous import Features, Heterogeneous
 
 State = dict[str, Tensor]
+SCALER = "loss_scale"  # a metric; the name of its state beside those of parameters
+FIRST_SCALE = 2.0**16  # as `GradScaler`'s
 
 
 class Strategy:
     """One process, or DistributedDataParallel: every process holds all parameters.
 
-    `model` is unwrapped; `parameters` is the number of its parameters.
+    `model` is unwrapped; `parameters` is the number of its parameters. Under `fp16` the loss is
+    scaled (Micikevicius et al. 2018, arXiv:1710.03740); a step whose gradient overflows is skipped.
     """
 
-    def __init__(self, model: Heterogeneous, wrapped: nn.Module, optimizer: Optimizer) -> None:
-        """Trains a model through its wrapper, which may be the model itself."""
-        self.model, self.optimizer = model, optimizer
+    stage = 0  # of ZeRO
+
+    def __init__(
+        self,
+        model: Heterogeneous,
+        wrapped: nn.Module,
+        optimizer: Optimizer,
+        clip_norm: float | None = None,
+    ) -> None:
+        """Trains a model through its wrapper, which may be the model itself.
+
+        `clip_norm` is the largest norm of the gradient that the optimiser sees.
+        """
+        self.model, self.optimizer, self._clip_norm = model, optimizer, clip_norm
         self.parameters = sum(_full_shape(p).numel() for p in model.parameters())
         self._wrapped = wrapped
+        device, half = next(model.parameters()).device.type, model.precision == "fp16"
+        # A gradient of float16 is then scaled alike on any number of processes: see `backward`.
+        self._scaler = GradScaler(device, FIRST_SCALE / world_size(), enabled=half)
 
     def embed(
         self, inputs: Sequence[Tensor], batch: Batch, micro: Sequence["MicroBatch"]
@@ -112,17 +130,35 @@ class Strategy:
 
         The factor undoes the mean over processes that gradient synchronisation takes.
         """
-        (value * world_size()).backward()  # type: ignore[no-untyped-call]
+        self._scaler.scale(value * world_size()).backward()  # type: ignore[no-untyped-call]
+
+    def loss_scale(self) -> State:
+        """Returns the scale of the loss by the name of its metric; {} where it is not scaled."""
+        if not self._scaler.is_enabled():
+            return {}
+        device = next(self.model.parameters()).device
+        return {SCALER: self._scaler.scale(torch.full((), float(world_size()), device=device))}
 
     def gradient_norm(self) -> Tensor | float:
-        """Returns the gradient norm over all parameters; not finite where any of it is not."""
+        """Returns the gradient norm over all parameters; not finite where any of it is not.
+
+        Between `backward` and `step` it must be called once: it undoes the scale of the loss.
+        """
+        self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return nn.utils.get_total_norm(gradients)
 
-    def step(self, rate: float) -> None:
-        """Takes an optimiser step at a learning rate, and clears the gradient."""
+    def step(self, rate: float, norm: Tensor | float) -> None:
+        """Takes an optimiser step at a learning rate, and clears the gradient.
+
+        `norm` is the `gradient_norm`.
+        """
         set_rate(self.optimizer, rate)
-        self.optimizer.step()
+        if self._clip_norm is not None:
+            parameters = list(self.model.parameters())
+            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, torch.as_tensor(norm))
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
         self.optimizer.zero_grad()
 
     @contextmanager
@@ -130,19 +166,34 @@ class Strategy:
         """While it is open, all of `model` can be read; every process must open it."""
         yield
 
-    def model_state(self) -> State:
-        """Copies parameters and buffers by name to host memory; every process must call it.
+    def own_tensors(self) -> State:
+        """Returns the parameters and buffers by name, or this process's shards, to read or write.
 
-        What `in_full` makes of the copy is on rank 0 alone.
+        Every process must call it.
         """
-        return copies_on_main(self.model.state_dict())
+        return self.model.state_dict()
+
+    def own_part(self, name: str, full: Tensor) -> Tensor:
+        """Returns what `own_tensors` has of a full tensor; every process must call it."""
+        return full.to(next(self.model.parameters()).device)
+
+    def copies(self, state: State) -> State:
+        """Copies tensors like `own_tensors` to host memory.
+
+        What `in_full` makes of the copies is on rank 0 alone.
+        """
+        return copies_on_main(state)
+
+    def model_state(self) -> State:
+        """Returns `copies` of parameters and buffers by name; every process must call it."""
+        return self.copies(self.own_tensors())
 
     def optimizer_state(self) -> State:
         """Copies the optimiser state as NAME/KEY, without step counts: see `model_state`.
 
         In full it is the same for any strategy and number of processes.
         """
-        return copies_on_main(self._optimizer_tensors())
+        return self.copies(self._optimizer_tensors()) | self._scaler_state()
 
     def in_full(self, state: State) -> State:
         """Returns the full tensors of a `model_state` or `optimizer_state`, on rank 0.
@@ -159,8 +210,33 @@ class Strategy:
             if key != "step" and value is not None
         }
 
+    def _scaler_state(self) -> State:
+        """Returns the loss scale, the steps since it fell, and Adam's number of updates."""
+        if not self._scaler.is_enabled():
+            return {}
+        state = self._scaler.state_dict()
+        numbers = {"scale": state["scale"] * world_size(), "streak": state["_growth_tracker"]}
+        for entries in self.optimizer.state.values():
+            if "step" in entries:
+                numbers["updates"] = entries["step"]
+        return {
+            f"{SCALER}/{key}": torch.tensor(float(number), dtype=torch.float64)
+            for key, number in numbers.items()
+        }
+
     def load_optimizer(self, state: State, step: int) -> None:
         """Loads the `optimizer_state` after `step` steps; every process must call it."""
+        scaler = {key: value.item() for key, value in _entries_of(state, SCALER).items()}
+        updates = int(scaler.pop("updates", step))
+        if scaler and self._scaler.is_enabled():
+            scale, streak = scaler["scale"] / world_size(), int(scaler["streak"])
+            saved = {"scale": scale, "_growth_tracker": streak}
+            self._scaler.load_state_dict(self._scaler.state_dict() | saved)
+        others = {k: v for k, v in state.items() if not k.startswith(f"{SCALER}/")}
+        self._load_optimizer(others, updates)
+
+    def _load_optimizer(self, state: State, step: int) -> None:
+        """Loads the optimiser's state after `step` updates."""
         for name, parameter in self.model.named_parameters():
             if entries := _entries_of(state, name):
                 self.optimizer.state[parameter] = {

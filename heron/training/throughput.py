@@ -10,17 +10,17 @@ import torch
 
 from heron.models.heterogeneous import Heterogeneous
 
-MatmulPrecision = Literal["fp32", "tf32", "bf16", "fp64"]
+MatmulPrecision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 
-# Published peak rates in TFLOP/s: fp32 (no tensor cores), tf32 and bf16 (tensor cores). All are
-# dense: where a data sheet has the rate with 2:4 sparsity only, half of that. None: the device has
-# no such units. A pattern must match the whole name that PyTorch reports: devices of a similar name
-# (A10G, A100X, GH200, L40, a MIG slice) have other rates.
-#   A100, V100, H200: NVIDIA A100, V100 and H200 Tensor Core GPU datasheets.
+# Published peak rates in TFLOP/s: fp32 (no tensor cores), tf32, bf16 and, where it differs from
+# bf16, fp16 (tensor cores). All are dense: where a data sheet has the rate with 2:4 sparsity only,
+# half of that. None: the device has no such units. A pattern must match the whole name that PyTorch
+# reports: devices of a similar name (A10G, A100X, GH200, L40, a MIG slice) have other rates.
+#   A100, V100, T4, H200: NVIDIA A100, V100, T4 and H200 Tensor Core GPU datasheets.
 #   H100: NVIDIA H100 Tensor Core GPU datasheet, the early one for PCIe, the later for SXM and NVL.
 #   B200: NVIDIA Blackwell datasheet, one of the eight GPUs of an HGX B200.
 #   L4, L40S, A10: NVIDIA L4, L40S and A10 datasheets.
-_TERA_FLOPS: dict[str, tuple[float, float | None, float | None]] = {
+_TERA_FLOPS: dict[str, tuple[float | None, ...]] = {
     r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe": (19.5, 156, 312),
     r"H100 PCIe": (51, 756 / 2, 1513 / 2),
     r"H100 NVL": (60, 835 / 2, 1671 / 2),
@@ -28,8 +28,9 @@ _TERA_FLOPS: dict[str, tuple[float, float | None, float | None]] = {
     r"H200 NVL": (60, 835 / 2, 1671 / 2),
     r"H200": (67, 989 / 2, 1979 / 2),
     r"B200": (75, 2200 / 2, 4500 / 2),
-    r"V100-SXM2-(16|32)GB": (15.7, None, None),
-    r"V100-PCIE-(16|32)GB": (14, None, None),
+    r"V100-SXM2-(16|32)GB": (15.7, None, None, 125),
+    r"V100-PCIE-(16|32)GB": (14, None, None, 112),
+    r"T4": (8.1, None, None, 65),
     r"L4": (30.3, 120 / 2, 242 / 2),
     r"L40S": (91.6, 183, 362.05),
     r"A10": (31.2, 62.5, 125),
@@ -54,7 +55,9 @@ def peak_flops(device: torch.device | str, precision: MatmulPrecision) -> float 
     name = re.sub(r"^(NVIDIA|Tesla) ", "", torch.cuda.get_device_name(device))
     for pattern, rates in _TERA_FLOPS.items():
         if re.fullmatch(pattern, name):
-            rate = dict(zip(get_args(MatmulPrecision), rates, strict=False)).get(precision)
+            fp32, tf32, bf16, *fp16 = rates
+            fp16 = fp16 or [bf16]
+            rate = {"fp32": fp32, "tf32": tf32, "bf16": bf16, "fp16": fp16[0]}.get(precision)
             return None if rate is None else rate * 1e12
     return None
 

@@ -1,6 +1,5 @@
 """The training loop: one run on one process, from its data to its report."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -38,6 +37,7 @@ from heron.shards.terminal import print_lines, print_table
 from heron.training import checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Saver
 from heron.training.earlier_run import make_way, refuse_finished
+from heron.training.ema import Ema
 from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
 from heron.training.optim import build_optimizer, learning_rate
@@ -48,7 +48,7 @@ from heron.training.run_log import RunLog
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
 from heron.training.tracking import write_result, write_start
-from heron.training.values import PendingStep, StepValues, refuse_nonfinite
+from heron.training.values import PendingStep, StepValues, all_finite, refuse_nonfinite
 
 COMPILER = "inductor"  # the backend of torch.compile
 
@@ -185,7 +185,9 @@ class Trainer:
             model.load_state_dict(snapshot.model)
             self.objective.load_memory_state(snapshot.memories)
         optimizer = build_optimizer(config.optim, model.parameters())
-        self.strategy = prepare(self.accelerator, model, optimizer, max(self.sizes.rows))
+        rows, clip_norm = max(self.sizes.rows), config.optim.clip_norm
+        self.strategy = prepare(self.accelerator, model, optimizer, rows, clip_norm)
+        self.ema = Ema(self.strategy, config.train.ema, snapshot.average if snapshot else {})
         if snapshot:
             self.strategy.load_optimizer(snapshot.optimizer, step)
         del snapshot  # the model and the optimiser hold its values now
@@ -223,7 +225,8 @@ class Trainer:
                 for t in range(self.start_step, self.steps):
                     self.step(t, source)
                     self.after_step(t + 1)
-            self._score()
+            with self.ema.as_model():
+                self._score()
             self.saver.wait()
         self.skipped.refuse()  # where too many rows of the scored sets could not be read
 
@@ -242,23 +245,20 @@ class Trainer:
             strategy.refuse_lonely_rows(batch, micro, self.views.names)
         features, backward = self.strategy.embed(inputs, batch, micro)
         self.record_pending()  # while the GPU computes the features
-        epoch = t / self.steps_per_epoch
-        half = config.train.precision == "bf16"
-        known = not self.streams.lacks_labels
-        global_batch = gather_batch(
-            features, batch, inputs, self.sizes, objective, epoch, half, known
-        )
+        half, known = config.train.precision == "bf16", not self.streams.lacks_labels
+        sizes, epoch = self.sizes, t / self.steps_per_epoch
+        global_batch = gather_batch(features, batch, inputs, sizes, objective, epoch, half, known)
         loss, terms = objective(global_batch)
         scalars = {"loss": loss, "skipped": len(batch.lost), "signals": self.signals.received()}
         scalars |= {"unsaved": self.saver.failed()} | {f"loss/{n}": x for n, x in terms.items()}
         summed = StepValues(scalars, self.device)
         backward(loss)
-        summed.close(gradient_norm=self.strategy.gradient_norm())
-        rate = learning_rate(config.optim, epoch, self.epochs)
-        self.strategy.step(rate)
-        end = StepEnd(
-            t, self.steps_per_epoch, self.strategy.gathered_parameters, collectives.broadcast_object
-        )
+        norm, rate = self.strategy.gradient_norm(), learning_rate(config.optim, epoch, self.epochs)
+        summed.close(gradient_norm=norm, **self.strategy.loss_scale())
+        self.strategy.step(rate, norm)
+        self.ema.update(t + 1)
+        gathered = self.strategy.gathered_parameters
+        end = StepEnd(t, self.steps_per_epoch, gathered, collectives.broadcast_object)
         self.log.say(*objective.update_memories(end))
         seconds = time.perf_counter() - start
         self.train_seconds += seconds
@@ -281,7 +281,7 @@ class Trainer:
         if metrics.pop("skipped"):
             self._log_skipped(collectives.gather_objects(lost))
         self.stop |= metrics.pop("signals") > 0
-        if metrics.pop("unsaved") or not all(map(math.isfinite, metrics.values())):
+        if metrics.pop("unsaved") or not all_finite(metrics):
             self.saver.wait()  # raises, or lets the message below name the newest checkpoint
         refuse_nonfinite(metrics, t, self.checkpoints, features)
         if "uniformity" in values and (reason := collapse.collapsed(values)):
@@ -303,7 +303,7 @@ class Trainer:
             if self.miner:
                 self.miner.finish()  # a run that resumes from here needs the mined table
             position = Position(step, *divmod(step, per_epoch))
-            self.saver.begin(position, self.strategy, self.objective)
+            self.saver.begin(position, self.strategy, self.objective, self.ema)
         if self.stop and step < self.steps:
             self.saver.wait()
             raise Stopped(
@@ -316,7 +316,8 @@ class Trainer:
         """Scores the validation rows after `step` steps; the test rows where there are none."""
         has_validation = self.config.data.protocol.validation
         role: Literal["validation", "test"] = "validation" if has_validation else "test"
-        _, scores = self.evaluator.evaluate(self.model, self.streams.roles, role)
+        with self.ema.as_model():
+            _, scores = self.evaluator.evaluate(self.model, self.streams.roles, role)
         self.log.scores(step - 1, step / self.steps_per_epoch, scores, role)
 
     def report(self) -> dict[str, Any]:
@@ -385,8 +386,8 @@ class Trainer:
         self.embedding = None
         # Clocks differ, so the main process decides.
         if collectives.broadcast_object(wants_map(options.map, self.train_seconds)):
-            sample = map_rows(roles, options)
-            self.embedding = self.evaluator.predict(self.model, sample, hidden=True)
+            rows = map_rows(roles, options)
+            self.embedding = self.evaluator.predict(self.model, rows, hidden=True)
         self._log_skipped(collectives.gather_if_any(self.streams.reader.lost), refuse=False)
 
     def _train_other(self, other: Config) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO: optimiser state, gradients and parameters are partitioned over processes.
 
-Its features that would change the numbers are off: clipping, loss scaling, accumulation and
-schedules. Low precision is autocast inside the model, so that parameters and optimiser state are
-float32 under every strategy.
+Its features that would change the numbers are off: loss scaling, accumulation and schedules. Low
+precision is autocast inside the model, so that parameters and optimiser state are float32 under
+every strategy.
 """
 
 import math
@@ -36,7 +36,12 @@ class Zero(Strategy):
     """A model whose training state DeepSpeed partitions; stage 0 partitions nothing."""
 
     def __init__(
-        self, accelerator: Accelerator, model: Heterogeneous, optimizer: Optimizer, rows: int
+        self,
+        accelerator: Accelerator,
+        model: Heterogeneous,
+        optimizer: Optimizer,
+        rows: int,
+        clip_norm: float | None = None,
     ) -> None:
         """Gives DeepSpeed the model, in its initial state or a checkpoint's.
 
@@ -55,11 +60,16 @@ class Zero(Strategy):
                 f"{stage} the optimiser sees parts of one flat vector; use sgd, adam or adamw, or "
                 "ZeRO 0 or DDP"
             )
+        if model.precision == "fp16":
+            raise TrainingError(
+                "train.precision is fp16, but DeepSpeed would not scale the loss, so that small "
+                "gradients would be lost; use bf16, tf32 or fp32, or DDP or FSDP2"
+            )
         _refuse_settings(settings)
         settings |= {
             "train_micro_batch_size_per_gpu": rows,
             "gradient_accumulation_steps": 1,
-            "gradient_clipping": 0.0,
+            "gradient_clipping": clip_norm or 0.0,  # as `clip_grads_with_norm_` does it
             "steps_per_print": math.inf,
             "zero_force_ds_cpu_optimizer": False,
         }
@@ -109,7 +119,7 @@ class Zero(Strategy):
             norm = -1.0 if min(norms) < 0 else math.hypot(*norms)
         return math.nan if norm < 0 else norm  # DeepSpeed returns -1 where it is not finite
 
-    def step(self, rate: float) -> None:
+    def step(self, rate: float, norm: Tensor | float) -> None:
         """See `Strategy.step`."""
         set_rate(self._partitioned, rate)
         self._engine.step()
@@ -155,10 +165,10 @@ class Zero(Strategy):
                         state[f"{name}/{key}"] = _cpu_copy(value).view(_full_shape(parameter))
         return state
 
-    def load_optimizer(self, state: State, step: int) -> None:
-        """See `Strategy.load_optimizer`; every process takes its partition."""
+    def _load_optimizer(self, state: State, step: int) -> None:
+        """Every process takes its partition."""
         if not self.stage:
-            super().load_optimizer(state, step)
+            super()._load_optimizer(state, step)
             return
         from deepspeed import utils
 
@@ -204,6 +214,6 @@ def _refuse_settings(settings: dict[str, Any]) -> None:
     clipping = settings.get("gradient_clipping", "auto")
     if clipping not in ("auto", 0, 0.0, None):
         raise TrainingError(
-            f"the DeepSpeed configuration has 'gradient_clipping': {clipping}, but Heron does not "
-            "clip gradients; remove it"
+            f"the DeepSpeed configuration has 'gradient_clipping': {clipping}, but optim.clip_norm "
+            "sets it; remove it"
         )

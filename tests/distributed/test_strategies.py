@@ -64,7 +64,8 @@ def cells(folder: str, wanted: list[tuple[str, str, str]]) -> list[str]:
 
 def losses(run: Path) -> Tensor:
     rows = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
-    return torch.tensor([[row[key] for key in sorted(row) if "loss" in key] for row in rows])
+    names = sorted(key for key in rows[0] if key == "loss" or key.startswith("loss/"))
+    return torch.tensor([[row[key] for key in names] for row in rows])
 
 
 def weights(run: Path, kind: str = "model") -> dict[str, Tensor]:
@@ -199,7 +200,13 @@ REFUSED = [
         "sgd",
         "must be 1 .*use train.micro_batch",
     ),
-    ("ACCELERATE_GRADIENT_CLIPPING", "1.0", "zero2", "sgd", "'gradient_clipping': 1.0, but Heron"),
+    (
+        "ACCELERATE_GRADIENT_CLIPPING",
+        "1.0",
+        "zero2",
+        "sgd",
+        "'gradient_clipping': 1.0, but optim.clip",
+    ),
 ]
 
 

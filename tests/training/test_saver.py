@@ -17,6 +17,7 @@ from heron.config.errors import CheckpointError
 from heron.distributed.watchdog import Watchdog
 from heron.training import checkpoint
 from heron.training.checkpoint import Position, Saver, Snapshot, complete_checkpoints
+from heron.training.ema import Ema
 from tests import ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames
@@ -50,7 +51,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(strategy: str, tmp_path:
     ahead, _ = ranks.run(2, slow, str(tmp_path), "late", strategy)
     assert len(ahead) == 2 and min(ahead) > 0
     ranks.run(2, choose_and_run, str(tmp_path), "straight", strategy)
-    for step, kind in itertools.product((3, 6, 9), checkpoint.TENSORS):
+    for step, kind in itertools.product((3, 6, 9), checkpoint.FILES):
         late, straight = (
             load_file(tmp_path / name / f"checkpoints/step-{step:08d}/{kind}.safetensors")
             for name in ("late", "straight")
@@ -106,6 +107,9 @@ class Held:
 
     optimizer_state = memory_state = model_state
 
+    def copies(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return state
+
     def in_full(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         assert self.let_go.wait(20)
         return state
@@ -113,7 +117,7 @@ class Held:
 
 def begun(saver: Saver) -> Held:
     held = Held()
-    saver.begin(Position(3, 0, 3), held, held)  # type: ignore[arg-type]
+    saver.begin(Position(3, 0, 3), held, held, Ema(held, None, {}))  # type: ignore[arg-type]
     return held
 
 

@@ -89,12 +89,30 @@ def test_peaks_by_name(
     assert peaks == [p if p is None else pytest.approx(p * 1e12) for p in (fp32, tf32, bf16)]
 
 
+@pytest.mark.parametrize(
+    ("name", "fp16"),
+    [
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla V100-PCIE-32GB", 112),
+        ("Tesla T4", 65),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A10G", None),
+    ],
+)
+def test_peaks_of_float16(monkeypatch: pytest.MonkeyPatch, name: str, fp16: float | None) -> None:
+    """As published by the makers: on cards with bfloat16 the two are the same."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops("cuda", "fp16") == (fp16 and fp16 * 1e12)
+
+
 def test_a_cpu_has_no_peak() -> None:
     assert peak_flops("cpu", "fp32") is None
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match="precision must be fp32, tf32, bf16, fp64, got 'fp8'"):
+    with pytest.raises(
+        ValueError, match="precision must be fp32, tf32, bf16, fp16, fp64, got 'fp8'"
+    ):
         peak_flops("cpu", "fp8")  # type: ignore[arg-type]
 
 
