@@ -34,6 +34,7 @@ OtherData = Annotated[Location | None, "shards with the pictures (default: the i
 NoVerify = Annotated[bool, "check only the sizes of files, not their checksums"]
 Gpu = Annotated[bool, "search on the GPUs that faiss-gpu sees"]
 Size = Annotated[int, BeforeValidator(parse_bytes)]
+DISTANCE = "label distance"  # the title of a column
 
 
 def index(
@@ -214,16 +215,19 @@ def _heading(answer: Answer, manifest: "IndexManifest") -> list[str]:
 def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
     """Yields a line per hit, with the labels that it adds to the query's (+) and lacks (-)."""
     width = max([3, *(len(hit.key) for hit in answer.hits)])
-    titles = " apart  labels (+ not the query's, - only the query's)" if has_labels else "labels"
+    labels = "labels (+ not the query's, - only the query's)" if has_labels else "labels"
+    titles = f"{DISTANCE}  {labels}" if has_labels else labels
     yield f"      {answer.metric:>13}  {'key':<{width}}  {titles}"
     query_labels = answer.query.labels
     for number, hit in enumerate(answer.hits, 1):
         if hit.label_distance is None:
-            labels = f"{'':{8 if has_labels else 0}}{', '.join(hit.labels) or 'none'}"
+            space = " " * (len(DISTANCE) + 2) if has_labels else ""
+            labels = f"{space}{', '.join(hit.labels) or 'none'}"
         else:
             added = [f"+{name}" for name in hit.labels if name not in query_labels]
             missing = [f"-{name}" for name in query_labels if name not in hit.labels]
-            labels = f"{hit.label_distance:>6.4f}  {' '.join(added + missing) or 'the same'}"
+            changes = " ".join(added + missing) or "the same"
+            labels = f"{hit.label_distance:>{len(DISTANCE)}.4f}  {changes}"
         yield f"{number:>4}  {hit.score:>13.6f}  {hit.key:<{width}}  {labels}"
 
 

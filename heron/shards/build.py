@@ -28,7 +28,7 @@ from heron.shards.moments import Moments
 from heron.shards.remote_build import RemoteFolder, made_from, put_shard, record_name
 from heron.shards.sources.base import Source
 from heron.shards.store import LocalStore, is_remote
-from heron.shards.terminal import Bar
+from heron.shards.terminal import Bar, counted
 from heron.shards.texts import add_words, write_tokenizers
 from heron.shards.workers import ALONE, Executor, in_order
 from heron.shards.write_shard import Made, ShardPlan, make_shard
@@ -170,7 +170,7 @@ def _exclusive_build(out: Path) -> Iterator[None]:
 
 def _describe_counts(manifest: Manifest) -> str:
     counts = (
-        f"{split} {manifest.rows(split):,} rows in {len(shards)} shards"
+        f"{split} {manifest.rows(split):,} rows in {counted(len(shards), 'shard')}"
         for split, shards in manifest.splits.items()
     )
     return ", ".join(counts)

@@ -37,7 +37,7 @@ from heron.shards.moments import Moments
 from heron.shards.sources.base import file_record
 from heron.shards.survey import REMEDY, Survey, dump, load, survey_tar
 from heron.shards.tarball import read_contents
-from heron.shards.terminal import Bar
+from heron.shards.terminal import Bar, counted
 from heron.shards.texts import TOKENIZER, add_words, count_words, write_tokenizers
 from heron.shards.workers import ALONE, Executor
 
@@ -59,7 +59,7 @@ class Outcome:
         """Returns a line for each split and view, for the labels, and for what was left out."""
         lines = []
         for split, shards in self.manifest.splits.items():
-            rows = f"{self.manifest.rows(split):,} rows in {len(shards)} shards"
+            rows = f"{self.manifest.rows(split):,} rows in {counted(len(shards), 'shard')}"
             lines.append(f"{self.folder}: {split} {rows}")
         for view in self.manifest.views:
             lines.append(f"view {view.name}: {view.kind} {view.extent}, of {view.member}")

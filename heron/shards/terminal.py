@@ -24,6 +24,11 @@ def console(stream: TextIO) -> "Console":
     return Console(file=stream, markup=False, emoji=False)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: 1 shard, 2 shards."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def print_lines(*lines: str, stream: TextIO | None = None) -> None:
     """Prints lines of text; on a terminal with coloured numbers and paths, wrapped at words."""
     stream = stream or sys.stdout

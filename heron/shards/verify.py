@@ -21,6 +21,7 @@ from heron.shards.picture import read_complete_header
 from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
+from heron.shards.terminal import counted
 from heron.shards.texts import read_text
 from heron.shards.workers import ALONE, Executor, in_order
 
@@ -42,13 +43,14 @@ class Verification:
 
     def __str__(self) -> str:
         """Returns one line, preceded by a line for each fault."""
-        summary = f"{self.shards} shards, {self.rows:,} rows, {self.bytes / 1e6:,.1f} MB"
+        shards, rows = counted(self.shards, "shard"), counted(self.rows, "row")
+        summary = f"{shards}, {rows}, {self.bytes / 1e6:,.1f} MB"
         if not self.listed:
             summary += " (extra files were not looked for: HTTP lists no folders)"
         if self.ok:
             return f"{summary}: everything is as the manifest says"
         faults = map(one_line, self.faults)
-        return "\n".join([*faults, f"{summary}: {len(self.faults)} errors; {RESTORE}"])
+        return "\n".join([*faults, f"{summary}: {counted(len(self.faults), 'error')}; {RESTORE}"])
 
 
 def verify(

@@ -7,6 +7,7 @@ from heron.data.streams import Streams
 from heron.data.views import Views
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective
+from heron.shards.terminal import counted
 from heron.training.strategy import Strategy
 
 
@@ -46,7 +47,7 @@ def preamble(
         f"EMA of {train.ema}": train.ema is not None,
         "activation checkpointing": train.activation_checkpointing,
         "deterministic kernels": train.deterministic,
-        f"{workers} data worker{'s' if workers > 1 else ''} each": workers,
+        f"{counted(workers, 'data worker')} each": workers,
     }
     steps, epochs = train.length(per_epoch := streams.epoch_stream.steps_per_epoch)
     lines = [

@@ -25,7 +25,7 @@ def test_build_verify_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     out, sheet = tmp_path / "faces", tmp_path / "sheet.png"
     build = ("shards", "build", "faces", "--out", out, "--train", 12, "--test", 4, "--size", 32)
     assert run(*build) == 0
-    assert "train 12 rows in 1 shards, test 4 rows in 1 shards" in capsys.readouterr().out
+    assert "train 12 rows in 1 shard, test 4 rows in 1 shard" in capsys.readouterr().out
     assert run(*build) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert run("shards", "verify", out) == 0

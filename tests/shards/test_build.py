@@ -80,7 +80,7 @@ def test_a_finished_build_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     capsys.readouterr()
     assert build(arrays_source(tmp_path), out) == first
-    assert "complete: train 32 rows in 1 shards, test 8 rows in 1 shards; nothing to do" in (
+    assert "complete: train 32 rows in 1 shard, test 8 rows in 1 shard; nothing to do" in (
         capsys.readouterr().out
     )
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times

@@ -52,7 +52,7 @@ def test_a_set_is_indexed_where_it_lies(folder: Path) -> None:
     assert "multi_class labels (3)" in show(folder)
     assert str(outcome).splitlines() == [
         f"{folder}: train 9 rows in 2 shards",
-        f"{folder}: val 3 rows in 1 shards",
+        f"{folder}: val 3 rows in 1 shard",
         "view image: image 8 × 8 × 3, of jpg",
         "labels: multi_class, 3 names",
     ]

@@ -68,7 +68,7 @@ def test_texts_have_their_tokenizer_there(url: str, tmp_path: Path) -> None:
 
 def test_the_verb(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["shards", "build", "frames", "--train", "600", "--test", "100", "--out", url]
-    for said in ("train 600 rows in 1 shards", "is complete: train 600 rows"):
+    for said in ("train 600 rows in 1 shard", "is complete: train 600 rows"):
         assert main(words) == 0
         assert f"{url}" in (out := capsys.readouterr().out) and said in out
     assert main([*words, "--seed", "3"]) == 1

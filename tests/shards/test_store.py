@@ -198,7 +198,7 @@ def test_the_command_line_takes_urls(
         assert main(["shards", "verify", url]) == 1
         error = capsys.readouterr().err
         assert f"{url}/train-000001.tar: more than {len(whole):,} bytes arrived" in error
-        assert "1 errors" in error
+        assert "1 error;" in error
         del site.files["faces/train-000001.tar"]
         assert main(["shards", "verify", url]) == 1
         assert "train-000001.tar: missing, but the manifest lists it" in capsys.readouterr().err
