@@ -89,7 +89,7 @@ class Train(Section):
             support it, tf32 on others, fp32 on CPUs; the run reports its choice and writes it to
             its config.yaml.
         ema: decay per step of an exponential moving average of the weights, such as 0.999, which
-            is scored and saved as the model in their place; null: none. See `training.ema`.
+            is scored and saved as the model in their place; null: none.
         compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
             numbers are the same up to rounding. Evaluation is not compiled.
         activation_checkpointing: whether the blocks of encoders keep only their inputs and

@@ -35,6 +35,7 @@ HOST_KEYS = {  # options that may differ from host to host, and change no number
     "data": {"cache", "storage_options", "verify", "workers"},
     "train": {"cpu_threads"},
 }
+YAML = {"None": "null", "True": "true", "False": "false"}  # as an experiment's file has them
 NAMED = 8  # ranks that an error names
 MET, LATE = 0, 255  # in one byte with the numbers of signals
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
@@ -168,7 +169,10 @@ def differences(expected: Any, actual: Any, key: str = "") -> list[str]:
         names = sorted(expected.keys() | actual.keys())
         pairs = [(expected.get(n), actual.get(n), f"{key}.{n}".strip(".")) for n in names]
         return [line for pair in pairs for line in differences(*pair)]
-    return [] if expected == actual else [f"{key} is {actual}, not {expected}"]
+    if expected == actual:
+        return []
+    has, wants = (YAML.get(str(x), x) for x in (actual, expected))
+    return [f"{key} is {has}, not {wants}"]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from heron.losses.objective import Objective
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
 from heron.shards.errors import ShardError
 from heron.training.ema import Ema
-from heron.training.strategy import State, Strategy, copies_on_main
+from heron.training.strategy import SCALER, State, Strategy, copies_on_main
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
@@ -181,7 +181,8 @@ class Saver:
         as `wait` does.
         """
         self.wait()
-        states = {"model": strategy.model_state(), "optimizer": strategy.optimizer_state()}
+        optimizer = strategy.optimizer_state(position.step)
+        states = {"model": strategy.model_state(), "optimizer": optimizer}
         states["average"], memories = ema.state(), copies_on_main(objective.memory_state())
         gathered = self._gathered = Event()
 
@@ -314,6 +315,8 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
             f"{path} was made with another model: {'; '.join(differing)}; its weights do not fit, "
             f"even with run.resume=force; run with {path / 'config.yaml'}, or with run.resume=never"
         )
+    if made_with.train.ema is not None and f"{WEIGHTS}.safetensors" not in manifest.files:
+        raise CheckpointError(f"{path} has no {WEIGHTS}.safetensors, but an average; {ANEW}")
     lines = [f"another configuration: {'; '.join(differing)}"] if differing else []
     if manifest.data not in ("", data):
         lines.append(f"other data: fingerprint {manifest.data}, not {data}")
@@ -337,9 +340,28 @@ def load(path: Path) -> Snapshot:
         tensors = {name: load_file(path / f"{name}.safetensors") for name in FILES}
         if (name := f"{WEIGHTS}.safetensors") in manifest.files:
             tensors |= {"average": tensors["model"], "model": load_file(path / name)}
+            if _shapes(tensors["average"]) != _shapes(tensors["model"]):
+                raise ValueError(f"model.safetensors and {name} have not the same tensors")
+        _check_scale(tensors["optimizer"], manifest.position.step)
         return Snapshot(manifest.position, data=manifest.data, **tensors)
     except UNREADABLE as error:
         raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
+
+
+def _shapes(state: State) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def _check_scale(optimizer: State, steps: int) -> None:
+    """Raises ValueError for a loss scale that no run has written."""
+    names = ("scale", "streak", "skipped")
+    numbers = {n: optimizer[f"{SCALER}/{n}"] for n in names if f"{SCALER}/{n}" in optimizer}
+    ranges = {"scale": (1e-30, 1e30), "streak": (0, steps), "skipped": (0, steps)}
+    good = all(
+        x.numel() == 1 and ranges[n][0] <= x.item() <= ranges[n][1] for n, x in numbers.items()
+    )
+    if not good or ("scale" in numbers) != ("streak" in numbers):
+        raise ValueError(f"optimizer.safetensors has an impossible loss scale: {numbers}")
 
 
 def _resume_facts(config: Config) -> dict[str, Any]:

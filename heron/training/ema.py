@@ -32,7 +32,7 @@ class Ema:
             )
         if decay is not None:
             self._average = {
-                name: (strategy.own_part(name, state[name]) if state else own).clone()
+                name: (strategy.own_part(name, state[name]).to(own) if state else own).clone()
                 for name, own in strategy.own_tensors().items()
             }
 
@@ -67,7 +67,10 @@ class Ema:
     def _swap(self) -> None:
         if self._decay is None:
             return
+        swapped = set[int]()
         for name, own in self._strategy.own_tensors().items():
-            weights = own.clone()
-            own.copy_(self._average[name])
-            self._average[name].copy_(weights)
+            if own.numel() and own.data_ptr() not in swapped:  # tied weights have several names
+                weights = own.clone()
+                own.copy_(self._average[name])
+                self._average[name].copy_(weights)
+            swapped.add(own.data_ptr())

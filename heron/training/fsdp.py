@@ -127,7 +127,7 @@ class Fsdp(Strategy):
 
     def _shard_like(self, parameter: Tensor, full: Tensor) -> DTensor:
         assert isinstance(parameter, DTensor)
-        return distribute_tensor(full.to(parameter.device), self._mesh, parameter.placements)
+        return distribute_tensor(full.to(parameter), self._mesh, parameter.placements)
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self.model.modules() if isinstance(module, FSDPModule)]

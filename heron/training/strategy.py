@@ -59,6 +59,7 @@ class Strategy:
         device, half = next(model.parameters()).device.type, model.precision == "fp16"
         # A gradient of float16 is then scaled alike on any number of processes: see `backward`.
         self._scaler = GradScaler(device, FIRST_SCALE / world_size(), enabled=half)
+        self._skipped = 0  # steps that Adam does not count
 
     def embed(
         self, inputs: Sequence[Tensor], batch: Batch, micro: Sequence["MicroBatch"]
@@ -155,8 +156,8 @@ class Strategy:
         """
         set_rate(self.optimizer, rate)
         if self._clip_norm is not None:
-            parameters = list(self.model.parameters())
-            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, torch.as_tensor(norm))
+            total = norm if isinstance(norm, Tensor) else torch.tensor(norm, dtype=torch.float64)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self._clip_norm, total)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad()
@@ -188,12 +189,12 @@ class Strategy:
         """Returns `copies` of parameters and buffers by name; every process must call it."""
         return self.copies(self.own_tensors())
 
-    def optimizer_state(self) -> State:
-        """Copies the optimiser state as NAME/KEY, without step counts: see `model_state`.
+    def optimizer_state(self, step: int) -> State:
+        """Copies the optimiser state after `step` steps as NAME/KEY: see `model_state`.
 
         In full it is the same for any strategy and number of processes.
         """
-        return self.copies(self._optimizer_tensors()) | self._scaler_state()
+        return self.copies(self._optimizer_tensors()) | self._scaler_state(step)
 
     def in_full(self, state: State) -> State:
         """Returns the full tensors of a `model_state` or `optimizer_state`, on rank 0.
@@ -210,30 +211,31 @@ class Strategy:
             if key != "step" and value is not None
         }
 
-    def _scaler_state(self) -> State:
-        """Returns the loss scale, the steps since it fell, and Adam's number of updates."""
-        if not self._scaler.is_enabled():
-            return {}
-        state = self._scaler.state_dict()
-        numbers = {"scale": state["scale"] * world_size(), "streak": state["_growth_tracker"]}
-        for entries in self.optimizer.state.values():
-            if "step" in entries:
-                numbers["updates"] = entries["step"]
+    def _scaler_state(self, step: int) -> State:
+        """Returns the loss scale, the steps since it fell, and the steps that Adam skipped."""
+        numbers = dict[str, float]()
+        if self._scaler.is_enabled():
+            state = self._scaler.state_dict()
+            numbers = {"scale": state["scale"] * world_size(), "streak": state["_growth_tracker"]}
+            updates = next((s["step"] for s in self.optimizer.state.values() if "step" in s), step)
+            self._skipped = step - int(updates)
+        if self._skipped:  # also in the precisions that a run goes on with
+            numbers["skipped"] = self._skipped
         return {
-            f"{SCALER}/{key}": torch.tensor(float(number), dtype=torch.float64)
+            f"{SCALER}/{key}": torch.tensor(number, dtype=torch.float64)
             for key, number in numbers.items()
         }
 
     def load_optimizer(self, state: State, step: int) -> None:
         """Loads the `optimizer_state` after `step` steps; every process must call it."""
-        scaler = {key: value.item() for key, value in _entries_of(state, SCALER).items()}
-        updates = int(scaler.pop("updates", step))
-        if scaler and self._scaler.is_enabled():
-            scale, streak = scaler["scale"] / world_size(), int(scaler["streak"])
+        numbers = {key: value.item() for key, value in _entries_of(state, SCALER).items()}
+        self._skipped = int(numbers.get("skipped", 0))
+        if "scale" in numbers and self._scaler.is_enabled():
+            scale, streak = numbers["scale"] / world_size(), int(numbers["streak"])
             saved = {"scale": scale, "_growth_tracker": streak}
             self._scaler.load_state_dict(self._scaler.state_dict() | saved)
         others = {k: v for k, v in state.items() if not k.startswith(f"{SCALER}/")}
-        self._load_optimizer(others, updates)
+        self._load_optimizer(others, step - self._skipped)
 
     def _load_optimizer(self, state: State, step: int) -> None:
         """Loads the optimiser's state after `step` updates."""

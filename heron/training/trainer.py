@@ -283,7 +283,7 @@ class Trainer:
         self.stop |= metrics.pop("signals") > 0
         if metrics.pop("unsaved") or not all_finite(metrics):
             self.saver.wait()  # raises, or lets the message below name the newest checkpoint
-        refuse_nonfinite(metrics, t, self.checkpoints, features)
+        self.log.say(*refuse_nonfinite(metrics, t, self.checkpoints, features))
         if "uniformity" in values and (reason := collapse.collapsed(values)):
             self.log.say(f"step {t}: the embeddings have collapsed: {reason}")
         self.log.step({"step": t, "epoch": t // self.steps_per_epoch, **metrics, **values})

@@ -80,8 +80,11 @@ def all_finite(values: Mapping[str, float]) -> bool:
 
 def refuse_nonfinite(
     values: Mapping[str, float], step: int, checkpoints: Path, features: Features
-) -> None:
-    """Raises TrainingError where a value is not finite; all processes see the same values."""
+) -> list[str]:
+    """Raises TrainingError where a value is not finite; all processes see the same values.
+
+    Returns a line about a step that was skipped since its gradient overflowed.
+    """
     if nonfinite := _nonfinite(values):
         names = [name for name in nonfinite if name != "loss"] or ["loss"]
         complete = checkpoint.complete_checkpoints(checkpoints)
@@ -94,6 +97,12 @@ def refuse_nonfinite(
             + ("try train.precision=tf32, since fp16 ends at 65,504, " if scaled else "")
             + "and check the data with `heron shards verify`"
         )
+    if math.isfinite(values["gradient_norm"]):
+        return []
+    return [
+        f"step {step}: the gradient overflowed in float16, so the step was skipped, and the loss "
+        f"scale halved to {values['loss_scale'] / 2:g}"
+    ]
 
 
 def _nonfinite_features(features: Features) -> list[str]:

@@ -62,8 +62,8 @@ class Zero(Strategy):
             )
         if model.precision == "fp16":
             raise TrainingError(
-                "train.precision is fp16, but DeepSpeed would not scale the loss, so that small "
-                "gradients would be lost; use bf16, tf32 or fp32, or DDP or FSDP2"
+                "train.precision is fp16, which Heron does not support under DeepSpeed; use bf16, "
+                "tf32 or fp32, or DDP or FSDP2"
             )
         _refuse_settings(settings)
         settings |= {
@@ -149,14 +149,14 @@ class Zero(Strategy):
                     state[name] = _cpu_copy(parameters.get(name, value))
         return state
 
-    def optimizer_state(self) -> State:
+    def optimizer_state(self, step: int) -> State:
         """See `Strategy.optimizer_state`; gathers one parameter at a time."""
         if not self.stage:
-            return super().optimizer_state()
+            return super().optimizer_state(step)
         from deepspeed.utils import safe_get_full_optimizer_state
 
         keys = {key for state in self._partitioned.optimizer.state.values() for key in state}
-        state = {}
+        state = self._scaler_state(step)
         for name, parameter in self.model.named_parameters():
             for key in STATE_KEYS:
                 if key in keys and parameter.requires_grad:
@@ -199,7 +199,7 @@ class Zero(Strategy):
 def _refuse_settings(settings: dict[str, Any]) -> None:
     """Raises TrainingError for settings of DeepSpeed that would override the experiment's."""
     remedies = {
-        "fp16": "train.precision sets the precision",
+        "fp16": "train.precision sets the precision (fp16 only without DeepSpeed)",
         "bf16": "train.precision=bf16 computes in bfloat16 with parameters in float32",
         "optimizer": "optim sets it",
         "scheduler": "optim.schedule sets it",

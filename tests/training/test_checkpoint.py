@@ -203,8 +203,10 @@ def taken_up(run: Path, config: Config) -> Position:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"train": {"micro_batch": 16}}, "train.micro_batch is None, not 16"),
+        ({"train": {"micro_batch": 16}}, "train.micro_batch is null, not 16"),
         ({"train": {"precision": "fp64"}}, "train.precision is fp32, not fp64"),
+        ({"train": {"ema": 0.9}}, "train.ema is null, not 0.9"),
+        ({"optim": {"clip_norm": 1.0}}, "optim.clip_norm is null, not 1.0"),
         ({"seed": 4}, "seed is 3, not 4"),
         ({"optim": {"lr": 0.04}}, "optim.lr is 0.05, not 0.04"),
         ({"optim": {"schedule": "cosine"}}, "optim.schedule is constant, not cosine"),

@@ -63,7 +63,7 @@ def test_a_traced_run_is_the_plain_one(folder: Path, world: int) -> None:
 
 
 def test_a_run_says_so_and_goes_on_only_so(folder: Path) -> None:
-    with pytest.raises(Exception, match="train.compile is False, not True|train.compile is True"):
+    with pytest.raises(Exception, match="train.compile is false, not true|train.compile is true"):
         pretrain(config(folder, "whole-1", steps=4, compile=False))
 
 

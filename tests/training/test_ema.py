@@ -1,5 +1,6 @@
 """The average of the weights against a loop over checkpoints, on any number of processes."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from heron.api.job import pretrain
 from heron.config.errors import CheckpointError, ConfigError, TrainingError
+from heron.config.model import OwnEncoder
 from heron.evaluation.evaluator import Evaluator
 from heron.training.pretrained import from_pretrained
+from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.distributed.test_strategies import cell
 
@@ -89,8 +92,14 @@ def test_the_average_is_what_is_scored_and_what_others_load(straight: Path) -> N
 
 
 def other(folder: Path, strategies: list[str]) -> None:
+    """An evaluation in the middle swaps the weights twice."""
     for strategy in strategies:
-        run(folder, strategy, strategy)
+        run(folder, strategy, strategy, train={"evaluate_every_steps": 2})
+
+
+def scores(run: Path) -> list[float]:
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if "loss" not in row]
+    return [value for key, value in rows[-1].items() if key.startswith("test/auc")]
 
 
 def legs(folder: Path, name: str, first: int, strategies: list[str]) -> None:
@@ -104,7 +113,10 @@ def test_any_strategy_and_any_cut_has_the_average_of_one_process(straight: Path)
     ranks.run(2, other, folder, strategies)
     ranks.run(2, legs, folder, "legs", 1, ["fsdp", "zero2", "ddp", "fsdp"])
     ranks.run(1, legs, folder, "legs", STEPS, ["ddp"])
+    ranks.run(1, partial(run, train={"ema": None}), folder, "without")
+    assert scores(folder / "without") != pytest.approx(scores(straight), abs=1e-4)
     for name in [*strategies, "legs"]:
+        assert scores(folder / name) == pytest.approx(scores(straight), abs=1e-6), name
         for file in ("model", "weights"):
             found, expected = tensors(folder / name, STEPS, file), tensors(straight, STEPS, file)
             assert found.keys() == expected.keys()
@@ -112,6 +124,39 @@ def test_any_strategy_and_any_cut_has_the_average_of_one_process(straight: Path)
                 torch.testing.assert_close(
                     found[key], value, rtol=1e-4, atol=1e-5, msg=f"{name} {key}"
                 )
+
+
+class Layers(nn.Module):
+    """The weights of a layer have two names."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into, self.first, self.second = nn.Linear(width, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
+        found: Tensor = self.second(self.first(self.into(x).relu()).relu())
+        return found
+
+
+class Tied(OwnEncoder):
+    def build(self, shape: Sequence[int], salt: int) -> tuple[nn.Module, int]:
+        return Layers(shape[0]), 8
+
+
+def tied(folder: Path, name: str, every: int | None) -> None:
+    train = {"steps": 4, "ema": 0.9, "evaluate_every_steps": every}
+    encoder = {"kind": f"{__name__}.Tied", "widths": None, "dropout": None}
+    run(folder, name, train=train, model={"encoder": encoder})
+
+
+def test_tied_weights_are_swapped_once(straight: Path) -> None:
+    """Else the second swap of a pair would not undo the first."""
+    ranks.run(1, tied, straight.parent, "tied", None)
+    ranks.run(1, tied, straight.parent, "scored", 1)
+    for file in ("model", "weights", "optimizer"):
+        found, expected = (tensors(straight.parent / name, 4, file) for name in ("scored", "tied"))
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), file
 
 
 def test_a_run_that_was_stopped_has_the_same_bits(straight: Path) -> None:

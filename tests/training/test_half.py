@@ -1,5 +1,6 @@
 """Training in float16: the scale of the loss, the steps that it skips, and what is refused."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.config.errors import TrainingError
+from heron.config.errors import CheckpointError, TrainingError
+from heron.training import checkpoint
+from heron.training.checkpoint import Position, Snapshot, save
 from heron.training.tracking import read_metrics
 from heron.training.values import refuse_nonfinite
 from tests import ranks
@@ -17,6 +20,7 @@ from tests.distributed.test_strategies import cell, difference, losses
 
 STEPS = 6
 LARGE = {"cross_entropy": {"weight": 3.0}}  # its gradient overflows until the scale has fallen
+CLIP = 1.0
 TERMS = {"cross_entropy": 1.0, "weighted_unsupervised": 0.5, "weighted_supervised": 0.2}
 
 
@@ -25,25 +29,34 @@ def run(folder: Path, name: str, strategy: str = "ddp", kind: str = "fp16", **mo
     pretrain(cell(folder, name, strategy, kind, "whole", **options))
 
 
-def small(folder: Path, name: str, strategy: str = "ddp", kind: str = "fp16") -> None:
-    """A gradient of a 1,024th, with a learning rate of 1,024 times: nothing overflows."""
+def small(
+    folder: Path, name: str, strategy: str = "ddp", kind: str = "fp16", cut: str = "whole"
+) -> None:
+    """A gradient of a 1,024th, with a learning rate of 1,024 times: nothing overflows.
+
+    It is clipped, to a third of its length.
+    """
     objective = {name: {"weight": weight / 1024} for name, weight in TERMS.items()}
     optim = {"kind": "sgd", "lr": 0.02 * 1024, "weight_decay": 0.01 / 1024}
-    run(folder, name, strategy, kind, objective=objective, optim=optim)
+    options = {"objective": objective, "optim": optim | {"clip_norm": CLIP / 1024}}
+    pretrain(cell(folder, name, strategy, kind, cut, **options))
 
 
 def both(folder: Path) -> None:
-    small(folder, "ddp")
-    small(folder, "fsdp", "fsdp")
+    for strategy, cut in itertools.product(("ddp", "fsdp"), ("whole", "cut")):
+        small(folder, f"{strategy}-{cut}", strategy, "fp16", cut)
 
 
 def test_half_precision_is_near_single(tmp_path: Path) -> None:
     """On one process, and on two under DDP and FSDP2; float16 has 11 bits."""
-    ranks.run(1, small, tmp_path, "single", "ddp", "fp32")
-    ranks.run(1, small, tmp_path, "one")
+    for cut in ("whole", "cut"):
+        ranks.run(1, small, tmp_path, f"single-{cut}", "ddp", "fp32", cut)
+        ranks.run(1, small, tmp_path, f"one-{cut}", "ddp", "fp16", cut)
     ranks.run(2, both, tmp_path)
-    for name in ("one", "ddp", "fsdp"):
-        of_losses, of_weights = difference(tmp_path / name, tmp_path / "single")
+    assert min(row["gradient_norm"] for row in rows(tmp_path / "single-whole")) > 2 * CLIP / 1024
+    for way, cut in itertools.product(("one", "ddp", "fsdp"), ("whole", "cut")):
+        name = f"{way}-{cut}"
+        of_losses, of_weights = difference(tmp_path / name, tmp_path / f"single-{cut}")
         assert 1e-6 < of_losses < 2e-3 and of_weights < 5e-3, (name, of_losses, of_weights)
         assert {row["loss_scale"] for row in rows(tmp_path / name)} == {65536}
 
@@ -72,8 +85,7 @@ def test_a_step_whose_gradient_overflows_is_skipped(tmp_path: Path) -> None:
         skipped += overflows
         state = tensors(run, step, "optimizer")
         assert state["loss_scale/scale"] == 65536 / 2**skipped
-        if step > skipped:
-            assert state["loss_scale/updates"] == step - skipped
+        assert state.get("loss_scale/skipped", 0) == (skipped if step > skipped else 0)
         if step > 1:
             before, after = (tensors(run, at, "model") for at in (step - 1, step))
             still = {k for k in after if torch.equal(before[k], after[k])}
@@ -96,28 +108,40 @@ def test_a_run_that_was_stopped_has_the_same_bits(strategy: str, tmp_path: Path)
 
 
 def test_a_run_goes_on_in_another_precision(tmp_path: Path) -> None:
-    """Where it is asked for: from the scaled state without a scale, and back."""
-    ranks.run(1, forced, tmp_path)
-    assert "loss_scale/scale" in tensors(tmp_path / "run", 5, "optimizer")
-    assert "loss_scale" not in rows(tmp_path / "run")[3]
+    """Where it is asked for; Adam's count of updates stays, wherever the run is cut."""
+    ranks.run(1, forced, tmp_path, "whole", [(4, "fp16"), (7, "fp32"), (8, "fp16")])
+    ranks.run(1, forced, tmp_path, "cut", [(4, "fp16"), (5, "fp32"), (7, "fp32"), (8, "fp16")])
+    ranks.run(2, forced, tmp_path, "two", [(4, "fp16"), (5, "fp32"), (7, "fp32"), (8, "fp16")])
+    whole, cut, two = (tensors(tmp_path / n, 8, "optimizer") for n in ("whole", "cut", "two"))
+    assert all(torch.equal(cut[name], value) for name, value in whole.items())
+    assert 1 <= whole["loss_scale/skipped"] <= 3
+    assert whole["loss_scale/skipped"] == two["loss_scale/skipped"]
+    assert "loss_scale" not in rows(tmp_path / "whole")[4]
 
 
-def forced(folder: Path) -> None:
-    optim = {"kind": "adamw", "lr": 0.005}
-    for last, kind in ((3, "fp16"), (4, "fp32"), (5, "fp16")):
+def forced(folder: Path, name: str, legs: list[tuple[int, str]]) -> None:
+    for last, kind in legs:
         train = {"steps": last}
-        pretrain(
-            cell(
-                folder,
-                "run",
-                "ddp",
-                kind,
-                "whole",
-                optim=optim,
-                train=train,
-                run={"resume": "force"},
-            )
-        )
+        run(folder, name, "ddp", kind, objective=LARGE, train=train, run={"resume": "force"})
+
+
+@pytest.mark.parametrize(
+    "crafted",
+    [
+        {"scale": torch.tensor(float("nan")), "streak": torch.tensor(0.0)},
+        {"scale": torch.tensor(-2.0), "streak": torch.tensor(0.0)},
+        {"scale": torch.tensor(0.0), "streak": torch.tensor(0.0)},
+        {"scale": torch.tensor([2.0, 2.0]), "streak": torch.tensor(0.0)},
+        {"scale": torch.tensor(2.0)},
+        {"skipped": torch.tensor(float("nan"))},
+        {"skipped": torch.tensor(7.0)},
+    ],
+)
+def test_an_impossible_scale_is_refused(crafted: dict[str, Tensor], tmp_path: Path) -> None:
+    optimizer = {f"loss_scale/{name}": value for name, value in crafted.items()}
+    snapshot = Snapshot(Position(3, 0, 3), {}, optimizer, {})
+    with pytest.raises(CheckpointError, match="impossible loss scale"):
+        checkpoint.load(save(tmp_path, snapshot, {"config.yaml": "", "model.json": ""}, 1))
 
 
 def refused(folder: Path) -> list[str]:
@@ -131,7 +155,7 @@ def refused(folder: Path) -> list[str]:
 
 def test_deepspeed_would_not_scale_the_loss(tmp_path: Path) -> None:
     for said in ranks.run(2, refused, tmp_path):
-        assert all("fp16, but DeepSpeed would not scale the loss" in line for line in said)
+        assert all("fp16, which Heron does not support under DeepSpeed" in line for line in said)
 
 
 INFINITE = {"loss": 1.0, "gradient_norm": float("inf")}
@@ -151,7 +175,10 @@ def test_only_a_gradient_may_overflow(
 ) -> None:
     """And only as long as a smaller scale could mend it."""
     if refused is None:
-        refuse_nonfinite(values, 3, tmp_path, {})
+        (line,) = refuse_nonfinite(values, 3, tmp_path, {})
+        assert line.startswith(
+            "step 3: the gradient overflowed in float16, so the step was skipped"
+        )
         return
     with pytest.raises(TrainingError, match=refused):
         refuse_nonfinite(values, 3, tmp_path, {})
