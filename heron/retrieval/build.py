@@ -38,11 +38,10 @@ from heron.retrieval.index_plan import (
     compared_by,
 )
 from heron.retrieval.inverted_file import assign, train, trained, write_lists
-from heron.retrieval.layer_vectors import LayerVectors
 from heron.retrieval.locations import FolderOutput, open_output
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.recall import ExactSearch, Recall
-from heron.retrieval.vectors import VectorsInMemory
+from heron.retrieval.vectors import LayerVectors, VectorsInMemory
 from heron.shards.artefact import MANIFEST, FileSum, kept_in_cache
 from heron.shards.atomic import Kept
 from heron.shards.workers import ALONE, Executor

@@ -21,7 +21,7 @@ from heron.evaluation.knn import Numbers, Vectors
 from heron.retrieval.embeddings import Source
 from heron.retrieval.index_files import parse_faiss
 from heron.retrieval.index_plan import BLOCK, MAX_POINTS, PQ_SAMPLE, Plan
-from heron.retrieval.layer_vectors import LayerVectors
+from heron.retrieval.vectors import LayerVectors
 from heron.shards.atomic import Kept
 from heron.shards.terminal import Bar
 from heron.shards.workers import ALONE, Executor

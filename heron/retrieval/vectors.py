@@ -1,4 +1,4 @@
-"""Vectors in memory: checked, and with the sample of each, as an index takes them."""
+"""Vectors as they go into FAISS: of a layer of embeddings, or given in memory; cut and checked."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heron.config.errors import RetrievalError
-from heron.retrieval.embeddings import BLOCK, Layer, LayerRecord
+from heron.config.extras import require
+from heron.evaluation.knn import Numbers, Vectors
+from heron.retrieval.embeddings import Embeddings, Layer, LayerRecord
+from heron.retrieval.index_files import FAISS_METRICS, Prefix
+from heron.retrieval.index_plan import BLOCK, Metric, Plan, VectorSet, compared_by
 from heron.retrieval.samples import Samples
 from heron.shards.artefact import FileSum
 from heron.shards.manifest import Labels
+from heron.shards.terminal import Bar
 
+faiss = require("faiss", "an index")
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision
 MAX_CLASSES = 1 << 20  # each has a name, and a column with a byte per vector
 ORIGINS = ("embeddings", "embeddings_fingerprint", "checkpoint", "run", "data", "data_fingerprint")
@@ -40,18 +46,18 @@ class VectorsInMemory:
         return 0
 
     @property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Numbers:
         """The number of the only part's first vector, 0, and how many there are."""
         return np.array([0, len(self)])
 
     def blocks(
         self, name: Layer, rows: int = BLOCK, part: int | None = None
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    ) -> Iterator[tuple[int, Vectors]]:
         """Yields all vectors in order: the number of the first, and float32 [at most rows, dim]."""
         for first in range(0, len(self), rows):
             yield first, _float32(self.array[first : first + rows])
 
-    def take(self, name: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+    def take(self, name: Layer, numbers: Numbers) -> Vectors:
         """Returns the vectors of some samples, float32 [numbers, dim], in their order."""
         return _float32(self.array[numbers])
 
@@ -62,6 +68,65 @@ class VectorsInMemory:
     def copy_samples(self, folder: Path) -> dict[str, FileSum]:
         """Writes keys and labels to a folder; returns the size and checksum of each file."""
         return self.samples.save(folder)
+
+
+@dataclass(frozen=True)
+class LayerVectors:
+    """A layer of embeddings, as it goes into FAISS."""
+
+    embeddings: Embeddings | VectorsInMemory
+    layer: Layer
+    metric: Metric
+    progress: bool = False  # show a bar for each named pass
+    prefix: Prefix | None = None  # the part of each vector to index; None: all of it
+    rotation: Vectors | None = None  # see `index_files.rotation`
+
+    @property
+    def dim(self) -> int:
+        """The dimension of a vector."""
+        if self.prefix is not None:
+            return self.prefix.width * self.prefix.views
+        return self.embeddings.layer(self.layer).dim
+
+    def vector_set(self, held_out: int) -> VectorSet:
+        """Returns the facts that a plan depends on."""
+        return VectorSet(
+            count=len(self.embeddings),
+            dim=self.dim,
+            part_bytes=self.embeddings.part_bytes(self.layer),
+            held_out=held_out,
+            euclidean=self.metric != "inner_product",
+        )
+
+    def blocks(self, name: str = "") -> Iterator[tuple[int, Vectors]]:
+        """Yields blocks of checked vectors, each with the number of its first."""
+        hidden, count = not (name and self.progress), len(self.embeddings)
+        with Bar(count, "vector", name=name, hidden=hidden) as bar:
+            for start, block in self.embeddings.blocks(self.layer, BLOCK):
+                yield start, self.prepare(block, np.arange(start, start + len(block)))
+                bar.update(len(block))
+
+    def take(self, numbers: Numbers) -> Vectors:
+        """Returns the checked vectors of some samples, read block by block to bound memory."""
+        vectors = np.empty((len(numbers), self.dim), np.float32)
+        for first in range(0, len(numbers), BLOCK):
+            block_numbers = numbers[first : first + BLOCK]
+            block = self.embeddings.take(self.layer, block_numbers)
+            vectors[first : first + BLOCK] = self.prepare(block, block_numbers)
+        return vectors
+
+    def prepare(self, vectors: Vectors, numbers: Numbers) -> Vectors:
+        """Returns the vectors of some samples as FAISS takes them; RetrievalError if it cannot."""
+        samples = self.embeddings.samples
+        unit = self.metric == "cosine"
+        vectors = vectors if self.prefix is None else self.prefix.of(vectors)
+        vectors = prepare_vectors(vectors, unit, lambda row: f"'{samples.key(int(numbers[row]))}'")
+        return vectors if self.rotation is None else vectors @ self.rotation
+
+    def empty_index(self, plan: Plan) -> Any:
+        """Returns an empty FAISS index for a plan."""
+        metric = FAISS_METRICS[compared_by(self.metric, plan.kind)]
+        return faiss.index_factory(self.dim, plan.factory, metric)
 
 
 def vectors_in_memory(
@@ -127,19 +192,16 @@ def _samples(
     return Samples(as_bytes, np.arange(count, dtype=np.int64), targets, labelled, names, kind)
 
 
-def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
+def _float32(vectors: NDArray[Any]) -> Vectors:
     with np.errstate(over="ignore"):  # overflow gives infinity, which is refused later
         return vectors.astype(np.float32)
 
 
-def prepare_vectors(
-    vectors: NDArray[np.float32], unit: bool, name: Callable[[int], str]
-) -> NDArray[np.float32]:
+def prepare_vectors(vectors: Vectors, unit: bool, name: Callable[[int], str]) -> Vectors:
     """Returns vectors ready for FAISS: finite, contiguous and, if `unit`, of length 1; [rows, dim].
 
-    Raises:
-        RetrievalError: rows are not finite, or zero where they must have a direction; the message
-            calls each row by its `name`.
+    Raises a RetrievalError, which calls each row by its `name`, if rows are not finite, or zero
+    where they must have a direction.
     """
     with np.errstate(all="ignore"):
         squares = np.asarray(np.vecdot(vectors, vectors), np.float32)

@@ -16,8 +16,8 @@ from heron.retrieval.index import Index, Neighbours
 from heron.retrieval.index_files import INDEX
 from heron.retrieval.index_plan import KINDS, LISTED, METRICS, Kind, Metric, Plan, VectorSet
 from heron.retrieval.inverted_file import train, write_lists
-from heron.retrieval.layer_vectors import LayerVectors
 from heron.retrieval.recall import ExactSearch
+from heron.retrieval.vectors import LayerVectors
 from tests.retrieval.made import clustered, unlabelled
 
 N, DIM, GB = 1500, 16, 10**9
