@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, Self, cast
 
 from heron.shards.artefact import FileSum, cache_folder
+from heron.shards.atomic import is_at
 from heron.shards.errors import DISK_FULL, ShardError
 
 DEFAULT_LIMIT = 100 * 10**9  # bytes, unless a limit is given or the disk has less room
@@ -120,13 +121,13 @@ class ShardCache:
             return None
         cached = LocalFile(path, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if not _is_still_at(descriptor, path):  # evicted before it was locked
+        if not is_at(path, descriptor):  # evicted before it was locked
             cached.close()
             return None
         state = os.fstat(descriptor)
         if FileSum(bytes=size, sha256=path.name).fault(path, of_content):
             with self._locked():
-                if _is_still_at(descriptor, path):
+                if is_at(path, descriptor):
                     log.warning("%s is not as it was fetched, so it is fetched again", path)
                     path.unlink()
             cached.close()
@@ -252,18 +253,10 @@ def _evict(path: Path) -> bool:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_still_at(descriptor, path):
+        if is_at(path, descriptor):
             path.unlink()
         return True
     except BlockingIOError:
         return False
     finally:
         os.close(descriptor)
-
-
-def _is_still_at(descriptor: int, path: Path) -> bool:
-    """Returns whether an open file is still at its path; others may have removed or renamed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -21,6 +22,7 @@ from heron.shards.sources.base import (
     Column,
     FileOrFolder,
     Loaded,
+    split_ranges,
     vectors,
 )
 from heron.shards.sources.folder import PictureSource
@@ -121,17 +123,12 @@ class Parquet(PictureSource):
             raise SourceError(f"{self.files[0].name} has no rows; pass other files")
         views = self._views()
         labels, targets = self._labels()
-        offsets = np.cumsum([0, *self._rows.rows]).tolist()
-        splits, first = {}, 0
-        for split, paths in self._paths.items():
-            splits[split] = range(offsets[first], offsets[first + len(paths)])
-            first += len(paths)
+        counts = iter(self._rows.rows)
+        sizes = {split: sum(islice(counts, len(paths))) for split, paths in self._paths.items()}
+        splits = split_ranges(sizes, merge=False)
         bad = [int(name.rpartition(" ")[2]) for name in self.skipped]
-        kept: dict[str, range | NDArray[np.int64]] = {}
-        for split, span in splits.items():
-            left = np.setdiff1d(span, bad) if bad else span
-            if len(left):
-                kept[split] = left
+        left = {name: np.setdiff1d(rows, bad) if bad else rows for name, rows in splits.items()}
+        kept = {name: rows for name, rows in left.items() if len(rows)}
         if not kept:
             raise SourceError(f"{self.dataset}: {list_faults(self.skipped, 1)}: no row is left")
         keys = [f"{name}-{n:08d}" for name, rows in splits.items() for n in range(len(rows))]
