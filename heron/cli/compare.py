@@ -125,10 +125,11 @@ def compare(
     with executor(address, at_once, threads) as runs_on:
         on_features = () if quick else baselines
         comparison = _run_folds(settings, reader, experiments, baselines, on_features, runs_on)
-    options, is_raw = comparison.winner.partition(" on raw features")[:2]
+    _, taken = comparison.verdict()
+    options, is_raw = taken.partition(" on raw features")[:2]
     if is_raw:
         path = settings.out / "results" / f"{options}-raw-{first}.json"
-        print(f"{comparison.winner} is from scikit-learn; its options are in {path}")
+        print(f"{taken} is from scikit-learn; its options are in {path}")
     print_markdown(comparison.write(settings.out))
 
 

@@ -174,16 +174,7 @@ def _differing(selected: Sequence[Run]) -> dict[str, Run]:
     configs = [run["config"] for run in selected]
     keys = dict.fromkeys(key for config in configs for key in config if key != "run.dir")
     differ = [k for k in keys if any(c.get(k, ...) != configs[0].get(k, ...) for c in configs)]
-    not_compared = {
-        "name",
-        "folder",
-        "config",
-        "host",
-        "started",
-        "version",
-        "fingerprint",
-        "fault",
-    }
+    not_compared = {"name", "folder", "config", "fault", *LAST_COLUMNS} - {"seconds"}
     results = dict.fromkeys(
         k for run in selected for k in (*COLUMNS, *run) if k not in not_compared
     )

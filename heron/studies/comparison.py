@@ -269,17 +269,8 @@ class Comparison:
         means = {n: np.mean([row.validation for row in self.rows[n]]) for n in names}
         return max(names, key=lambda name: means[name], default=None)
 
-    @property
-    def winner(self) -> str:
-        """The row to take: the one that the verdict names, or else the best by validation."""
-        return self._verdict()[1]
-
-    def verdicts(self) -> list[str]:
-        """Returns sentences that answer: does pretraining help on these data?"""
-        return self._verdict()[0]
-
-    def _verdict(self) -> tuple[list[str], str]:
-        """Returns the sentences, and the row to take.
+    def verdict(self) -> tuple[list[str], str]:
+        """Returns sentences that say whether pretraining helps on these data, and the row to take.
 
         It helps where the best row with pretraining by validation is above the best without, and
         above the one without that tests best too: few validation rows may choose badly.
@@ -359,19 +350,19 @@ class Comparison:
             "brackets the 95 % interval of the mean paired difference (Nadeau and Bengio's "
             f"corrected t; the folds share {self.shared:.2f} of their rows)."
         )
-        verdicts = "\n".join(self.verdicts())
+        verdicts = "\n".join(self.verdict()[0])
         return f"{self.title}\n\n{markdown(heads, lines)}\n{caption}\n\n{verdicts}\n"
 
     def write(self, out: Path) -> str:
         """Writes compare.md and compare.json, and returns the text."""
-        text, reference = self.markdown(), self.reference
+        text, reference, (verdicts, taken) = self.markdown(), self.reference, self.verdict()
         tree = {
             "title": self.title,
             "score": self.score,
             "folds": self.folds,
             "shared": self.shared,
-            "verdicts": self.verdicts(),
-            "take": self.winner,
+            "verdicts": verdicts,
+            "take": taken,
             "rows": {
                 name: {
                     "folds": rows,

@@ -149,7 +149,7 @@ def test_what_a_comparison_says(scores: tuple[float, ...], told: str, taken: str
         "logistic on raw features": rows_of("logistic on raw features", False, 0.7, 0.7, 0.6, 0.75),
     }
     comparison = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0)
-    first, *others = comparison.verdicts()
+    first, *others = comparison.verdict()[0]
     assert told in first and first.endswith(f"take {taken}.")
     assert [line.split()[0] for line in others] == ["herocon", "simclr"]
     assert "simclr is above the plain network: +0.3867" in others[1]
@@ -164,7 +164,7 @@ def test_a_fold_whose_test_rows_lack_a_class_is_left_out() -> None:
         "herocon": rows_of("herocon", True, 0.8, 0.75, 0.71, 0.8, math.nan),
     }
     comparison = Comparison("mine", "accuracy", True, [0, 1, 2, 3], rows, 0.0)
-    (told,) = comparison.verdicts()
+    (told,) = comparison.verdict()[0]
     assert told.startswith("Pretraining helps on these data: herocon less dnn,")
     assert "| herocon | 0.7533 ± 0.0451 (n = 3) |" in comparison.markdown()
 
@@ -175,7 +175,7 @@ def test_pretraining_must_be_above_what_the_validation_rows_overlooked_too() -> 
         "herocon": rows_of("herocon", True, 0.8, 0.7, 0.61, 0.64),
         "forest on raw features": rows_of("forest on raw features", False, 0.6, 0.68, 0.64, 0.62),
     }
-    first, *_ = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0).verdicts()
+    first, *_ = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0).verdict()[0]
     assert first.startswith(
         "Pretraining makes no difference that these folds show: herocon less dnn"
     )
@@ -190,7 +190,7 @@ def test_a_row_that_tests_above_what_the_validation_rows_chose_is_taken() -> Non
         "herocon": rows_of("herocon", True, 0.6, 0.6, 0.51, 0.54),
         "logistic on raw": rows_of("logistic on raw", False, 0.5, 0.7, 0.61, 0.64),
     }
-    first, *_ = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0).verdicts()
+    first, *_ = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0).verdict()[0]
     assert first.startswith("Pretraining makes no difference that these folds show")
     assert "; logistic on raw tests above dnn: +0.1000 (" in first
     assert first.endswith("; take logistic on raw.")
@@ -219,7 +219,7 @@ def test_a_quick_comparison_names_what_to_do_next(
         ("forest on herocon", f"next: heron tune {experiment} --methods herocon\n"),
         ("logistic on raw features", ""),
     ]:
-        monkeypatch.setattr(Comparison, "winner", take)
+        monkeypatch.setattr(Comparison, "verdict", lambda _, take=take: ([], take))
         assert run(*words[:-1]) == 0
         told, err = capsys.readouterr()
         assert err.endswith(expected) and ("next:" in err) == bool(expected)
@@ -234,20 +234,20 @@ def test_a_verdict_where_nothing_is_pretrained() -> None:
         "forest on raw features": rows_of("forest on raw features", False, 0.5, 0.7, 0.61, 0.64),
     }
     better = Comparison("mine", "accuracy", True, [0, 1, 2], rows, 0.0)
-    assert better.winner == "forest on raw features"
-    (line,) = better.verdicts()
+    assert better.verdict()[1] == "forest on raw features"
+    (line,) = better.verdict()[0]
     assert line.startswith("forest on raw features tests best: +0.1000 (")
     assert line.endswith(" of accuracy less own; take forest on raw features.")
     logistic = {"logistic on raw features": rows_of("logistic on raw features", False, 0.8, 0.6)}
     few = {name: own[:1] for name, own in rows.items()} | logistic  # one fold: no interval
     one = Comparison("mine", "accuracy", True, [0], few, 0.0)
-    assert one.verdicts() == [
+    assert one.verdict()[0] == [
         "forest on raw features tests best: +0.1000 (one fold: no interval) of accuracy less own, "
         "which may be chance, so the test rows decide nothing; the validation rows rank logistic "
         "on raw features first; take logistic on raw features."
     ]
     alone = Comparison("mine", "accuracy", True, [0, 1, 2], {"own": rows["own"]}, 0.0)
-    assert alone.verdicts() == ["own tests best of accuracy; take own."]
+    assert alone.verdict()[0] == ["own tests best of accuracy; take own."]
 
 
 def test_a_comparison_goes_on_where_it_was_stopped(
