@@ -295,10 +295,8 @@ def open_embedder(
     """Chooses rows and layers; the plan identifies this embedding, to resume it."""
     if choice.part_rows < 1:
         raise RetrievalError(f"part_rows must be at least 1, got {choice.part_rows}")
-    rows, layers = (
-        chosen_rows(model.reader, config, choice.split, choice.role),
-        _layers(model, choice),
-    )
+    rows = chosen_rows(model.reader, config, choice.split, choice.role)
+    layers = _layers(model, choice)
     inputs = config.data.model_dump(mode="json", include={"views", "standardise", "draft"})
     inputs["canvas"] = config.data.decode_size  # the name in plans on disk
     plan = {

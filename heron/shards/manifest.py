@@ -337,11 +337,8 @@ class Manifest(Artefact):
     def _present_fault(self, index: ShardIndex) -> str | None:
         present = index.present
         if not self.partial:
-            return (
-                None
-                if present is None
-                else "it says which views rows have, but all rows must have all"
-            )
+            fault = "it says which views rows have, but all rows must have all"
+            return None if present is None else fault
         shape = int(index.rows.sum()), len(self.views)
         if present is None or (present.dtype, present.shape) != (np.dtype(np.uint8), shape):
             actual = None if present is None else f"{present.dtype} {present.shape}"

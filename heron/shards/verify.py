@@ -148,9 +148,8 @@ def _shard_faults(
         keys.append(key)
         key_prefix = f"{key.removeprefix(prefix)}."
         rows = slice(starts[n], starts[n + 1])
-        labels, present = index.labels[rows], None
-        if index.present is not None:
-            present = index.present[rows]
+        labels = index.labels[rows]
+        present = None if index.present is None else index.present[rows]
         for column, member in enumerate(manifest.members):
             expected, path = ByteRange(*spans[n][column]), f"{key}.{member}"
             if not expected.length and present is not None and path not in files:
