@@ -60,11 +60,7 @@ class Result:
 
 
 def check_loss(spec: LossSpec, processes: Sequence[int] = (2, 3)) -> list[Finding]:
-    """Returns what was found of a loss, a line a case.
-
-    Raises:
-        TrainingError: it cannot be called at all, or on so many processes.
-    """
+    """Returns a line a case; TrainingError if a loss cannot be called, or on so many processes."""
     if wrong := [world for world in processes if not 2 <= world <= MOST]:
         raise TrainingError(f"--processes {wrong[0]}: a check takes 2 to {MOST} processes")
     draw = Inputs.draw(spec.inputs, ROWS)

@@ -82,11 +82,7 @@ class Inputs:
 
 
 def find_loss(path: str) -> Callable[..., Any]:
-    """Returns the class or function at a dotted path.
-
-    Raises:
-        ConfigError: there is none, or it cannot be imported.
-    """
+    """Returns the class or function at a dotted path; ConfigError if it cannot be imported."""
     module_name, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), name)
@@ -101,11 +97,7 @@ def find_loss(path: str) -> Callable[..., Any]:
 
 
 def guess_form(path: str) -> Form:
-    """Returns what a loss is called with, by its class or the names of its arguments.
-
-    Raises:
-        ConfigError: the names do not say it.
-    """
+    """Returns what a loss is called with, by its class or its arguments' names, or ConfigError."""
     found = find_loss(path)
     if inspect.isclass(found) and issubclass(found, Loss):
         return "heron"

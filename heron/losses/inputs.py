@@ -19,12 +19,8 @@ class LossError(HeronError):
 def as_views(features: Views, name: str) -> list[Tensor]:
     """Returns features as a list with a tensor [batch, dim] for each view.
 
-    Args:
-        features: [batch, dim] of one view, [batch, views, dim], or a tensor [batch, dim] per view.
-        name: the features' name, for the message.
-
-    Raises:
-        LossError: they have another shape or type, or views differ in their rows.
+    They are [batch, dim] of one view, [batch, views, dim], or such a list. Raises LossError, which
+    calls them `name`, if they have another shape or type, or views differ in their rows.
     """
     if isinstance(features, Tensor) and features.dim() == 3:
         features = features.unbind(1)
@@ -42,11 +38,7 @@ def as_views(features: Views, name: str) -> list[Tensor]:
 
 
 def as_rows(features: Tensor, name: str) -> Tensor:
-    """Returns features of one view, [batch, dim], unchanged.
-
-    Raises:
-        LossError: they have another shape or type.
-    """
+    """Returns features of one view, unchanged; LossError unless they are floats [batch, dim]."""
     if not isinstance(features, Tensor) or features.dim() != 2 or not features.is_floating_point():
         raise LossError(f"{name} must be floats [batch, dim] of one view, got {shown(features)}")
     return features
@@ -55,12 +47,8 @@ def as_rows(features: Tensor, name: str) -> Tensor:
 def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
     """Returns raw inputs flattened to rows of numbers, a tensor [batch, width] per view.
 
-    Args:
-        inputs: [batch, ...] of one view, or a list with such a tensor for each view.
-        views: the number of views of the projections.
-
-    Raises:
-        LossError: they have another shape, or another number of views.
+    They are [batch, ...] of one view, or a list with such a tensor for each view. Raises LossError
+    if they have another shape, or their number is not `views`.
     """
     tensors: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     for x in tensors:
@@ -77,12 +65,8 @@ def as_inputs(inputs: Tensor | Sequence[Tensor], views: int) -> list[Tensor]:
 def as_columns(labels: Tensor, classes: int | None) -> Tensor:
     """Returns labels as columns of floats, [batch, labels].
 
-    Args:
-        labels: columns of any real type, or class numbers [batch].
-        classes: the number of classes; None where class numbers are not accepted.
-
-    Raises:
-        LossError: the labels have another shape, or a number is no class.
+    They are columns of any real type, or class numbers [batch] below `classes`; None accepts no
+    numbers. Raises LossError if they have another shape, or a number is no class.
     """
     is_real = isinstance(labels, Tensor) and not labels.is_complex()
     if is_real and labels.dim() == 1 and classes is not None:
@@ -107,9 +91,8 @@ def as_probabilities(labels: Tensor, classes: int | None) -> Tensor:
 def as_groups(labels: Tensor) -> Tensor:
     """Returns as columns labels that are only compared for equality; class numbers as [batch, 1].
 
-    Raises:
-        LossError: the labels are neither whole numbers [batch] nor columns, or some are negative or
-            NaN: rows without a label would be taken for a class.
+    Raises LossError if they are neither whole numbers [batch] nor columns, or some are negative or
+    NaN: rows without a label would be taken for a class.
     """
     if not isinstance(labels, Tensor) or not (
         (labels.dim() == 1 and is_whole(labels))
@@ -125,11 +108,7 @@ def as_groups(labels: Tensor) -> Tensor:
 
 
 def refuse_rows(columns: Tensor, valid: Tensor, expected: str, remedy: str = "") -> None:
-    """Refuses labels that are not all `valid`, as NaN never is.
-
-    Raises:
-        LossError: names the first invalid row, and `expected`.
-    """
+    """Raises LossError for the first row of labels that are not all `valid`, as NaN never is."""
     if not valid.all():
         row = int((~valid).any(1).nonzero()[0])
         labels = columns[row].tolist()
@@ -137,11 +116,7 @@ def refuse_rows(columns: Tensor, valid: Tensor, expected: str, remedy: str = "")
 
 
 def same_rows(tensors: dict[str, Tensor]) -> None:
-    """Refuses tensors that differ in their rows or their device.
-
-    Raises:
-        LossError: names the first two that differ.
-    """
+    """Raises LossError for the first two tensors that differ in their rows or their device."""
     (first, x), *others = tensors.items()
     for name, y in others:
         for aspect, a, b in (("number of rows", len(x), len(y)), ("device", x.device, y.device)):
@@ -150,11 +125,7 @@ def same_rows(tensors: dict[str, Tensor]) -> None:
 
 
 def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
-    """Refuses tensors whose width is not the `dim` that a loss was built with.
-
-    Raises:
-        LossError: names the first such tensor.
-    """
+    """Raises LossError for the first tensor whose width is not the `dim` a loss was built with."""
     for name, x in tensors.items():
         if x.shape[1] != dim:
             raise LossError(f"{name} must have {dim} numbers, got {x.shape[1]}")

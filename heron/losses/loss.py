@@ -342,10 +342,6 @@ def _with_checked_options(cls: type[Loss], init: Callable[..., None]) -> Callabl
 
 
 def projection_spec(dim: int, input_dims: Sequence[int] = ()) -> ModelSpec:
-    """Returns the model that parts are built for in a loop, with projections of `dim` numbers.
-
-    Raises:
-        ConfigError: `dim` is no width.
-    """
+    """Returns the model that parts are built for in a loop; ConfigError if `dim` is no width."""
     config = check(ModelConfig, {"projection_width": dim}, "dim")
     return ModelSpec(config, [[width] for width in input_dims], 0, [], 0)

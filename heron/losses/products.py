@@ -173,9 +173,7 @@ def recording(paths: set[str]) -> Iterator[None]:
 def describe_path(paths: Mapping[str, Collection[str]], device: torch.device) -> str:
     """Describes how each term compared its pairs, by kernels or strips, and why a kernel did not.
 
-    Args:
-        paths: what `recording` noted, by the term's name; terms without pairs have nothing.
-        device: of the run.
+    `paths` are what `recording` noted, by the term's name; terms without pairs have nothing.
     """
     terms: dict[str, list[str]] = {}
     for name, path in paths.items():

@@ -45,8 +45,7 @@ _verdicts: dict[tuple[Kernel, str, layout.Precision], str] = {}  # "": right; el
 def trusted(kernel: Kernel, device: torch.device) -> bool:
     """Whether a kernel gives right numbers on a device; the first call finds out.
 
-    Raises:
-        TrainingError: it does not, and HERON_FUSED is `always`.
+    Raises TrainingError if it does not, and HERON_FUSED is `always`.
     """
     precision = layout.choose_precision(None)
     key = kernel, str(device), precision
