@@ -59,12 +59,8 @@ class Facts:
 def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Facts:
     """Reads the manifest and the labels of a data set.
 
-    Args:
-        data: folder of shards, or a URL.
-        wanted: number of labelled rows to use; None: all.
-        validation: number of these that are set aside.
-
-    Raises ConfigError if there are too few rows, or too few for `wanted` or `validation`.
+    Of its labelled rows, `wanted` are used (None: all), of which `validation` are set aside. Raises
+    ConfigError if there are too few rows, or too few for these.
     """
     store = open_store(data)
     manifest = load_manifest(store)

@@ -22,9 +22,7 @@ Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
 def build_from(name: str) -> Verb:
     """Returns the verb that builds from a source: one of Heron's, or a class by dotted path.
 
-    Raises:
-        SourceError: there is no such source, or one of its options has the name of an option of
-            `heron shards build`.
+    Raises SourceError if there is none, or one of its options is one of `heron shards build` too.
     """
     source = find_source(name)
     if taken := source.model_fields.keys() & {"help", *signature(build_shards).parameters}:

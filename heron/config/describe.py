@@ -52,11 +52,7 @@ def describe_keys() -> list[Key]:
 
 
 def keys_at(name: str) -> list[Key]:
-    """Returns a key and the keys inside it.
-
-    Raises:
-        ConfigError: there is no such key; names the nearest.
-    """
+    """Returns a key and the keys inside it; ConfigError with the nearest if there is none."""
     all_keys, normalized = describe_keys(), re.sub(r"\.\d+(?=\.|$)", ".N", name)
     # All encoders have the keys of `encoder`.
     normalized = re.sub(r"^model\.encoders\.[^.]+", "model.encoder", normalized)

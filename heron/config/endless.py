@@ -23,8 +23,7 @@ LETTERS = ascii_uppercase + ascii_lowercase
 def expand(tars: list[str]) -> list[str]:
     """Returns addresses with their braces expanded: `a-{00..02}.tar` is three.
 
-    Raises:
-        ValueError: braces are not balanced, or there are too many addresses.
+    Raises ValueError if braces are not balanced, or there are too many addresses.
     """
     if sum(map(_count, tars)) > MAX_TARS:  # counted first: the library expands whole ranges at once
         raise ValueError(f"more than {MAX_TARS:,} tars; the limit is {MAX_TARS:,}")

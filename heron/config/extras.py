@@ -27,14 +27,9 @@ class MissingPackage(HeronError):
 
 
 def require(module: str, what: str) -> ModuleType:
-    """Imports a module of an extra.
+    """Imports a key of `EXTRAS`, or a module inside that package.
 
-    Args:
-        module: a key of `EXTRAS`, or a module inside that package.
-        what: the feature that needs it, for the error.
-
-    Raises:
-        MissingPackage: it is not installed; says how to install it.
+    MissingPackage says that `what` needs it, and how to install it.
     """
     try:
         return importlib.import_module(module)

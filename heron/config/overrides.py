@@ -28,10 +28,7 @@ def parse_override(
 
     A key that holds text in the section `root` takes the word as it was typed, and quotes only
     where they enclose the whole; any other value is read as YAML. `names` are those of the key, if
-    some of them have dots.
-
-    Raises:
-        ConfigError: it has no '=', or no value of YAML.
+    some of them have dots. Raises ConfigError if it has no '=', or no value of YAML.
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -92,8 +89,7 @@ def _is_text(kind: Any) -> bool:
 def override(tree: dict[str, Any], text: str, root: type[BaseModel] | None = None) -> None:
     """Sets one dotted key, `key.key=value`, in a tree of plain values of the section `root`.
 
-    Raises:
-        ConfigError: it has no '=', or the key leads through a value or past the end of a list.
+    Raises ConfigError if it has no '=', or leads through a value or past the end of a list.
     """
     names = _split_key(tree, text.partition("=")[0])
     _, value = parse_override(text, root, names)

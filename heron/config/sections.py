@@ -120,8 +120,7 @@ def dump_yaml(tree: Any, **options: Any) -> str:
 def read_tree(path: str | Path, what: str = "configuration", key: str = "data") -> dict[str, Any]:
     """Returns the plain values of a YAML file; `what` and an example `key` serve in the errors.
 
-    Raises:
-        ConfigError: the file is missing, cannot be read, or is no YAML mapping.
+    Raises ConfigError if the file is missing, cannot be read, or is no YAML mapping.
     """
     path = Path(path)
     try:
@@ -211,11 +210,7 @@ def leaves(tree: Any, name: str = "", into_lists: bool = True) -> Iterator[tuple
 
 
 def check(model: type[SectionType], tree: dict[str, Any], what: str) -> SectionType:
-    """Validates a tree of plain values as a typed section.
-
-    Raises:
-        ConfigError: keys or values do not fit; lists the faults with the nearest valid keys.
-    """
+    """Validates a tree of plain values; ConfigError lists the faults, with the nearest keys."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:

@@ -31,16 +31,10 @@ def names_in(folder: Path) -> list[str]:
 
 
 def find_shipped(name_or_path: str | Path, folder: Path, what: str) -> Path:
-    """Returns a YAML file by its path, or by its plain name in a folder that comes with Heron.
+    """Returns a YAML file by its path, or by its plain name in a folder such as `STUDIES`.
 
-    Args:
-        name_or_path: a `Path`, or text with a folder or an ending (`./scene`, `scene.yaml`), is a
-            path; other text may be a name.
-        folder: the folder of the names, such as `STUDIES`.
-        what: the kind of file, for the message.
-
-    Raises:
-        ConfigError: there is no such file and no such name; names the nearest.
+    A `Path`, or text with a folder or an ending (`./scene`, `scene.yaml`), is a path; other text
+    may be a name. ConfigError says that there is no such `what`, and names the nearest.
     """
     path, names = Path(name_or_path), names_in(folder)
     if path.is_file():

@@ -165,11 +165,7 @@ def _why_no_term(loss: Any) -> str:
 
 
 def find_term(name: str) -> type[TermSection]:
-    """Returns the section of a loss by its name or dotted path.
-
-    Raises:
-        ValueError: there is no such loss; names the nearest.
-    """
+    """Returns the section of a loss by its name or dotted path; ValueError if there is none."""
     if "." not in name:
         terms = named_terms()
         if name not in terms:
