@@ -65,7 +65,7 @@ def test_a_longer_gradient_is_scaled_to_the_largest_norm(tmp_path: Path) -> None
 
 
 def test_other_optimisers_see_the_clipped_gradient(tmp_path: Path) -> None:
-    """LARS's step is no longer than that of the clipped gradient; Adam's average is a tenth of it."""
+    """LARS's step is no longer than the clipped gradient has it; Adam's average is a tenth."""
     ranks.run(1, one, tmp_path)
     before = weights(tmp_path / "still")
     state = load_file(tmp_path / "adamw" / "checkpoints" / "latest" / "optimizer.safetensors")
