@@ -29,10 +29,11 @@ ROOT = Path(__file__).parents[2]
 PARTS: dict[str, tuple[str, float]] = {
     "env": ("machine", 60), "right": ("right", 105), "checks": ("product", 105),
     "zero": ("product", 60), "nccl": ("machine", 30), "compiled": ("product", 105),
+    "half": ("product", 45),
     "fast": ("fast", 100), "faces": ("product", 30), "step": ("step", 95), "peers": ("fast", 60),
     "search": ("machine", 20), "tiles": ("fast", 60),
 }  # fmt: skip
-TOGETHER = "right", "checks", "zero", "nccl", "compiled"  # side by side: nothing is timed
+TOGETHER = "right", "checks", "zero", "nccl", "compiled", "half"  # side by side: nothing is timed
 STALL_S = {"fast": 45, "peers": 65, "step": 100, "tiles": 30}  # without a line, a case hangs
 NEEDED_S = 12  # to start a part
 TABLE = (

@@ -103,6 +103,12 @@ def compiled(_: int) -> None:
     job("compile", ["train.compile=true", f"train.steps={2 if DRY else 100}"], 70)
 
 
+def half(_: int) -> None:
+    """float16 with a loss scale, an average of the weights, and a clipped gradient."""
+    options = ["train.precision=fp16", "train.ema=0.99", "optim.clip_norm=1.0"]
+    job("half", [*options, f"train.steps={2 if DRY else 100}"], 40)
+
+
 def zero(_: int) -> None:
     """ZeRO 2 of one process, over NCCL."""
     kind = "cpu_zero2" if DRY else "zero2"

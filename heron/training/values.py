@@ -94,8 +94,8 @@ def refuse_nonfinite(
             f"step {step}: {', '.join(f'{name} is {nonfinite[name]}' for name in names)}; "
             f"{'; '.join(causes)}; this step was not saved; last checkpoint: "
             f"{complete[-1] if complete else 'none'}; lower optim.lr or raise tau, "
-            + ("try train.precision=tf32, since fp16 ends at 65,504, " if scaled else "")
-            + "and check the data with `heron shards verify`"
+            "and check the data with `heron shards verify`"
+            + ("; or use train.precision=tf32, as float16 ends at 65,504" if scaled else "")
         )
     if math.isfinite(values["gradient_norm"]):
         return []

@@ -1,16 +1,18 @@
 """Training in float16: the scale of the loss, the steps that it skips, and what is refused."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from heron.api.job import pretrain
 from heron.config.errors import CheckpointError, TrainingError
+from heron.config.model import OwnEncoder
 from heron.training import checkpoint
 from heron.training.checkpoint import Position, Snapshot, save
 from heron.training.tracking import read_metrics
@@ -144,6 +146,39 @@ def test_an_impossible_scale_is_refused(crafted: dict[str, Tensor], tmp_path: Pa
         checkpoint.load(save(tmp_path, snapshot, {"config.yaml": "", "model.json": ""}, 1))
 
 
+class Steep(nn.Module):
+    """Its numbers are too large for float16 for a moment."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 8)
+
+    def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) * 1e7 / 1e7
+        return found
+
+
+class SteepEncoder(OwnEncoder):
+    def build(self, shape: Sequence[int], salt: int) -> tuple[nn.Module, int]:
+        return Steep(shape[0]), 8
+
+
+def steep(folder: Path, kind: str) -> str:
+    encoder = {"kind": f"{__name__}.SteepEncoder", "widths": None, "dropout": None}
+    try:
+        run(folder, kind, "ddp", kind, model={"encoder": encoder})
+    except TrainingError as error:
+        return str(error)
+    return "it ran"
+
+
+def test_what_overflows_before_the_loss_runs_in_another_precision(tmp_path: Path) -> None:
+    (said,) = ranks.run(1, steep, tmp_path, "fp16")
+    assert "rank 0: hidden of view 1 are not finite in" in said
+    assert said.endswith("or use train.precision=tf32, as float16 ends at 65,504")
+    assert ranks.run(1, steep, tmp_path, "tf32") == ["it ran"]
+
+
 def refused(folder: Path) -> list[str]:
     said = []
     for stage in "0123":
@@ -166,7 +201,7 @@ INFINITE = {"loss": 1.0, "gradient_norm": float("inf")}
     [
         (INFINITE, "gradient_norm is inf"),
         (INFINITE | {"loss_scale": 2.0}, None),
-        (INFINITE | {"loss_scale": 1.0}, "gradient_norm is inf.*try train.precision=tf32, since"),
+        (INFINITE | {"loss_scale": 1.0}, "gradient_norm is inf.*use train.precision=tf32, as"),
         ({"loss": float("nan"), "gradient_norm": 1.0, "loss_scale": 2.0}, "loss is nan"),
     ],
 )
