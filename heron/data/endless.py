@@ -14,7 +14,7 @@ from heron.config.endless import WebDataset
 from heron.config.errors import ConfigError
 from heron.config.experiment import Config
 from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs, worker_count
-from heron.data.plan import even_sizes, even_slice
+from heron.data.plan import even_slice
 from heron.data.random_keys import rng_keys
 from heron.data.rows import Rows, SkippedRows
 from heron.data.streams import Streams
@@ -196,7 +196,8 @@ class EndlessBatches:
         return self._sizes(), faults
 
     def _sizes(self) -> list[int]:
-        return [even_sizes(s.batch, self.world)[self.rank] for s in self.active_streams]
+        shares = [even_slice(s.batch, self.rank, self.world) for s in self.active_streams]
+        return [share.stop - share.start for share in shares]
 
     def _try_fill(self, name: str, row: int, buffer: Buffer) -> bool:
         """Reads the next sample of a stream into a row; returns False if it cannot be read."""

@@ -21,7 +21,7 @@ from heron.losses.objective import Objective
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
 from heron.shards.errors import ShardError
 from heron.training.ema import Ema
-from heron.training.strategy import SCALER, State, Strategy, copies_on_main
+from heron.training.strategy import SCALER, State, Strategy, _entries_of, copies_on_main
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
@@ -354,10 +354,9 @@ def _shapes(state: State) -> dict[str, tuple[int, ...]]:
 
 def _check_scale(optimizer: State, steps: int) -> None:
     """Raises ValueError for a loss scale that no run has written."""
-    names = ("scale", "streak", "skipped")
-    numbers = {n: optimizer[f"{SCALER}/{n}"] for n in names if f"{SCALER}/{n}" in optimizer}
+    numbers = _entries_of(optimizer, SCALER)
     ranges = {"scale": (1e-30, 1e30), "streak": (0, steps), "skipped": (0, steps)}
-    good = all(
+    good = numbers.keys() <= ranges.keys() and all(
         x.numel() == 1 and ranges[n][0] <= x.item() <= ranges[n][1] for n, x in numbers.items()
     )
     if not good or ("scale" in numbers) != ("streak" in numbers):

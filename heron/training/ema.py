@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import torch
 
-from heron.config.errors import TrainingError
 from heron.training.strategy import State, Strategy
 
 
@@ -21,15 +20,10 @@ class Ema:
     def __init__(self, strategy: Strategy, decay: float | None, state: State) -> None:
         """Begins with the weights of the model, or with the `state` of a checkpoint.
 
-        `state` has full tensors by name. Raises TrainingError under ZeRO 3.
+        `state` has full tensors by name.
         """
         self._strategy, self._decay = strategy, decay
         self._average: State = {}
-        if decay is not None and strategy.stage == 3:
-            raise TrainingError(
-                "train.ema averages weights, but under ZeRO 3 a process does not hold all of its "
-                "share between steps; use ZeRO 2, FSDP2 or DDP, or train.ema=null"
-            )
         if decay is not None:
             self._average = {
                 name: (strategy.own_part(name, state[name]).to(own) if state else own).clone()

@@ -40,8 +40,6 @@ class Strategy:
     scaled (Micikevicius et al. 2018, arXiv:1710.03740); a step whose gradient overflows is skipped.
     """
 
-    stage = 0  # of ZeRO
-
     def __init__(
         self,
         model: Heterogeneous,
@@ -59,7 +57,7 @@ class Strategy:
         device, half = next(model.parameters()).device.type, model.precision == "fp16"
         # A gradient of float16 is then scaled alike on any number of processes: see `backward`.
         self._scaler = GradScaler(device, FIRST_SCALE / world_size(), enabled=half)
-        self._skipped = 0  # steps that Adam does not count
+        self._skipped = 0  # steps that Adam does not count, before this process began
 
     def embed(
         self, inputs: Sequence[Tensor], batch: Batch, micro: Sequence["MicroBatch"]
@@ -213,14 +211,14 @@ class Strategy:
 
     def _scaler_state(self, step: int) -> State:
         """Returns the loss scale, the steps since it fell, and the steps that Adam skipped."""
-        numbers = dict[str, float]()
+        numbers, skipped = dict[str, float](), self._skipped
         if self._scaler.is_enabled():
             state = self._scaler.state_dict()
             numbers = {"scale": state["scale"] * world_size(), "streak": state["_growth_tracker"]}
             updates = next((s["step"] for s in self.optimizer.state.values() if "step" in s), step)
-            self._skipped = step - int(updates)
-        if self._skipped:  # also in the precisions that a run goes on with
-            numbers["skipped"] = self._skipped
+            skipped = step - int(updates)
+        if skipped:  # also in the precision in which a run goes on
+            numbers["skipped"] = skipped
         return {
             f"{SCALER}/{key}": torch.tensor(number, dtype=torch.float64)
             for key, number in numbers.items()

@@ -48,7 +48,7 @@ from heron.training.run_log import RunLog
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
 from heron.training.tracking import write_result, write_start
-from heron.training.values import PendingStep, StepValues, all_finite, refuse_nonfinite
+from heron.training.values import PendingStep, StepValues, nonfinite, refuse_nonfinite
 
 COMPILER = "inductor"  # the backend of torch.compile
 
@@ -281,7 +281,7 @@ class Trainer:
         if metrics.pop("skipped"):
             self._log_skipped(collectives.gather_objects(lost))
         self.stop |= metrics.pop("signals") > 0
-        if metrics.pop("unsaved") or not all_finite(metrics):
+        if metrics.pop("unsaved") or nonfinite(metrics):
             self.saver.wait()  # raises, or lets the message below name the newest checkpoint
         self.log.say(*refuse_nonfinite(metrics, t, self.checkpoints, features))
         if "uniformity" in values and (reason := collapse.collapsed(values)):

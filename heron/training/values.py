@@ -65,17 +65,12 @@ class PendingStep(NamedTuple):
     lost: dict[int, str]
 
 
-def _nonfinite(values: Mapping[str, float]) -> dict[str, float]:
+def nonfinite(values: Mapping[str, float]) -> dict[str, float]:
     """Returns what may not be: under a loss scale above 1 a gradient may overflow."""
     found = {name: value for name, value in values.items() if not math.isfinite(value)}
     if values.get("loss_scale", 1) > 1:
         found.pop("gradient_norm", None)  # the step was skipped, and the scale halved
     return found
-
-
-def all_finite(values: Mapping[str, float]) -> bool:
-    """Whether `refuse_nonfinite` lets the values of a step pass."""
-    return not _nonfinite(values)
 
 
 def refuse_nonfinite(
@@ -85,13 +80,13 @@ def refuse_nonfinite(
 
     Returns a line about a step that was skipped since its gradient overflowed.
     """
-    if nonfinite := _nonfinite(values):
-        names = [name for name in nonfinite if name != "loss"] or ["loss"]
+    if refused := nonfinite(values):
+        names = [name for name in refused if name != "loss"] or ["loss"]
         complete = checkpoint.complete_checkpoints(checkpoints)
         scaled = "loss_scale" in values
         causes = _nonfinite_features(features) or ["the embeddings on all ranks are finite"]
         raise TrainingError(
-            f"step {step}: {', '.join(f'{name} is {nonfinite[name]}' for name in names)}; "
+            f"step {step}: {', '.join(f'{name} is {refused[name]}' for name in names)}; "
             f"{'; '.join(causes)}; this step was not saved; last checkpoint: "
             f"{complete[-1] if complete else 'none'}; lower optim.lr or raise tau, "
             "and check the data with `heron shards verify`"

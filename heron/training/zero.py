@@ -135,6 +135,15 @@ class Zero(Strategy):
         with zero.GatheredParameters(list(self.model.parameters())):
             yield
 
+    def own_tensors(self) -> State:
+        """See `Strategy.own_tensors`; TrainingError at stage 3, where only `Ema` calls it."""
+        if self.stage == 3:
+            raise TrainingError(
+                "train.ema averages weights, but under ZeRO 3 a process does not hold all of its "
+                "share between steps; use ZeRO 2, FSDP2 or DDP, or train.ema=null"
+            )
+        return super().own_tensors()
+
     def model_state(self) -> State:
         """See `Strategy.model_state`; gathers one parameter at a time."""
         if self.stage < 3:
