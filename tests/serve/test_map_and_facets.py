@@ -128,8 +128,11 @@ def test_two_fingers_zoom_about_their_middle_and_move_it(browser: Browser, faces
         corners = re.search(r"lasso=([\d%C,]+)", page.url)
         assert corners
         numbers = [int(n) for n in corners[1].replace("%2C", ",").split(",")]
+        expect(page.locator("#status")).to_contain_text("with the outline")
         page.click("#unlasso")
         expect(page).not_to_have_url(re.compile("lasso="))
+        # Results that come later, above the map, would move it away from the fingers.
+        expect(page.locator("#status")).not_to_contain_text("with the outline")
         return [numbers[0], numbers[5], numbers[2], numbers[1]]
 
     width, height = box["width"], box["height"]
