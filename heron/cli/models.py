@@ -10,6 +10,7 @@ from heron.cli.arguments import Address, Location, Override, Overwrite, Quiet, U
 from heron.config.errors import InputError
 from heron.retrieval.embeddings import Layer, Role, used
 from heron.shards.atomic import atomic_write, make_room, refuse_taken
+from heron.shards.errors import csv_of
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels
@@ -100,7 +101,7 @@ def predict(
     make_room(out, overwrite, InputError)
     with atomic_write(out) as stream:
         if out.suffix == ".csv":
-            stream.write(table.to_csv(index=False).encode())
+            stream.write(csv_of(table.to_csv(index=False)).encode())
         else:
             table.to_parquet(stream, index=False)
     print(f"{out}: {len(keys):,} rows, {len(labels):,} labels")
