@@ -15,6 +15,7 @@ from heron.cli.arguments import Location, Override
 from heron.config.errors import INTERRUPTED, ConfigError, TrainingError
 from heron.config.sections import Natural
 from heron.config.shipped import ACCELERATE, JOB, LAUNCH, find_config, find_shipped, names_in
+from heron.shards.atomic import locked
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 POLL_S = 0.2
@@ -65,8 +66,9 @@ def launchers(out: Annotated[Path, "folder to write"]) -> None:
     """
     if out.exists():
         raise ConfigError(f"{out} already exists; choose a new folder")
-    for name in LAUNCHERS:
-        shutil.copytree(LAUNCH / name, out / name)
+    with locked(out):
+        for name in LAUNCHERS:
+            shutil.copytree(LAUNCH / name, out / name)
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         print(path)
 

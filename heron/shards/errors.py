@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
+AGAIN = "run the same command again: what is finished is kept"  # where the disk was full
 REBUILD = "build or index it again with --overwrite"
 DOWNLOAD_AGAIN = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
@@ -30,6 +31,14 @@ class HeronError(Exception):
 
 class ShardError(HeronError):
     """A folder of shards is missing, damaged, or not what its manifest says."""
+
+
+class DiskFull(ShardError):
+    """A disk, or a user's share of it, has no room for what is written: see `atomic.naming`."""
+
+
+class InUse(HeronError):
+    """Another command is writing the same file or folder."""
 
 
 class SourceError(HeronError):
