@@ -249,22 +249,25 @@ def test_a_second_embed_leaves_the_first_its_parts(home: Path, tmp_path: Path) -
     """The first is met amid its work; the second, with other settings, removed what it wrote."""
     out, words = tmp_path / "out", ["embed", str(home / "run"), "--out"]
     first = forked.start([*words, str(out)], tmp_path, slow_parts, dict(os.environ))
-    runs.await_that("a part", lambda: bool([*out.glob("hidden/.*.part")]), 60, str)
+    runs.await_that("a part", lambda: bool([*out.glob("*/.*.part")]), 60, str)
     second = forked.start(
         [*words, str(out), "--dtype", "float16"], tmp_path, main, dict(os.environ)
     )
     status, said = runs.finish(second, 60)
+    (tmp_path / "go").touch()
     assert status == 1 and f"out is being written by process {first.pid} on" in said
     status, said = runs.finish(first, 60)
     assert status == 0 and "370 embeddings" in said, said
 
 
 def slow_parts(words: Sequence[str]) -> int:
-    """`heron`, whose parts take two seconds to be flushed."""
-    flush = os.fsync
+    """`heron`, whose parts are flushed once there is a file `go`, or after a minute."""
+    flush, deadline = os.fsync, time.monotonic() + 60
 
     def slow(descriptor: int) -> None:
-        time.sleep(2 * ("hidden" in os.readlink(f"/proc/self/fd/{descriptor}")))
+        is_part = ".npy." in os.readlink(f"/proc/self/fd/{descriptor}")
+        while is_part and not Path("go").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
         flush(descriptor)
 
     os.fsync = slow
