@@ -335,9 +335,13 @@ class Trainer:
         result = self._result()
         if self.is_main and (lines := baselines.summary([result, *others], self.folder.name)):
             print_table(*lines, headed=False)
-        self._write_report({}, [])
-        if self.is_main:
-            write_result(self.folder, result)  # last: its presence marks the run as done
+
+        def write() -> None:
+            with self.watchdog.busy():
+                self._write_report({}, [])
+                write_result(self.folder, result)  # last: its presence marks the run as done
+
+        collectives.on_main(write)  # no process ends while another writes
         return result
 
     def _write_report(self, found: Scores, to_come: list[str]) -> None:
