@@ -3,6 +3,7 @@
 import fcntl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
@@ -105,6 +106,8 @@ class RunLock:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Unlocks the folder; the file stays, as another run may wait on it."""
+        """Unlocks the folder, and leaves nothing there: see `take_lock`."""
         if self._file is not None:
+            with suppress(OSError):
+                (self._folder / LOCK).unlink()
             self._file.close()
