@@ -159,10 +159,11 @@ def take_lock(path: Path, alone: str, held: Callable[[str], object]) -> IO[str]:
                 file.seek(0)
                 held(file.read(1000).strip() or "another process")
             if is_at(path, descriptor):
-                file.seek(0)
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}")
-                file.flush()
+                with suppress(OSError):  # a disk that is full has no room for a name
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(
+                        descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+                    )
                 return file
         except BaseException:
             file.close()
