@@ -395,9 +395,9 @@ def finish(
     with suppress(Missing, RetrievalError):
         data = embedder.out.read(MANIFEST)
         earlier = EmbeddingsManifest.parse(data, f"{embedder.out}/{MANIFEST}")
-        if (earlier.parts, earlier.lost) == (parts, lost) and embedder.out.has_files(
-            earlier.samples
-        ):
+        is_remote = not isinstance(embedder.out, FolderOutput)  # where the manifest was put last
+        whole = is_remote or embedder.out.has_files(earlier.samples)
+        if whole and (earlier.parts, earlier.lost) == (parts, lost):
             return
     rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
     with embedder.out.writing(last=MANIFEST) as folder:

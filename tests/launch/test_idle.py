@@ -19,7 +19,10 @@ from tests import ranks
 from tests.experiments import frames
 from tests.shards.others import cats, write_wds
 
-RATIO = {"evaluate": {"seeds": 2, "baselines": "plain"}, "tracking": ["tensorboard"]}
+ASKED: dict[str, Any] = {
+    "evaluate": {"seeds": 2, "baselines": "plain"},
+    "tracking": ["tensorboard"],
+}
 
 
 def contents(folder: Path) -> dict[str, tuple[str, int]]:
@@ -36,17 +39,17 @@ def run(*words: object) -> int:
 
 def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`contrast` became `no pairs`, and the memory null, as no step was taken."""
-    first = pretrain(frames(tmp_path, **RATIO))
+    first = pretrain(frames(tmp_path, **ASKED))
     before = contents(tmp_path / "run")
     assert {"result.json", "report.html", "metrics.jsonl", "run.json"} <= before.keys()
     assert any(name.startswith("tensorboard/") for name in before) and "no pairs" not in str(first)
     capsys.readouterr()
-    again = pretrain(frames(tmp_path, run={"resume": "auto"}, **RATIO))
+    again = pretrain(frames(tmp_path, run={"resume": "auto"}, **ASKED))
     assert "run has ended at step 5; there is nothing to do\n" in capsys.readouterr().out
     assert contents(tmp_path / "run") == before
     assert again == json.loads((tmp_path / "run/result.json").read_text())
     assert again["contrast"] == first["contrast"] and again["peak_memory_bytes"]
-    more = pretrain(frames(tmp_path, run={"resume": "auto"}, train={"steps": 7}, **RATIO))
+    more = pretrain(frames(tmp_path, run={"resume": "auto"}, train={"steps": 7}, **ASKED))
     assert more["steps"] == 7 and (tmp_path / "run/result.json").stat().st_mtime_ns not in {
         written for _, written in before.values()
     }

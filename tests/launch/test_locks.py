@@ -270,5 +270,5 @@ def slow_parts(words: Sequence[str]) -> int:
             time.sleep(0.1)
         flush(descriptor)
 
-    os.fsync = slow
+    os.fsync = slow  # type: ignore[assignment]
     return main(words)

@@ -89,7 +89,6 @@ PERFORMED = {
     "has no small version; remove --small": "tests/studies/test_study.py::"
     "test_no_study_and_no_small_version",
     " has another study: ": "tests/studies/test_ledger.py::test_a_folder_holds_one_study",
-    "is being written by ": "tests/launch/test_locks.py::test_one_command_writes_an_output",
     "and --overwrite would move ": f"{BY_HAND}::"
     "test_a_folder_of_a_run_that_is_being_trained_is_moved_after_its_end",
     "; pass the folder that `heron study": "tests/studies/test_results.py::"
