@@ -1,6 +1,6 @@
 """The run that a folder holds already: a finished one is refused, or moved aside whole."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,13 @@ def _move_earlier(folder: Path, resume: str) -> str:
     return f"an earlier run {end} is now in {set_aside(folder)}{hint}"
 
 
-def result_of_ended(folder: Path, config: Config, took_all: bool) -> tuple[dict[str, Any], bool]:
+def result_of_ended(
+    folder: Path, config: Config, took_all: bool, told: Sequence[str]
+) -> tuple[dict[str, Any], bool]:
     """Returns the result of a run that took all its steps before this start, {} without one.
 
-    And whether nothing is left to do, which is printed: it has its report, and the evaluation that
-    is asked for now is that of then. Every process calls it.
+    And whether nothing is left to do, which is printed after what is `told`: it has its report, and
+    the evaluation that is asked for now is that of then. Every process calls it.
     """
 
     def read() -> tuple[dict[str, Any], bool]:
@@ -80,12 +82,12 @@ def result_of_ended(folder: Path, config: Config, took_all: bool) -> tuple[dict[
         if not took_all or not all(path.exists() for path in files):
             return {}, False
         try:
-            result, saved = read_result(files[0]), load_config(files[-1])
+            result, saved = read_result(files[0], ["steps"]), load_config(files[-1])
         except (TrainingError, ConfigError):  # what is damaged is written again
             return {}, False
         done = saved.evaluate == config.evaluate and config.run.resume == "auto"
         if done:
-            print(f"{folder} has ended at step {result.get('steps')}; there is nothing to do")
+            print(*told, f"{folder} has ended at step {result['steps']}; nothing to do", sep="\n")
         return result, done
 
     return on_main(read)

@@ -197,7 +197,8 @@ class Trainer:
         self.miner = None  # of hard negatives, which are read with the labelled batches
         if isinstance(stream := self.streams.labelled, MinedStream):
             self.miner = Miner(config.negatives, stream, self.evaluator, self.checkpoints)
-        self.earlier, self.is_done = result_of_ended(self.folder, config, 0 < step == self.steps)
+        ended = 0 < step == self.steps
+        self.earlier, self.is_done = result_of_ended(self.folder, config, ended, self.damaged)
 
     def train(self) -> None:
         """Takes the remaining steps, and scores the last weights."""

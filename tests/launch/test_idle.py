@@ -45,7 +45,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert any(name.startswith("tensorboard/") for name in before) and "no pairs" not in str(first)
     capsys.readouterr()
     again = pretrain(frames(tmp_path, run={"resume": "auto"}, **ASKED))
-    assert "run has ended at step 5; there is nothing to do\n" in capsys.readouterr().out
+    assert "run has ended at step 5; nothing to do\n" in capsys.readouterr().out
     assert contents(tmp_path / "run") == before
     assert again == json.loads((tmp_path / "run/result.json").read_text())
     assert again["contrast"] == first["contrast"] and again["peak_memory_bytes"]

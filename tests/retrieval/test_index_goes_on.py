@@ -10,7 +10,6 @@ from typing import Any
 import fsspec
 import pytest
 
-from heron.config.errors import RetrievalError
 from heron.retrieval import build
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
@@ -18,6 +17,7 @@ from heron.retrieval.index_files import kept_beside
 from heron.retrieval.index_plan import RequestedKind
 from heron.retrieval.inverted_file import _Assigner, train
 from heron.shards.atomic import Kept, cache_folder
+from heron.shards.errors import InUse
 from heron.shards.workers import Processes
 from tests.retrieval import made
 
@@ -217,7 +217,7 @@ def test_two_builds_to_a_url(embeddings: Embeddings, monkeypatch: pytest.MonkeyP
         build_index(embeddings, "memory://two/index", progress=False, **OPTIONS)
 
     monkeypatch.setattr(build, "make", again)
-    with pytest.raises(RetrievalError, match="^memory://two/index is being written by another"):
+    with pytest.raises(InUse, match="^memory://two/index is being written by process"):
         again()
 
 
