@@ -116,6 +116,22 @@ def test_a_row_s_command_repeats_the_run_that_went_from_rung_to_rung(
     assert rates == pytest.approx(expected)
 
 
+def test_a_base_that_changed_since_the_study_began_is_refused(tmp_path: Path) -> None:
+    """Its rows would be of two experiments, under one name."""
+    path = tmp_path / "base.yaml"
+    path.write_text(dump_config(frames(tmp_path)))
+    Ledger(study(base=str(path)), tmp_path / "out").begin()
+    Ledger(study(base=str(path)), tmp_path / "out").begin()
+    path.write_text(dump_config(frames(tmp_path, model={"projection_width": 9})))
+    changed = (
+        r"base.yaml has changed .*: model.projection_width is 9, not 8; restore it from \S+base"
+    )
+    with pytest.raises(ConfigError, match=changed):
+        Ledger(study(base=str(path)), tmp_path / "out").begin()
+    path.write_text((tmp_path / "out/base.yaml").read_text())
+    Ledger(study(base=str(path)), tmp_path / "out").begin()
+
+
 def test_medians_of_few_steps(tmp_path: Path) -> None:
     assert measure(tmp_path, None) is None
     row = {"step": 0, "loss": 1.0, "seconds": 2.0, "samples_per_s": 3.0, "data_wait_s": 0.1}
@@ -178,7 +194,11 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
     Ledger(study(workers=9), tmp_path)  # more than the cluster has, say
     assert list(tmp_path.iterdir()) == []
     Ledger(study(), tmp_path).begin()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["study.yaml", "trials.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "base.yaml",
+        "study.yaml",
+        "trials.jsonl",
+    ]
     Ledger(study(), tmp_path)
     with pytest.raises(ConfigError) as error:
         Ledger(study(workers=2), tmp_path)
