@@ -80,7 +80,7 @@ ODD = {
     ),
     "UTF-16": Odd(csv().encode("utf-16"), {"encoding": "utf-16"}),
     "UTF-16 without a mark": Odd(
-        csv().encode("utf-16-le"), {"encoding": "utf-16-le"}, refused="--encoding utf-16"
+        csv().encode("utf-16-le"), {"encoding": "utf-16-le"}, refused="has zero bytes"
     ),
     "Latin": Odd(
         csv(FRAME.rename(columns={"a": "größe"})).encode("latin-1"),
@@ -106,7 +106,12 @@ ODD = {
     "missing as -999": Odd(
         csv(HOLES.fillna(-999)), FILLED, refused="-999 may stand for a missing number"
     ),
-    "one column": Odd(csv(FRAME[["a"]]), FRAME[["a"]], refused="with --label none", label=None),
+    "one column": Odd(
+        csv(FRAME[["a"]]),
+        FRAME[["a"]],
+        refused="a single one is read with --label none",
+        label=None,
+    ),
     "names twice": Odd(csv(FRAME.set_axis(["a", "a", "b", "kind"], axis=1)), FRAME),
     "comments above": Odd("# made by a robot\n# on a Monday\n" + csv(), {"comment": "#"}),
     "names behind a #": Odd("# " + csv(), FRAME),
@@ -152,7 +157,7 @@ ODD = {
     "a target before the last": Odd(
         csv(FRAME.rename(columns={"kind": "target"})[["target", "a", "b b", "c"]]),
         FRAME,
-        refused="--label target",
+        refused="and so no classes; use --label target",
     ),
 }
 
@@ -362,7 +367,10 @@ def test_pictures_elsewhere_are_asked_for(
     (tmp_path / "tables" / "t.csv").write_text(csv(frame))
     assert build(tmp_path / "tables", ["--quiet"]) == 1
     told = capsys.readouterr().err
-    assert "'imgs/0.jpg' is no file in " in told and "--folder FOLDER" in told
+    assert (
+        "'imgs/0.jpg' is no file in " in told
+        and "folder of the pictures with --folder FOLDER" in told
+    )
     assert build(tmp_path / "tables", ["--quiet", "--folder", str(tmp_path)]) == 0
 
 
@@ -444,11 +452,9 @@ def test_a_first_column_without_a_name(dense: bool, tmp_path: Path) -> None:
     assert table(tmp_path, text).views[0].shape == (3 if dense else 4,)
 
 
-def test_what_pandas_indexes_by_in_parquet(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_pandas_indexes_by_in_parquet(tmp_path: Path) -> None:
     NUMBERS.assign(id=INDEX, y=CODES).set_axis(INDEX).to_parquet(tmp_path / "p.parquet")
-    source = make_source("parquet", {"data": [str(tmp_path / "p.parquet")]})
+    source: Any = make_source("parquet", {"data": [str(tmp_path / "p.parquet")]})
     np.testing.assert_array_equal(
         np.asarray(whole(source, "all").views["features"]), NUMBERS.to_numpy(np.float32)
     )
@@ -466,3 +472,18 @@ def test_two_columns_of_one_view_are_told_apart(
     told = capsys.readouterr().err
     assert "two columns make a view 'a_b'; use --ignore a+b" in told
     assert build(tmp_path, ["--quiet", *remedy(told)]) == 0
+
+
+def test_a_table_without_a_byte(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="t.csv has no rows; write one per line"):
+        _ = table(tmp_path, "").splits
+
+
+def test_a_title_above_the_table(tmp_path: Path) -> None:
+    """What is wrong with each line is told once, and what is to be removed."""
+    with pytest.raises(SourceError) as fault:
+        _ = table(tmp_path, "A report, by us\n" + csv()).splits
+    said = "line 2: 4 columns, but there must be 2, as in line 1; line 3: "
+    assert f"t.csv, {said}" in str(fault.value)
+    assert "38 more; remove what is above the table, or see --separator" in str(fault.value)
+    assert table(tmp_path, csv()).splits == {"all": ROWS}

@@ -38,48 +38,53 @@ def read_features(
     Raises:
         SourceError: some are no features. It names all of them, and a line of options that helps.
     """
-    values, faults = dict[Place, NDArray[np.float32]](), dict[Place, str]()
+    read, faults = dict[Place, NDArray[np.float32]](), dict[Place, str]()
     mends: dict[str, list[str]] = {}
     absent = [number for number in map(parse_number, na or ()) if number is not None]
     for place, category in categories.items():
-        sheet = sheets.sheets[place[0]]
-        found = _read(sheet, place[1], category)
-        if not isinstance(found, str):
-            found[np.isin(found, absent)] = np.nan
-        missing = np.zeros(1, bool) if isinstance(found, str) else np.isnan(found).all(1)
-        fault, options = found if isinstance(found, str) else "", list[str]()
-        if fault == NO_NUMBER:
-            options = _mends(sheet, place[1], may_miss)
-        elif fault or missing.all():
-            fault, options = fault or EMPTY, ["--ignore"]
-        elif na is None and (low := _sentinel_of(found[:, 0])) is not None:
-            fault, options = f"{low} may stand for a missing number", [f"--na={low}", "--missing"]
-        elif missing.any() and not may_miss:
-            fault, options = MISSING, ["--missing"]
+        sheet, column = sheets.sheets[place[0]], place[1]
+        values = sheet.numbers(column) if not category else None
+        if category and sheet.is_category(column):
+            values = sheet.indicators(column)
+        if values is not None:
+            values = values.reshape(len(sheet), -1)
+            values[np.isin(values, absent)] = np.nan
+        fault, options = _fault(sheet, column, values, may_miss, na is None)
+        if values is None and category:
+            distinct = len({*sheet.present(column)})
+            fault = f"{distinct:,} different values in {len(sheet):,} rows are no categories"
+            options = ["--ignore"]
         for option in options:
             mends.setdefault(option, []).append(sheets.typed(place))
         if fault:
             faults[place] = fault
-        elif not isinstance(found, str):
-            found[missing] = found[~missing].mean(0)
-            values[place] = found.astype(np.float32)
-            sheet.columns[place[1]] = None
+        elif values is not None:
+            missing = np.isnan(values).all(1)
+            values[missing] = values[~missing].mean(0)
+            read[place] = values.astype(np.float32)
+            sheet.columns[column] = None
     if faults:
         told = [_tell(sheets.sheets[n], c, faults[n, c]) for n, c in [*faults][:MAX_SHOWN]]
         more = f"; and {len(faults) - MAX_SHOWN:,} more columns" * (len(faults) > MAX_SHOWN)
         raise SourceError(
             f"{'; '.join(told)}{more}; correct the cells, or use {_line(mends, given)}"
         )
-    return values
+    return read
 
 
-def _read(sheet: Sheet, column: int, category: bool) -> NDArray[np.float64] | str:
-    """Returns the values of a column, or what is wrong with it."""
-    if category and not sheet.is_category(column):
-        distinct = len({*sheet.present(column)})
-        return f"{distinct:,} different values in {len(sheet):,} rows are no categories"
-    values = sheet.indicators(column) if category else sheet.numbers(column)
-    return NO_NUMBER if values is None else values.reshape(len(sheet), -1)
+def _fault(
+    sheet: Sheet, column: int, values: NDArray[np.float64] | None, may_miss: bool, ask: bool
+) -> tuple[str, list[str]]:
+    """Returns what is wrong with the values of a column, and the options that mend it."""
+    if values is None:
+        return NO_NUMBER, _mends(sheet, column, may_miss)
+    missing = np.isnan(values).all(1)
+    if missing.all():
+        return EMPTY, ["--ignore"]
+    lowest = np.unique(values[~missing])[:2].tolist()
+    if ask and lowest[0] in SENTINELS and len(lowest) == 2 and lowest[1] > lowest[0] / 5:
+        return f"{lowest[0]:g} may stand for a missing number", [f"--na={lowest[0]:g}", "--missing"]
+    return (MISSING, ["--missing"]) if missing.any() and not may_miss else ("", [])
 
 
 def _mends(sheet: Sheet, column: int, may_miss: bool) -> list[str]:
@@ -115,11 +120,3 @@ def _line(mends: Mapping[str, Sequence[str]], given: Mapping[str, Sequence[str]]
         elif left:
             words.append(" ".join([option, *left]))
     return " ".join(words)
-
-
-def _sentinel_of(values: NDArray[np.float64]) -> int | None:
-    """Returns a number such as -999 that stands for missing ones: it is far below all others."""
-    lowest = np.unique(values[~np.isnan(values)])[:2].tolist()
-    if len(lowest) < 2 or lowest[0] not in SENTINELS or lowest[1] < lowest[0] / 5:
-        return None
-    return int(lowest[0])

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -272,14 +272,13 @@ class Table(PictureSource):
     def _pictures_and_texts(self) -> dict[str, Any]:
         views: dict[str, Any] = {}
         for view, (number, _) in self._images.items():
-            cells, top, found = self._cells[view], self._top(number), self.checked[0][view]
-            read = read_each(lambda row, cells=cells, top=top: (top / cells[row]).read_bytes())
-            views[view] = Column((len(cells), *found.shape), read, found.member)
+            paths, found = [self._top(number) / c for c in self._cells[view]], self.checked[0][view]
+            shape = len(paths), *found.shape
+            views[view] = Column(shape, read_each(partial(_read_picture, paths)), found.member)
         for view in self._texts:
             texts = [None if is_missing(cell) else cell.encode() for cell in self._cells[view]]
             missing: Missing = "allow" if None in texts else None
-            read = read_each(lambda row, texts=texts: texts[row])
-            views[view] = Column((len(texts), -1), read, missing=missing)
+            views[view] = Column((len(texts), -1), read_each(texts.__getitem__), missing=missing)
         return views
 
     @property
@@ -298,7 +297,7 @@ class Table(PictureSource):
         return (self.folder or self.files[number].parent).resolve()
 
     @cached_property
-    def strays(self) -> dict[str, str]:  # type: ignore[override]
+    def strays(self) -> dict[str, str]:
         """The lines of other lengths, and the paths that lead to no picture of the folder."""
         faults = {f"{s.file}, line {n}:": f for s in self._sheets for n, f in s.faults.items()}
         for view, (number, column) in self._images.items():
@@ -340,7 +339,7 @@ class Table(PictureSource):
                 notes.append(f"{sheet.file}: read as UTF-16")
             if sheet.dialect.skipped:
                 notes.append(f"{sheet.file}: {sheet.dialect.skipped} first lines are comments")
-            for column in (c for n, c in sorted(self._row_keys) if n == number):
+            for column in sorted(c for n, c in self._row_keys if n == number):
                 keep = shlex.quote(f"{sheet.view}:{sheet.title(column)}")
                 notes.append(
                     f"{sheet.file}: column {sheet.shown(column)} only tells the rows apart: left "
@@ -348,8 +347,8 @@ class Table(PictureSource):
                 )
             notes += sheet.notes
         for view, place in (self._images | self._texts).items():
-            kind, column = "pictures" if view in self._images else "texts", self._named.typed(place)
-            notes.append(f"column {column} is a view of {kind}, {view!r} (--ignore {column})")
+            kind, typed = "pictures" if view in self._images else "texts", self._named.typed(place)
+            notes.append(f"column {typed} is a view of {kind}, {view!r} (--ignore {typed})")
         return notes
 
     @cached_property
@@ -472,3 +471,7 @@ class Table(PictureSource):
         if self.categories != ["all"]:
             return place in self._asked_categories
         return not any(map(resembles_number, self._sheets[place[0]].present(place[1])))
+
+
+def _read_picture(paths: list[Path], row: int) -> bytes:
+    return paths[row].read_bytes()

@@ -102,9 +102,9 @@ def dialect_of(
         marks = [line.strip()[4:] for line in head[:skipped] if line.startswith("sep=")]
         lines = [line for line in head[skipped:] if line.strip()]
         separator = separator or next(iter(marks), None) or _separator(path.name, lines)
-        names, first = (_split(x, separator) for x in [head[skipped - 1][1:], *lines, ""][:2])
-        if skipped and not marks and 1 < len(names) == len(first):
-            skipped -= 1  # as NumPy writes the names of columns
+        if skipped and lines and not marks:  # as NumPy writes the names of columns
+            names, first = (_split(line, separator) for line in (head[skipped - 1][1:], lines[0]))
+            skipped -= 1 < len(names) == len(first)
     except (csv.Error, UnicodeError) as fault:
         raise _unreadable(path, fault) from None
     comma: Literal["asked", "likely", ""] = "asked" if decimal == "comma" else ""
@@ -217,10 +217,8 @@ def _read_quoted(path: Path, dialect: Dialect, alone: bool, faults: dict[int, st
         if len(cells) == width:
             rows.append(cells)
         else:
-            plural = "s" * (len(cells) > 1)
-            faults[line] = (
-                f"{len(cells)} column{plural}, but there must be {width}, as in line {first}"
-            )
+            count = f"{len(cells)} column{'s' * (len(cells) > 1)}"
+            faults[line] = f"{count}, but there must be {width}, as in line {first}"
         if len(rows) == ROWS_PER_CHUNK:
             flush()
     if not width:
