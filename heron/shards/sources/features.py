@@ -1,20 +1,170 @@
-"""Reads the columns of sheets as features; what is none is refused once, with all that helps."""
+"""The columns of sheets as views: of features, whose faults are told at once, pictures, texts."""
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, DirectoryPath, Field
 
 from heron.shards.errors import SourceError
+from heron.shards.manifest import InputFile
+from heron.shards.sources.base import Column, Missing, read_each
+from heron.shards.sources.folder import (
+    PictureSource,
+    folder_record,
+    path_faults,
+    picture_column,
+)
 from heron.shards.sources.sheet import Place, Sheet, Sheets, is_float32, parse_column
-from heron.shards.sources.text import parse_number
+from heron.shards.sources.text import is_missing, parse_number
 
 MAX_SHOWN = 8  # faults that are told one by one
 MISSING, EMPTY = "the cell is missing", "every cell is missing, so there is no mean"
 NO_NUMBER = "must be a finite float32"
 SENTINELS = (-999, -9999, -99999)  # written for a missing number
 FIXED = {"--missing": "--missing mean", "--decimal": "--decimal comma"}  # options without columns
+
+
+def as_list(value: Any) -> Any:
+    """YAML and Python may give a single value instead of a list."""
+    return value if isinstance(value, list) or value is None else [str(value)]
+
+
+Columns = Annotated[list[str] | None, BeforeValidator(as_list)]
+
+
+class ColumnViews(PictureSource):
+    """Base class of tables some columns of which are views: paths of pictures, or texts."""
+
+    remedy: ClassVar[str] = "correct it"
+
+    text: Columns = Field(
+        None, description="columns of texts, each a view (default: those of sentences)"
+    )
+    image: Columns = Field(
+        None, description="columns of paths of pictures, each a view (default: found by their ends)"
+    )
+    folder: DirectoryPath | None = Field(
+        None, description="the folder that these paths lie in (default: that of the table)"
+    )
+
+    @property
+    @abstractmethod
+    def named(self) -> Sheets:
+        """The sheets."""
+
+    @property
+    @abstractmethod
+    def asked_categories(self) -> list[Place]:
+        """The columns that are features of categories by their names."""
+
+    @property
+    @abstractmethod
+    def candidates(self) -> set[Place]:
+        """The columns that are neither labels nor a key, nor left out by name."""
+
+    def input_files(self) -> list[InputFile]:
+        """Returns a record of each file, and one of the pictures that each column names."""
+        records = super().input_files()
+        for view, (number, _) in self.images.items():
+            good = dict.fromkeys(c for c in self.cells[view] if c not in self.skipped)
+            records.append(folder_record(self._top(number), [*good]))
+        return records
+
+    @property
+    def block_rows(self) -> int | None:  # type: ignore[override]
+        """None where rows have pictures or texts: each is a tar sample."""
+        return None if self.images or self.texts else 256
+
+    @cached_property
+    def images(self) -> dict[str, Place]:
+        """The column of each view of pictures."""
+        return self._views_of(self.image, "--image", Sheet.is_paths)
+
+    @cached_property
+    def texts(self) -> dict[str, Place]:
+        """The column of each view of texts."""
+        return self._views_of(self.text, "--text", Sheet.is_sentences)
+
+    @property
+    def view_columns(self) -> set[Place]:
+        """The columns of all of these."""
+        return {*self.images.values(), *self.texts.values()}
+
+    def _views_of(
+        self, asked: list[str] | None, option: str, fits: Callable[[Sheet, int], bool]
+    ) -> dict[str, Place]:
+        columns = sorted(self.candidates - {*self.asked_categories})
+        found = [place for place in columns if fits(self.named.sheets[place[0]], place[1])]
+        views = dict[str, Place]()
+        for place in found if asked is None else [self.named.find_one(n, option) for n in asked]:
+            title = self.named.sheets[place[0]].title(place[1])
+            view = re.sub(r"[^A-Za-z0-9_-]+", "_", title)[:40].strip("_") or f"view{len(views)}"
+            if view in views:
+                raise SourceError(
+                    f"{self.named.sheets[place[0]].file}: two columns make a view {view!r}; use "
+                    f"--ignore {self.named.typed(place)}"
+                )
+            views[view] = place
+        return views
+
+    @cached_property
+    def cells(self) -> dict[str, list[str]]:
+        """The cells of each view of pictures or of texts."""
+        places = self.images | self.texts
+        return {view: self.named.sheets[n].cells(column) for view, (n, column) in places.items()}
+
+    def pictures_and_texts(self) -> dict[str, Any]:
+        """Returns the views that are no vectors."""
+        views: dict[str, Any] = {}
+        for view, (number, _) in self.images.items():
+            top, found = self._top(number), self.checked[0][view]
+            views[view] = picture_column(top, self.cells[view], found)
+        for view in self.texts:
+            texts = [None if is_missing(cell) else cell.encode() for cell in self.cells[view]]
+            missing: Missing = "allow" if None in texts else None
+            views[view] = Column((len(texts), -1), read_each(texts.__getitem__), missing=missing)
+        return views
+
+    @property
+    def picture_views(self) -> list[str]:
+        """The views of pictures."""
+        return [*self.images]
+
+    def payloads(self, view: str) -> Iterator[tuple[str, bytes]]:
+        """Reads every picture once."""
+        top, strays = self._top(self.images[view][0]), self.strays
+        for cell in dict.fromkeys(self.cells[view]):
+            if cell not in strays:
+                yield cell, (top / cell).read_bytes()
+
+    def _top(self, number: int) -> Path:
+        return (self.folder or self.files[number].parent).resolve()
+
+    @cached_property
+    def strays(self) -> dict[str, str]:
+        """The lines of other lengths, and the paths that lead to no picture of the folder."""
+        faults = {f"{s.file}, line {n}:": f for s in self.named.sheets for n, f in s.faults.items()}
+        for view, (number, column) in self.images.items():
+            top, sheet, cells = (
+                self._top(number),
+                self.named.sheets[number],
+                sorted({*self.cells[view]}),
+            )
+            bad = path_faults(top, cells)
+            if len(bad) == len(cells):
+                raise SourceError(
+                    f"{sheet.file}, column {sheet.shown(column)}: {cells[0]!r} {bad[cells[0]]}, "
+                    "nor is another; name the folder of the pictures with --folder FOLDER"
+                )
+            faults |= bad
+        return faults
 
 
 def read_features(
@@ -48,7 +198,8 @@ def read_features(
             values = sheet.indicators(column)
         if values is not None:
             values = values.reshape(len(sheet), -1)
-            values[np.isin(values, absent)] = np.nan
+            if absent:
+                values[np.isin(values, absent)] = np.nan
         fault, options = _fault(sheet, column, values, may_miss, na is None)
         if values is None and category:
             distinct = len({*sheet.present(column)})
@@ -81,9 +232,9 @@ def _fault(
     missing = np.isnan(values).all(1)
     if missing.all():
         return EMPTY, ["--ignore"]
-    lowest = np.unique(values[~missing])[:2].tolist()
-    if ask and lowest[0] in SENTINELS and len(lowest) == 2 and lowest[1] > lowest[0] / 5:
-        return f"{lowest[0]:g} may stand for a missing number", [f"--na={lowest[0]:g}", "--missing"]
+    low = np.nanmin(values)
+    if ask and low in SENTINELS and np.nanmin(values, initial=0, where=values != low) > low / 5:
+        return f"{low:g} may stand for a missing number", [f"--na={low:g}", "--missing"]
     return (MISSING, ["--missing"]) if missing.any() and not may_miss else ("", [])
 
 

@@ -138,6 +138,16 @@ class Sheet:
             )
         return bool(words)
 
+    def lines_above(self) -> list[str]:
+        """Says which lines are no rows: a first one of numbers, and comments before it."""
+        said, names, skipped = [], self.names or [], self.dialect.skipped
+        if sum(whole_number(name) is not None for name in names) > 1:
+            said.append(
+                f"{self.file}: the first line, {', '.join(names[:4])}, ..., is taken for names of "
+                "columns (--header no: for a row)"
+            )
+        return [*said, *[f"{self.file}: {skipped} first lines are comments"] * bool(skipped)]
+
     def is_key(self, column: int) -> bool:
         """Returns whether a column tells the rows apart, and says nothing else of them.
 
@@ -161,7 +171,8 @@ class Sheet:
 
     def is_paths(self, column: int) -> bool:
         """Returns whether a column has the paths of pictures."""
-        if not self.columns[column][0].as_py().lower().endswith(("", *ENDINGS)):
+        first = self.columns[column][0].as_py()
+        if not is_missing(first) and not first.lower().endswith(ENDINGS):
             return False
         present = self.present(column)
         return bool(present) and all(cell.lower().endswith(ENDINGS) for cell in present)
@@ -245,6 +256,30 @@ class Sheets:
     def __init__(self, sheets: Sequence[Sheet]) -> None:
         """Takes the sheets in their order."""
         self.sheets = sheets
+
+    def check_rows(self, key: str | None) -> None:
+        """Raises a SourceError unless the sheets have as many rows, and the same cells of a key."""
+        first, *others = self.sheets
+        for sheet in others:
+            if len(sheet) != len(first):
+                raise SourceError(
+                    f"{sheet.file} has {len(sheet):,} rows but {first.file} {len(first):,}; every "
+                    "file must have the same rows"
+                )
+        if key is None:
+            return
+        keys = {number: self.sheets[number].cells(at) for number, at in self.find(key)}
+        for number, sheet in enumerate(self.sheets):
+            if number not in keys:
+                raise SourceError(
+                    f"{sheet.file} has no column {key!r}, the key that every file needs"
+                )
+            for row, (cell, expected) in enumerate(zip(keys[number], keys[0], strict=True)):
+                if cell != expected:
+                    raise SourceError(
+                        f"{sheet.file}, line {sheet.line(row)}: {key} is {cell!r}, but "
+                        f"{expected!r} in that row of {first.file}; sort both files alike"
+                    )
 
     def find_one(self, name: str, option: str) -> Place:
         """Returns the only column of a name or number; SourceError unless there is exactly one."""

@@ -1,23 +1,20 @@
 """Tables, such as CSV files: each file is a view, and some columns are the labels."""
 
-import re
 import shlex
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from heron.shards.dotted import without_case
 from heron.shards.errors import SourceError
-from heron.shards.manifest import InputFile, Labels
-from heron.shards.sources.base import SINGLE_SPLIT, Column, Loaded, Missing, read_each
-from heron.shards.sources.features import read_features
-from heron.shards.sources.folder import PictureSource, folder_record
+from heron.shards.manifest import Labels
+from heron.shards.sources.base import SINGLE_SPLIT, Loaded
+from heron.shards.sources.features import Columns, ColumnViews, as_list, read_features
 from heron.shards.sources.labels import LABEL_NAMES, encode_columns
 from heron.shards.sources.leaks import KEEP, LEAKS, find_leaks, is_kept
 from heron.shards.sources.sheet import Place, Sheet, Sheets, blanked
@@ -44,15 +41,7 @@ def _path_of(value: str) -> str:
     return value if "=" not in value or Path(value).is_file() else value.partition("=")[2]
 
 
-def _as_list(value: Any) -> Any:
-    """YAML and Python may give a single value instead of a list."""
-    return value if isinstance(value, list) or value is None else [str(value)]
-
-
-Columns = Annotated[list[str] | None, BeforeValidator(_as_list)]
-
-
-class Table(PictureSource):
+class Table(ColumnViews):
     """Tables, such as UCI's: CSV files of numbers and categories, some columns of which are labels.
 
     Each of several files is a view, with the same rows in the same order. A column is given by its
@@ -68,13 +57,12 @@ class Table(PictureSource):
         *("keep", "encoding", "decimal", "text", "image", "folder", "na", "on_error"),
     )
     leaves_out: ClassVar[str] = "--ignore"
-    remedy: ClassVar[str] = "correct it"
     examples: ClassVar[str] = (
         "heron shards build table --csv yeast.csv --out data/yeast\n"
         "  heron shards build table --csv audio.csv video=v.tsv y.csv --label kind --out data/mine"
     )
 
-    csv: Annotated[list[Annotated[str, AfterValidator(_check)]], BeforeValidator(_as_list)] = Field(
+    csv: Annotated[list[Annotated[str, AfterValidator(_check)]], BeforeValidator(as_list)] = Field(
         min_length=1,
         description="the files, as they are or packed by gzip, bzip2, xz or zip; NAME=FILE gives a "
         "view another name than its file",
@@ -104,15 +92,6 @@ class Table(PictureSource):
         None,
         description="columns of categories, each a feature of 0 and 1; all: every column in which "
         "nothing is like a number",
-    )
-    text: Columns = Field(
-        None, description="columns of texts, each a view (default: those of sentences)"
-    )
-    image: Columns = Field(
-        None, description="columns of paths of pictures, each a view (default: found by their ends)"
-    )
-    folder: DirectoryPath | None = Field(
-        None, description="the folder that these paths lie in (default: that of the table)"
     )
     ignore: Columns = Field(
         None, description="columns that are not used; leaks: all that give a label away"
@@ -157,28 +136,15 @@ class Table(PictureSource):
         single = {k: options[k][0] for k in ("csv", "label") if options[k] and len(options[k]) == 1}
         return options | single
 
-    def input_files(self) -> list[InputFile]:
-        """Returns a record of each file, and one of the pictures that each column names."""
-        records = super().input_files()
-        for view, (number, _) in self._images.items():
-            good = dict.fromkeys(c for c in self._cells[view] if c not in self.skipped)
-            records.append(folder_record(self._top(number), [*good]))
-        return records
-
-    @property
-    def block_rows(self) -> int | None:  # type: ignore[override]
-        """None where rows have pictures or texts: each is a tar sample."""
-        return None if self._images or self._texts else 256
-
     def load(self) -> Loaded:
         """Reads the files; the columns of a view are those not used as label, key or ignored."""
-        self._check_rows()
+        self.named.check_rows(self.key)
         skipped, notes = self.skipped, list[str]()  # raises what is wrong with lines and pictures
         rows, labels, targets = len(self._sheets[0]), Labels(kind="none", names=[]), None
-        views, columns = self._pictures_and_texts(), dict[str, list[str]]()
-        left = self._candidates - {*self._images.values(), *self._texts.values(), *self._row_keys}
+        views, columns = self.pictures_and_texts(), dict[str, list[str]]()
+        left = self.candidates - {*self.images.values(), *self.texts.values(), *self._row_keys}
         values = read_features(
-            self._named,
+            self.named,
             {place: self._is_category(place) for place in sorted(left)},
             self.missing == "mean",
             self.na,
@@ -193,7 +159,7 @@ class Table(PictureSource):
                 columns[sheet.view] = [
                     sheet.title(place[1]) for place in features for _ in values[place].T
                 ]
-            elif not any(n == number for n, _ in {*self._label_columns, *self._view_columns}):
+            elif not any(n == number for n, _ in {*self._label_columns, *self.view_columns}):
                 raise SourceError(f"{sheet.file}: no column is left for a feature or a label")
         if not views:
             raise SourceError(
@@ -207,7 +173,7 @@ class Table(PictureSource):
         for view, column in reversed(find_leaks(*known) if LEAKS in (self.ignore or ()) else {}):
             views[view] = np.delete(views[view], column, 1)
             notes.append(f"{view}:{columns[view].pop(column)} gives a label away: left out")
-        bad = [n for v in self._images for n, cell in enumerate(self._cells[v]) if cell in skipped]
+        bad = [n for v in self.images for n, cell in enumerate(self.cells[v]) if cell in skipped]
         kept = np.setdiff1d(np.arange(rows), bad) if bad else range(rows)
         if not len(kept):
             raise SourceError(f"{self.dataset}: no row has a picture; {self.remedy}")
@@ -222,104 +188,23 @@ class Table(PictureSource):
         )
 
     @cached_property
-    def _candidates(self) -> set[Place]:
+    def candidates(self) -> set[Place]:
         """The columns that are neither labels nor a key, nor left out by name."""
         names = [n for n in (*(self.ignore or ()), self.key) if n not in (None, LEAKS)]
         taken = {
             *self._label_columns,
-            *(place for name in names for place in self._named.find(name)),
+            *(place for name in names for place in self.named.find(name)),
         }
         sheets = enumerate(self._sheets)
         return {(n, column) for n, sheet in sheets for column in range(sheet.width)} - taken
 
     @cached_property
-    def _images(self) -> dict[str, Place]:
-        """The column of each view of pictures."""
-        return self._views_of(self.image, "--image", Sheet.is_paths)
-
-    @cached_property
-    def _texts(self) -> dict[str, Place]:
-        """The column of each view of texts."""
-        return self._views_of(self.text, "--text", Sheet.is_sentences)
-
-    @property
-    def _view_columns(self) -> set[Place]:
-        return {*self._images.values(), *self._texts.values()}
-
-    def _views_of(
-        self, asked: list[str] | None, option: str, fits: Callable[[Sheet, int], bool]
-    ) -> dict[str, Place]:
-        columns = sorted(self._candidates - {*self._asked_categories})
-        found = [place for place in columns if fits(self._sheets[place[0]], place[1])]
-        views = dict[str, Place]()
-        for place in found if asked is None else [self._named.find_one(n, option) for n in asked]:
-            title = self._sheets[place[0]].title(place[1])
-            view = re.sub(r"[^A-Za-z0-9_-]+", "_", title)[:40].strip("_") or f"view{len(views)}"
-            if view in views:
-                raise SourceError(
-                    f"{self._sheets[place[0]].file}: two columns make a view {view!r}; use "
-                    f"--ignore {self._named.typed(place)}"
-                )
-            views[view] = place
-        return views
-
-    @cached_property
-    def _cells(self) -> dict[str, list[str]]:
-        """The cells of each view of pictures or of texts."""
-        places = self._images | self._texts
-        return {view: self._sheets[n].cells(column) for view, (n, column) in places.items()}
-
-    def _pictures_and_texts(self) -> dict[str, Any]:
-        views: dict[str, Any] = {}
-        for view, (number, _) in self._images.items():
-            paths, found = [self._top(number) / c for c in self._cells[view]], self.checked[0][view]
-            shape = len(paths), *found.shape
-            views[view] = Column(shape, read_each(partial(_read_picture, paths)), found.member)
-        for view in self._texts:
-            texts = [None if is_missing(cell) else cell.encode() for cell in self._cells[view]]
-            missing: Missing = "allow" if None in texts else None
-            views[view] = Column((len(texts), -1), read_each(texts.__getitem__), missing=missing)
-        return views
-
-    @property
-    def picture_views(self) -> list[str]:
-        """The views of pictures."""
-        return [*self._images]
-
-    def payloads(self, view: str) -> Iterator[tuple[str, bytes]]:
-        """Reads every picture once."""
-        top, strays = self._top(self._images[view][0]), self.strays
-        for cell in dict.fromkeys(self._cells[view]):
-            if cell not in strays:
-                yield cell, (top / cell).read_bytes()
-
-    def _top(self, number: int) -> Path:
-        return (self.folder or self.files[number].parent).resolve()
-
-    @cached_property
-    def strays(self) -> dict[str, str]:
-        """The lines of other lengths, and the paths that lead to no picture of the folder."""
-        faults = {f"{s.file}, line {n}:": f for s in self._sheets for n, f in s.faults.items()}
-        for view, (number, column) in self._images.items():
-            top, sheet, cells = self._top(number), self._sheets[number], {*self._cells[view]}
-            inside = {c for c in cells if (top / c).resolve().is_relative_to(top)}
-            faults |= dict.fromkeys(sorted(cells - inside), f"is outside {top.name} (see --folder)")
-            bad = sorted(cell for cell in inside if not (top / cell).is_file())
-            if len(bad) == len(cells):
-                raise SourceError(
-                    f"{sheet.file}, column {sheet.shown(column)}: {bad[0]!r} is no file in "
-                    f"{top}, nor is another; name the folder of the pictures with --folder FOLDER"
-                )
-            faults |= dict.fromkeys(bad, f"is no file in {top.name}")
-        return faults
-
-    @cached_property
     def _row_keys(self) -> set[Place]:
         """The columns that tell the rows apart, and are no features."""
-        asked = {*self._asked_categories, *self._view_columns}
+        asked = {*self.asked_categories, *self.view_columns}
         return {
             (number, column)
-            for number, column in self._candidates - asked
+            for number, column in self.candidates - asked
             if (sheet := self._sheets[number]).is_key(column)
             and not is_kept(sheet.view, sheet.title(column), self.keep)
         }
@@ -329,16 +214,10 @@ class Table(PictureSource):
         """What was taken for something else than a feature or a row."""
         notes = []
         for number, sheet in enumerate(self._sheets):
-            names, encoding = sheet.names or [], sheet.dialect.encoding
-            if self.header == "auto" and sum(whole_number(n) is not None for n in names) > 1:
-                notes.append(
-                    f"{sheet.file}: the first line, {', '.join(names[:4])}, ..., is taken for "
-                    "names of columns (--header no: for a row)"
-                )
-            if self.encoding == "auto" and encoding == "utf-16":
+            if self.encoding == "auto" and sheet.dialect.encoding == "utf-16":
                 notes.append(f"{sheet.file}: read as UTF-16")
-            if sheet.dialect.skipped:
-                notes.append(f"{sheet.file}: {sheet.dialect.skipped} first lines are comments")
+            if self.header == "auto":
+                notes += sheet.lines_above()
             for column in sorted(c for n, c in self._row_keys if n == number):
                 keep = shlex.quote(f"{sheet.view}:{sheet.title(column)}")
                 notes.append(
@@ -346,13 +225,14 @@ class Table(PictureSource):
                     f"out (--keep {keep})"
                 )
             notes += sheet.notes
-        for view, place in (self._images | self._texts).items():
-            kind, typed = "pictures" if view in self._images else "texts", self._named.typed(place)
+        for view, place in (self.images | self.texts).items():
+            kind, typed = "pictures" if view in self.images else "texts", self.named.typed(place)
             notes.append(f"column {typed} is a view of {kind}, {view!r} (--ignore {typed})")
         return notes
 
     @cached_property
-    def _named(self) -> Sheets:
+    def named(self) -> Sheets:
+        """The sheets."""
         return Sheets(self._sheets)
 
     @cached_property
@@ -380,29 +260,6 @@ class Table(PictureSource):
                 raise SourceError(f"{path.name} has a header but no rows")
             sheets.append(sheet)
         return sheets
-
-    def _check_rows(self) -> None:
-        first, *others = self._sheets
-        for sheet in others:
-            if len(sheet) != len(first):
-                raise SourceError(
-                    f"{sheet.file} has {len(sheet):,} rows but {first.file} {len(first):,}; every "
-                    "file must have the same rows"
-                )
-        if self.key is None:
-            return
-        keys = {number: self._sheets[number].cells(at) for number, at in self._named.find(self.key)}
-        for number, sheet in enumerate(self._sheets):
-            if number not in keys:
-                raise SourceError(
-                    f"{sheet.file} has no column {self.key!r}, the key that every file needs"
-                )
-            for row, (key, expected) in enumerate(zip(keys[number], keys[0], strict=True)):
-                if key != expected:
-                    raise SourceError(
-                        f"{sheet.file}, line {sheet.line(row)}: {self.key} is {key!r}, but "
-                        f"{expected!r} in that row of {first.file}; sort both files alike"
-                    )
 
     def _has_header(self, sheet: Sheet) -> bool:
         """Returns whether the first line names the columns; SourceError where it is ambiguous."""
@@ -433,7 +290,7 @@ class Table(PictureSource):
                 f"{', '.join(sheet.file for sheet in self._sheets)}: there are several files, and "
                 "none is named as having the labels; use --label COLUMN, or --label none"
             )
-        places = [self._named.find_one(name, "--label") for name in self.label or ["-1"]]
+        places = [self.named.find_one(name, "--label") for name in self.label or ["-1"]]
         sheet, column = self._sheets[0], places[0][1]
         if self.label is None and not (sheet.is_category(column) and sheet.width > 1):
             usual = [n for n in sheet.titles[:-1] if n.lower() in LABEL_NAMES]
@@ -462,16 +319,13 @@ class Table(PictureSource):
         return encode_columns(texts, titles, ", ".join(files), self.label_kind)
 
     @cached_property
-    def _asked_categories(self) -> list[Place]:
+    def asked_categories(self) -> list[Place]:
+        """The columns that are features of categories by their names."""
         names = [] if self.categories == ["all"] else self.categories or []
-        return [self._named.find_one(name, "--categories") for name in names]
+        return [self.named.find_one(name, "--categories") for name in names]
 
     def _is_category(self, place: Place) -> bool:
         """Returns whether a column is one of categories: by its name, or as nothing is a number."""
         if self.categories != ["all"]:
-            return place in self._asked_categories
+            return place in self.asked_categories
         return not any(map(resembles_number, self._sheets[place[0]].present(place[1])))
-
-
-def _read_picture(paths: list[Path], row: int) -> bytes:
-    return paths[row].read_bytes()

@@ -149,12 +149,10 @@ def read_columns(
     other lengths than the first are added to `faults`. A last column without a single cell, which
     a separator at the end of each line makes, is left out.
     """
-    from pyarrow import compute
-
     columns = _read_plain(path, dialect)
     if columns is None:
         columns = _read_quoted(path, dialect, alone, {} if faults is None else faults)
-    while len(columns) > 2 and not compute.any(compute.not_equal(columns[-1], "")).as_py():
+    while len(columns) > 2 and not columns[-1][0].as_py() and not any(columns[-1].to_pylist()):
         columns.pop()
     return columns
 
