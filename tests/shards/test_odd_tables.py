@@ -285,7 +285,7 @@ def arrays_of(name: str, folder: Path) -> bytes:
     ("name", "said"),
     [
         ("npz", "an archive of NumPy"),
-        ("parquet", "a Parquet file"),
+        ("parquet", "a Parquet or Arrow file"),
         ("mat", "a MATLAB or HDF5 file"),
         ("pictures.zip", "a zip of pictures"),
     ],
@@ -487,3 +487,23 @@ def test_a_title_above_the_table(tmp_path: Path) -> None:
     assert f"t.csv, {said}" in str(fault.value)
     assert "38 more; remove what is above the table, or see --separator" in str(fault.value)
     assert table(tmp_path, csv()).splits == {"all": ROWS}
+
+
+def test_a_picture_and_a_text_of_one_name(tmp_path: Path) -> None:
+    frame = pictures(tmp_path).rename(columns={"path": "a b"}).assign(**{"a+b": WORDS})
+    with pytest.raises(SourceError, match="two columns make a view 'a_b'; use --ignore a.b"):
+        _ = table(tmp_path, csv(frame[["a b", "a+b", "kind"]])).splits
+
+
+def test_processes_read_the_same_rows(tmp_path: Path) -> None:
+    """Lines and pictures that one process leaves out are left out by each."""
+    frame = pictures(tmp_path).assign(a=NUMBERS["a"])[["path", "a", "kind"]]
+    frame.loc[5, "path"] = "imgs/none.jpg"
+    text = lines(lambda n, x: "1,2" if n == 3 else x, csv(frame))
+    (tmp_path / "t.csv").write_text(text)
+    words = ["--quiet", "--on-error", "skip", "--workers", "2", "--shard-rows", "7"]
+    assert build(tmp_path, words) == 0
+    reader = Reader(tmp_path / "o")
+    left = NUMBERS["a"].drop(index=[2, 5]).to_numpy(np.float32)
+    found = reader.read("features", np.arange(reader.starts[-1]))
+    np.testing.assert_array_equal(found[:, 0], left)

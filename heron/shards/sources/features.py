@@ -106,7 +106,7 @@ class ColumnViews(PictureSource):
         for place in found if asked is None else [self.named.find_one(n, option) for n in asked]:
             title = self.named.sheets[place[0]].title(place[1])
             view = re.sub(r"[^A-Za-z0-9_-]+", "_", title)[:40].strip("_") or f"view{len(views)}"
-            if view in views:
+            if view in views or (option == "--text" and view in self.images):
                 raise SourceError(
                     f"{self.named.sheets[place[0]].file}: two columns make a view {view!r}; use "
                     f"--ignore {self.named.typed(place)}"
@@ -152,12 +152,8 @@ class ColumnViews(PictureSource):
         """The lines of other lengths, and the paths that lead to no picture of the folder."""
         faults = {f"{s.file}, line {n}:": f for s in self.named.sheets for n, f in s.faults.items()}
         for view, (number, column) in self.images.items():
-            top, sheet, cells = (
-                self._top(number),
-                self.named.sheets[number],
-                sorted({*self.cells[view]}),
-            )
-            bad = path_faults(top, cells)
+            sheet, cells = self.named.sheets[number], sorted({*self.cells[view]})
+            bad = path_faults(self._top(number), cells)
             if len(bad) == len(cells):
                 raise SourceError(
                     f"{sheet.file}, column {sheet.shown(column)}: {cells[0]!r} {bad[cells[0]]}, "

@@ -28,15 +28,13 @@ READ = "; read it with `heron shards build "
 AS_CSV = "; save it as CSV, and pass that"
 FOLDER = f"{READ}folder --folder FOLDER`, of folders of classes"
 KINDS = {  # how a file that is no table begins, and what it is
-    rb"PAR1": f"a Parquet file{READ}parquet --data {{path}}`",
-    rb"ARROW1": f"an Arrow file{READ}parquet --data {{path}}`",
+    rb"PAR1|ARROW1": f"a Parquet or Arrow file{READ}parquet --data {{path}}`",
     rb"\x93NUMPY": f"an array of NumPy{READ}arrays --npy x={{path}} labels=FILE`",
     rb"\x89HDF|MATLAB 5": f"a MATLAB or HDF5 file{READ}mat --mat {{path}}`",
     rb"(?i)(\s*%.*\n|\s)*@relation": f"an ARFF file{READ}mulan --arff {{path}} --xml LABELS.xml`",
     rb"\x80[\x02-\x05]": f"a pickle, which may run any code as it is opened{AS_CSV}",
     rb"\xd0\xcf\x11\xe0": f"a workbook of Excel{AS_CSV}",
-    rb"SQLite format 3": f"a data base of SQLite{AS_CSV}",
-    rb"%PDF": f"a PDF{AS_CSV}",
+    rb"SQLite format 3|%PDF": f"a data base of SQLite, or a PDF{AS_CSV}",
     rb"\s*(\[\s*[\[{\]\"]|\{\s*[\"}])": f"JSON{AS_CSV}",
     rb"(?s).{257}ustar": "a tar; unpack it, or index it with `heron shards index FOLDER`",
 }
