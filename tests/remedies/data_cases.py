@@ -8,8 +8,6 @@ from tests.remedies.makers import (
     CATS,
     CLASSES,
     FIELD,
-    MANY,
-    MEAN,
     NUMBERS,
     WITH_TEXTS,
     Case,
@@ -44,20 +42,9 @@ CASES = [
         ["--header", "yes"],
     ),
     Case(
-        ": it gives ",
+        "what is no feature or, if it",
         table(rows("one,two,kind", *(f"{n % 3},{n}.5,{'abc'[n % 3]}" for n in range(40)))),
         ["--keep", "features:one"],
-    ),
-    Case(
-        ": every cell is missing, so there is no mean",
-        table(rows("one,two,kind", *(f",{n}.5,{'abc'[n % 3]}" for n in range(40))), *MEAN),
-        ["--ignore", "one"],
-    ),
-    Case(
-        " categories, and the limit is ",
-        table(rows("one,two,kind", *MANY), "--categories", "one"),
-        ["--ignore", "one"],
-        ["--categories", "one"],
     ),
     Case(
         "in a row; several label columns must be 0 or 1",
