@@ -82,15 +82,15 @@ def require(module: str, what: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:  # one that does not fit another may raise anything
         if not isinstance(error, ModuleNotFoundError) or error.name != package:
-            fault = f"cannot be imported ({first_line(error)})"
+            fault = f"cannot be imported ({in_a_line(error)})"
         raise MissingPackage(
             f"{what} needs the package {package}, which {fault}; install it with: {EXTRAS[package]}"
         ) from None
 
 
-def first_line(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
     """Returns what an exception of another library says, in a line of at most 300 characters."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager

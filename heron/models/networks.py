@@ -9,15 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from heron.config import extras
 from heron.config.errors import ConfigError, HeronError
-from heron.config.extras import (
-    INITIAL,
-    NETWORKS,
-    first_line,
-    require,
-    timm_options,
-    transformers_config,
-)
+from heron.config.extras import in_a_line, require
 from heron.config.model import Lora, ModelConfig, Network, Timm, Transformer
 
 HALF = [0.5, 0.5, 0.5]  # the default mean and standard deviation of pictures
@@ -135,7 +129,7 @@ def build_network(
         raise
     except Exception as error:  # another library may raise anything
         raise ConfigError(
-            f"{key}: {options.kind} cannot build this network ({first_line(error)}); its options "
+            f"{key}: {options.kind} cannot build this network ({in_a_line(error)}); its options "
             f"must fit it and a view of shape {tuple(shape)}"
         ) from error
 
@@ -148,8 +142,8 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
     tree = dict(options.config or published)
     if "auto_map" in tree:
         raise ConfigError(f"{key}: the network has its own code; use one that transformers has")
-    if options.config is None or (tree == published and tree["model_type"] in NETWORKS):
-        tree = transformers_config(tree, key, AS_CONFIG)
+    if options.config is None or (tree == published and tree["model_type"] in extras.NETWORKS):
+        tree = extras.transformers_config(tree, key, AS_CONFIG)
     kind = tree.pop("model_type", None)
     if len(shape) == 1:
         raise ConfigError(
@@ -230,7 +224,7 @@ def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:
         peft.inject_adapter_in_model(config, network)
     except Exception as error:  # another library may raise anything
         raise ConfigError(
-            f"{key}.lora: {first_line(error)}; set targets to the last parts of names of linear "
+            f"{key}.lora: {in_a_line(error)}; set targets to the last parts of names of linear "
             "layers"
         ) from error
 
@@ -335,11 +329,13 @@ def of_folder(model: ModelConfig, trust_code: bool) -> ModelConfig:
     def changed(key: str, network: Network) -> Network:
         update: dict[str, Any] = {"weights": None}
         if isinstance(network, Timm):
-            update["options"] = {n: x for n, x in network.options.items() if n not in INITIAL}
+            update["options"] = {
+                n: x for n, x in network.options.items() if n not in extras.INITIAL
+            }
             if not trust_code:
-                timm_options(network.name, update["options"], key)
+                extras.timm_options(network.name, update["options"], key)
         elif isinstance(network, Transformer) and not trust_code:
-            update["config"] = transformers_config(network.config or {}, key)
+            update["config"] = extras.transformers_config(network.config or {}, key)
         return network.model_copy(update=update)
 
     return _map_networks(model, changed)
@@ -351,7 +347,7 @@ def _with_config(key: str, network: Network) -> Network:
     if network.config is not None or network.weights is None:
         return network
     config = read_json(weights_folder(network.weights, key) / "config.json", key)
-    transformers_config(config, key, AS_CONFIG)  # refuses networks that it may not have
+    extras.transformers_config(config, key, AS_CONFIG)  # refuses networks that it may not have
     return network.model_copy(update={"config": config})
 
 
