@@ -238,13 +238,14 @@ def prepare(root: Path) -> None:
         tree = {
             "run": {"dir": "run"},
             "data": {"path": "data", "batch": {"labelled": 8, "unlabelled": 8}} | views(),
-            "model": {"encoders": {"left": encoder}, "projection_width": 4},
+            "model": {"encoders": {"left": encoder}, "projection_width": 16},
             "objective": {"cross_entropy": {"weight": 1}, "nt_xent": {"weight": 1, "tau": 0.3}},
             "train": {"precision": "fp32"},
         }
         config = parse_config(tree)
         signature = Signature.of(open_reader(config.data), config.data.views)
         losses = build_losses(config.objective)
+        torch.manual_seed(0)
         network = Heterogeneous(
             config.model, signature.shapes, signature.labels, losses, config.data.view_names
         )

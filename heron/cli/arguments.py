@@ -59,7 +59,6 @@ Location = Annotated[str, AfterValidator(expand_home)]  # a path, a name, or a U
 MethodName = Annotated[str, AfterValidator(str.lower)]  # as configs/methods.yaml has it
 Overwrite = Annotated[bool, "move what is in --out aside, and start over"]
 Quiet = Annotated[bool, "no progress bar"]
-TrustCode = Annotated[bool, "run classes that the model's folder names by dotted path, if yours"]
 Address = Annotated[
     str | None, "Ray cluster to run on: HOST:PORT or auto (default: run on this machine)"
 ]

@@ -6,16 +6,7 @@ A verb imports what it needs when it runs, so that `heron --help` is quick.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from heron.cli.arguments import (
-    Address,
-    Location,
-    Override,
-    Overwrite,
-    Quiet,
-    TrustCode,
-    UsageError,
-    executor,
-)
+from heron.cli.arguments import Address, Location, Override, Overwrite, Quiet, UsageError, executor
 from heron.config.errors import InputError
 from heron.retrieval.embeddings import Layer, Role, used
 from heron.shards.atomic import atomic_write, make_room, refuse_taken
@@ -25,6 +16,7 @@ COLUMNS = ("row", "key")  # beside the labels
 LOST_SHOWN = 5  # lost rows named on the terminal; the manifest names all
 
 Trained = Annotated[Location, "folder of a run, a checkpoint or a saved model, or hf://org/name"]
+TrustCode = Annotated[bool, "run classes that the model's folder names by dotted path, if yours"]
 
 
 def embed(

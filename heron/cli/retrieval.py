@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.cli.arguments import (
-    ONE_EACH,
-    Address,
-    Location,
-    Overwrite,
-    Quiet,
-    TrustCode,
-    UsageError,
-    executor,
-)
+from heron.cli.arguments import ONE_EACH, Address, Location, Overwrite, Quiet, UsageError, executor
+from heron.cli.models import TrustCode
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation

@@ -285,12 +285,10 @@ def _refuse_other_weights(folder: Path, key: str) -> None:
     names = map(str, parts.values() if isinstance(parts, dict) else ())
     pickles = [name for name in names if not name.endswith(".safetensors")]
     if pickles or (folder / "adapter_config.json").exists():
+        others = pickles[0] if pickles else "those of the network that it is an adapter of"
         raise ConfigError(
-            f"{key}.weights is {folder}, whose weights are partly in {pickles[0]}; "
-            "use a folder that has all of them in safetensors files"
-            if pickles
-            else f"{key}.weights is {folder}, an adapter of another network; use a folder of both: "
-            "`model.merge_and_unload().save_pretrained(...)` of peft writes one"
+            f"{key}.weights is {folder}, and it lacks some: {others}; use a folder that has all of "
+            "them in safetensors files, as `save_pretrained` writes them"
         )
 
 

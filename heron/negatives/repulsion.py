@@ -51,7 +51,7 @@ class Temperatures:
         """Reads a run's config.yaml; if it cannot be read, returns defaults and says why."""
         path = Path(run) / "config.yaml"
         try:
-            objective = load_saved(Path(run), ["model=null"], trust_code).objective
+            objective = load_saved(Path(run), ["model={}"], trust_code).objective
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, because {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)

@@ -30,7 +30,7 @@ class _Job:
     out: str
     choice: Choice
     overrides: tuple[str, ...]
-    trust_code: bool
+    trust_code: bool = False
 
     def open(self, threads: int | None = None) -> tuple[Embedder, dict[str, Any]]:
         """Opens model and data, with so many threads unless the experiment has its own number."""

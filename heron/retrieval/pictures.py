@@ -48,7 +48,7 @@ class SamplePictures:
         """
         if is_remote(data):
             try:
-                config = load_saved(locate(run), ["model=null"], trust_code).data
+                config = load_saved(locate(run), ["model={}"], trust_code).data
                 refuse_options(config.model_copy(update={"path": data}), trusted)
                 cache = ShardCache(config.cache.dir, config.cache.bytes)
                 return cls(Reader(open_store(data, cache, config.storage_options)))

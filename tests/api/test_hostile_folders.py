@@ -80,10 +80,13 @@ def test_a_trusted_folder_has_no_network_either(found: Found) -> None:
 
 
 @pytest.mark.parametrize("verb", hostile.verbs("gift"))
-def test_a_command_runs_code_only_if_it_is_told_to(found: Found, verb: str) -> None:
+def test_a_command_runs_code_only_if_it_is_told_to(found: Found, verb: str, root: Path) -> None:
     gift = found[f"heron {verb} gift"]
     assert (gift["seen"], gift["ran"], gift["raw"]) == ([], False, "")
     if verb == "negatives":  # which reads the temperatures of the run's objective alone
+        for name in ("gift0", "mine0", "mine1"):
+            report = json.loads((root / f"{name}-report" / "negatives.json").read_text())
+            assert report["temperatures"]["tau"] == 0.3, report["temperatures"]
         return
     assert gift["status"] == 1 and gift["said"].startswith("error: ")
     if verb in ("config", "pretrain"):
