@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TypeGuard, TypeVar
 
 Base = TypeVar("Base")
@@ -50,7 +49,9 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
             + ("" if opened[1] is None else f"; {TRUST}")
         )
     try:
-        module = _import_outside(module_name, opened[0] if opened else None)
+        if opened:
+            _refuse_below(opened[0], module_name)
+        module = importlib.import_module(module_name)
     except Exception as fault:  # user code may raise anything
         raise ValueError(
             f"{path}: cannot import module {module_name!r} ({type(fault).__name__}: {fault}); "
@@ -71,10 +72,10 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
     return loaded
 
 
-def _import_outside(name: str, folder: Path | None) -> ModuleType:
-    """Imports a module, package by package; ImportError for one that lies below `folder`."""
+def _refuse_below(folder: Path, name: str) -> None:
+    """Raises ImportError for a module that lies below a folder, importing the packages it is in."""
     parts = name.split(".")
-    for length in range(1, len(parts) + 1) if folder else ():
+    for length in range(1, len(parts) + 1):
         spec = find_spec(".".join(parts[:length]))  # imports the package, which has been checked
         places = [*(spec.submodule_search_locations or ())] if spec else []
         places += [spec.origin] if spec and spec.origin and spec.has_location else []
@@ -83,7 +84,6 @@ def _import_outside(name: str, folder: Path | None) -> ModuleType:
                 folder.resolve()
             ):
                 raise ImportError(f"{place} lies in {folder}, of which no file is ever run")
-    return importlib.import_module(name)
 
 
 def loaded_files() -> list[Path]:
