@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from heron.config.data import without_locations
 from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import Config, load_config
+from heron.config.experiment import Config, load_saved
 from heron.distributed.agreement import differences, versions
 from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
 from heron.distributed.watchdog import Watchdog
@@ -306,7 +306,7 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
     Raises CheckpointError for weights of another model, which nothing can force.
     """
     try:
-        made_with = load_config(path / "config.yaml")
+        made_with = load_saved(path, trust_code=None)
     except ConfigError as error:
         raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
     differing = differences(resume_facts(config), resume_facts(made_with))
