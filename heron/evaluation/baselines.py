@@ -1,54 +1,211 @@
 """Baselines on the same labels: logistic regression, a random forest, and the plain network."""
 
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
+from heron.config.data import Data
+from heron.config.errors import Stopped, TrainingError
 from heron.config.experiment import CLASSIFIERS, Config, parse_config
+from heron.config.training import Evaluate
+from heron.data.dataset import load_or_assign_roles, open_reader
 from heron.data.rows import Roles
-from heron.distributed.collectives import broadcast_object, rank
+from heron.data.views import Views
+from heron.distributed.agreement import versions
+from heron.distributed.collectives import on_main, rank
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.metrics import Scores
 from heron.evaluation.scikit import KINDS, NAMES, Kind, tune
+from heron.shards.artefact import fingerprint
+from heron.shards.atomic import atomic_write
 
 SUMMARISED = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
+FILE = "baselines.json"  # in the run's folder
+LOOK_S = 0.5  # between two looks for a signal
+
+
+class Beside:
+    """scikit-learn's baselines, which a process of their own fits while the networks train.
+
+    It computes where a core of the main process's machine is idle, reads the data itself, and ends
+    with the main process, however that ends. Their scores are written to the run's folder when they
+    are known; a later start fits only what is not there for the same data, options and versions. On
+    the other processes nothing is wanted, and nothing happens.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        evaluator: Evaluator,
+        roles: Roles,
+        steps: int,  # of the whole run
+        write_report: Callable[[list[str], int], None],  # told of what is to come, and of the step
+    ) -> None:
+        """Reads what an earlier start has left.
+
+        Nothing is wanted unless `evaluate.baselines` is true, and rows can be learnt and tested.
+        """
+        self._steps, self._write_report = steps, write_report
+        self.possible = len(roles.labelled) > 0 and len(roles.test) > 0
+        wants = self.possible and config.evaluate.baselines is True and rank() == 0
+        self._wanted = KINDS if wants else ()
+        self._path, self._watchdog = Path(config.run.dir) / FILE, evaluator.watchdog
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rows = len(roles.labelled)
+        data = config.data.model_dump(mode="json") | {"build": None}
+        data["fingerprint"] = evaluator.reader.manifest.fingerprint
+        data["views"] = [view | {"augment": []} for view in data["views"]]
+        options = {key: getattr(config.evaluate, key) for key in ("threshold", "batch")}
+        self._asked = {"data": data, "evaluate": options}
+        packages = {name: version(name) for name in ("scikit-learn", "scipy")}
+        self._facts = fingerprint(self._asked | {"versions": versions() | packages})
+        self._fitted: dict[str, dict[str, float | None]] = {}  # scores by kind
+        with suppress(OSError, ValueError, LookupError, TypeError):  # unreadable: fitted again
+            stored = json.loads(self._path.read_bytes())
+            self._fitted = stored["scores"] if stored["facts"] == self._facts else {}
+
+    @property
+    def scores(self) -> Scores:
+        """What is known so far, by names such as `logistic_auc_macro`."""
+        return {
+            f"{kind}_{name}": math.nan if value is None else value
+            for kind in self._wanted
+            for name, value in self._fitted.get(kind, {}).items()
+        }
+
+    @property
+    def to_come(self) -> list[str]:
+        """Names of the baselines that are wanted and not fitted yet."""
+        return [NAMES[kind] for kind in self._wanted if kind not in self._fitted]
+
+    def start(self, say: Callable[..., None], step: int) -> None:
+        """Begins with what is to come; says that, and what is known; `step` were taken before."""
+        self._say = say
+        lines = [self._to_beat(kind) for kind in self._wanted if kind in self._fitted]
+        if self.to_come:
+            lines.append(f"baselines: {' and '.join(self.to_come)}, fitted beside the run")
+            self._begin()
+        self.report(step, "at", *lines)
+
+    def report(self, step: int, state: str, *lines: str) -> None:
+        """Says lines, and writes the report of `step` steps if a baseline is known."""
+        self._say(*lines)
+        if self._fitted:
+            network = f"the network ({state} step {step:,} of {self._steps:,})"
+            self._write_report([network, *self.to_come], step)
+
+    def _begin(self) -> None:
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "heron.evaluation.baselines"],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C is for the run, which ends this process
+        )
+        kinds = [kind for kind in self._wanted if kind not in self._fitted]
+        asked = self._asked | {"kinds": kinds, "threads": torch.get_num_threads()}
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+
+    def look(self, step: int) -> None:
+        """Says what was fitted since the last look, if anything, and writes the report with it."""
+        if lines := self._news():
+            self.report(step, "at", *lines)
+
+    def _news(self, patience_s: float = 0.0) -> list[str]:
+        """Returns lines on the next baseline that is fitted; none if none is in time."""
+        if self._process is None or self._process.stdout is None:
+            return []
+        if not select.select([self._process.stdout], [], [], patience_s)[0]:
+            return []
+        if not (said := self._process.stdout.readline()):
+            self._status, self._process = self._process.wait(), None
+            return []
+        kind, self._fitted[kind], note = json.loads(said)
+        with atomic_write(self._path) as stream:
+            content = {"facts": self._facts, "scores": self._fitted}
+            stream.write(to_json(content, indent=1, inf_nan_mode="null") + b"\n")
+        return [self._to_beat(kind), *filter(None, [note])]
+
+    def wait(self, stopped: Callable[[], object]) -> Scores:
+        """Returns the scores of all that is wanted; every process must call it.
+
+        Raises:
+            Stopped: `stopped()` is true before all is fitted.
+            TrainingError: the process that fits them has ended without.
+        """
+
+        def work() -> Scores:
+            with self._watchdog.busy():
+                while self._process and self.to_come:
+                    self._say(*self._news(LOOK_S))
+                    if self._process and stopped():
+                        missing = " and ".join(self.to_come)
+                        raise Stopped(f"a signal came; all is saved, but {missing} not yet fitted")
+            if self.to_come:
+                raise TrainingError(
+                    f"the process that fits {self.to_come[0]} ended with status {self._status} and "
+                    "without scores (-9 is often a lack of memory); run again with "
+                    "run.resume=auto, which fits it again"
+                )
+            return self.scores
+
+        return on_main(work)
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+
+    def _to_beat(self, kind: str) -> str:
+        found = ((name, self._fitted[kind].get(name)) for name in SUMMARISED)
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in found if value is not None)
+        return f"to beat: {scores}, by {NAMES[kind]} on the same {self._rows:,} labelled rows"
 
 
 def compare(
     config: Config,
-    evaluator: Evaluator,
-    roles: Roles,  # the labelled rows train, the test rows are scored
+    beside: Beside,
     scores: Scores,  # of the run itself
     train: Callable[[Config], Mapping[str, Any]],  # trains, and returns what result.json holds
-    progress: Callable[[Scores, list[str]], None],  # told of scores, and of baselines to come
-    say: Callable[[str], None],  # prints a line
+    progress: Callable[[list[str]], None],  # told of baselines to come
+    stopped: Callable[[], object],  # whether a signal was received
 ) -> Scores:
-    """Scores the baselines on a run's test rows; every process must call it.
+    """Returns the scores of a run's baselines on its test rows; every process must call it.
 
     The plain network is the experiment with the classifier's term alone, trained by the same code
     in the run's subfolder `plain`; it exists if the experiment has that term and another. Scores
     are named `plain_...`, `logistic_...` and `forest_...`, the last two with the options that
     cross-validation chose.
     """
-    if not len(roles.test) or not len(roles.labelled):
+    if not beside.possible:
         return {}
-    baselines: Scores = {}
     plain_config = plain(config)
     same = plain_config is not None and plain_config.objective == config.objective
     to_come = [] if plain_config is None or same else ["the plain network"]
-    if config.evaluate.baselines != "plain":
-        progress(baselines, [*NAMES.values(), *to_come])
-        baselines = _scikit_scores(evaluator, roles, say)
-    if plain_config is None:
-        return baselines
-    if to_come:
-        progress(baselines, to_come)
-    plain_scores = scores if same else train(plain_config)
-    return baselines | {f"plain_{k}": plain_scores[k] for k in scores if k in plain_scores}
+    if to_come or beside.to_come:
+        progress([*beside.to_come, *to_come])
+    plain_scores = scores if same else train(plain_config) if plain_config else {}
+    found = {f"plain_{k}": plain_scores[k] for k in scores if k in plain_scores}
+    return beside.wait(stopped) | found
 
 
 def plain(config: Config) -> Config | None:
@@ -110,33 +267,14 @@ def _mean_std(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4f}{spread}"
 
 
-def _scikit_scores(
-    evaluator: Evaluator, roles: Roles, say: Callable[[str], None]
-) -> dict[str, float]:
-    """Scores scikit-learn's classifiers on the model's inputs; the main process fits them."""
-    scores: dict[str, float] = {}
-    if rank() == 0:
-        with evaluator.watchdog.busy():
-            asked = [roles.labelled, roles.test, *([roles.validation] if evaluator.fits else [])]
-            labelled, test, *validation = map(evaluator.inputs, asked)
-            if len(labelled.y) and len(test.y):
-                for kind in KINDS:
-                    found = _scores_of(kind, evaluator, say, labelled, test, *validation)
-                    scores |= {f"{kind}_{name}": value for name, value in found.items()}
-    broadcast: dict[str, float] = broadcast_object(scores)
-    return broadcast
-
-
 def _scores_of(
     kind: Kind,
     evaluator: Evaluator,
-    say: Callable[[str], None],
     labelled: Predictions,
     test: Predictions,
     validation: Predictions | None = None,
-) -> dict[str, float]:
-    """Tunes a classifier on labelled inputs; returns its scores, and the chosen options."""
-    say(f"baselines: tuning {NAMES[kind]} on the labelled rows")  # it may take a minute
+) -> tuple[Scores, str]:
+    """Tunes a classifier on labelled inputs; returns scores with the chosen options, and a note."""
     shapes = evaluator.views.shapes
     views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
 
@@ -148,7 +286,33 @@ def _scores_of(
         return replace(predictions, probability=tuned.predict(inputs(predictions)))
 
     tuned = tune(kind, inputs(labelled), labelled.y, evaluator.exclusive)
-    if tuned.edge:
-        say(f"baselines: {NAMES[kind]}: {tuned.edge}")
     threshold = evaluator.threshold(predicted(validation) if validation else None)
-    return evaluator.score(predicted(test), threshold) | tuned.options
+    note = f"baselines: {NAMES[kind]}: {tuned.edge}" if tuned.edge else ""
+    return evaluator.score(predicted(test), threshold) | tuned.options, note
+
+
+def main() -> None:
+    """Fits what a line on standard input asks for; writes a line of JSON for each: see `Beside`.
+
+    It gets only what other processes leave of the cores, and ends where standard input does.
+    """
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is not JSON
+    asked = json.loads(sys.stdin.readline())
+    threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # where a sandbox forbids it
+            os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+    torch.set_num_threads(asked["threads"])
+    data, options = Data.model_validate(asked["data"]), Evaluate.model_validate(asked["evaluate"])
+    reader = open_reader(data)
+    roles = load_or_assign_roles(reader, data)
+    evaluator = Evaluator(reader, Views(reader, data, torch.device("cpu")), options)
+    rows = [roles.labelled, roles.test, *([roles.validation] if evaluator.fits else [])]
+    inputs = [evaluator.inputs(of_role) for of_role in rows]
+    for kind in asked["kinds"]:
+        print(json.dumps([kind, *_scores_of(kind, evaluator, *inputs)]), file=out)
+
+
+if __name__ == "__main__":
+    main()
