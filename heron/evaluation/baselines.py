@@ -3,10 +3,10 @@
 import json
 import math
 import os
-import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -33,6 +33,7 @@ from heron.evaluation.metrics import Scores
 from heron.evaluation.scikit import KINDS, NAMES, Kind, tune
 from heron.shards.artefact import fingerprint
 from heron.shards.atomic import atomic_write
+from heron.shards.terminal import print_lines
 
 SUMMARISED = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
 FILE = "baselines.json"  # in the run's folder
@@ -42,10 +43,10 @@ LOOK_S = 0.5  # between two looks for a signal
 class Beside:
     """scikit-learn's baselines, which a process of their own fits while the networks train.
 
-    It computes where a core of the main process's machine is idle, reads the data itself, and ends
-    with the main process, however that ends. Their scores are written to the run's folder when they
-    are known; a later start fits only what is not there for the same data, options and versions. On
-    the other processes nothing is wanted, and nothing happens.
+    It computes where a core of the main process's machine is idle, reads the data itself, says what
+    it has found, and ends with the main process, however that ends. It writes the scores of each
+    baseline to the run's folder; a later start fits only what is not there for the same data,
+    options and versions. On the other processes nothing is wanted, and nothing happens.
     """
 
     def __init__(
@@ -53,99 +54,69 @@ class Beside:
         config: Config,
         evaluator: Evaluator,
         roles: Roles,
-        steps: int,  # of the whole run
         write_report: Callable[[list[str], int], None],  # told of what is to come, and of the step
     ) -> None:
-        """Reads what an earlier start has left.
-
-        Nothing is wanted unless `evaluate.baselines` is true, and rows can be learnt and tested.
-        """
-        self._steps, self._write_report = steps, write_report
+        """Wants something if `evaluate.baselines` is true, and rows can be learnt and tested."""
         self.possible = len(roles.labelled) > 0 and len(roles.test) > 0
         wants = self.possible and config.evaluate.baselines is True and rank() == 0
         self._wanted = KINDS if wants else ()
-        self._path, self._watchdog = Path(config.run.dir) / FILE, evaluator.watchdog
+        self._path, self._write_report = Path(config.run.dir) / FILE, write_report
+        self._watchdog, self._threads = evaluator.watchdog, torch.get_num_threads()
         self._process: subprocess.Popen[bytes] | None = None
-        self._rows = len(roles.labelled)
         data = config.data.model_dump(mode="json") | {"build": None}
         data["fingerprint"] = evaluator.reader.manifest.fingerprint
         data["views"] = [view | {"augment": []} for view in data["views"]]
         options = {key: getattr(config.evaluate, key) for key in ("threshold", "batch")}
-        self._asked = {"data": data, "evaluate": options}
+        self._asked: dict[str, Any] = {"data": data, "evaluate": options}
         packages = {name: version(name) for name in ("scikit-learn", "scipy")}
         self._facts = fingerprint(self._asked | {"versions": versions() | packages})
-        self._fitted: dict[str, dict[str, float | None]] = {}  # scores by kind
-        with suppress(OSError, ValueError, LookupError, TypeError):  # unreadable: fitted again
-            stored = json.loads(self._path.read_bytes())
-            self._fitted = stored["scores"] if stored["facts"] == self._facts else {}
 
     @property
     def scores(self) -> Scores:
         """What is known so far, by names such as `logistic_auc_macro`."""
         return {
             f"{kind}_{name}": math.nan if value is None else value
-            for kind in self._wanted
-            for name, value in self._fitted.get(kind, {}).items()
+            for kind, of in (_read(self._path, self._facts) if self._wanted else {}).items()
+            for name, value in of.items()
         }
 
     @property
     def to_come(self) -> list[str]:
         """Names of the baselines that are wanted and not fitted yet."""
-        return [NAMES[kind] for kind in self._wanted if kind not in self._fitted]
+        known = _read(self._path, self._facts) if self._wanted else {}
+        return [NAMES[kind] for kind in self._wanted if kind not in known]
 
-    def start(self, say: Callable[..., None], step: int) -> None:
-        """Begins with what is to come; says that, and what is known; `step` were taken before."""
-        self._say = say
-        lines = [self._to_beat(kind) for kind in self._wanted if kind in self._fitted]
-        if self.to_come:
-            lines.append(f"baselines: {' and '.join(self.to_come)}, fitted beside the run")
-            self._begin()
-        self.report(step, "at", *lines)
-
-    def report(self, step: int, state: str, *lines: str) -> None:
-        """Says lines, and writes the report of `step` steps if a baseline is known."""
-        self._say(*lines)
-        if self._fitted:
-            network = f"the network ({state} step {step:,} of {self._steps:,})"
-            self._write_report([network, *self.to_come], step)
-
-    def _begin(self) -> None:
+    def start(self, idle: bool = True) -> None:
+        """Begins with what is to come, where `idle` on idle cores alone; says what is known."""
+        if not self._wanted:
+            return
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "heron.evaluation.baselines"],
-            bufsize=0,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C is for the run, which ends this process
+            process_group=0,  # Ctrl-C is for the run, which ends this process
         )
-        kinds = [kind for kind in self._wanted if kind not in self._fitted]
-        asked = self._asked | {"kinds": kinds, "threads": torch.get_num_threads()}
+        asked = {"file": str(self._path), "facts": self._facts, "threads": self._threads}
         assert self._process.stdin
-        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._process.stdin.write(json.dumps(self._asked | asked | {"idle": idle}).encode() + b"\n")
+        self._process.stdin.flush()
 
-    def look(self, step: int) -> None:
-        """Says what was fitted since the last look, if anything, and writes the report with it."""
-        if lines := self._news():
-            self.report(step, "at", *lines)
+    def look(self, step: int, steps: int) -> None:
+        """Writes the report after `step` of `steps` steps, if the process has ended since."""
+        if self._process and self._process.poll() is not None:
+            self.close()
+            self.report(f"at step {step:,} of {steps:,}", step)
 
-    def _news(self, patience_s: float = 0.0) -> list[str]:
-        """Returns lines on the next baseline that is fitted; none if none is in time."""
-        if self._process is None or self._process.stdout is None:
-            return []
-        if not select.select([self._process.stdout], [], [], patience_s)[0]:
-            return []
-        if not (said := self._process.stdout.readline()):
-            self._status, self._process = self._process.wait(), None
-            return []
-        kind, self._fitted[kind], note = json.loads(said)
-        with atomic_write(self._path) as stream:
-            content = {"facts": self._facts, "scores": self._fitted}
-            stream.write(to_json(content, indent=1, inf_nan_mode="null") + b"\n")
-        return [self._to_beat(kind), *filter(None, [note])]
+    def report(self, state: str, step: int) -> None:
+        """Writes the report of `step` steps if a baseline is known; `state` is the network's."""
+        if self.scores:
+            self._write_report([f"the network ({state})", *self.to_come], step)
 
     def wait(self, stopped: Callable[[], object]) -> Scores:
         """Returns the scores of all that is wanted; every process must call it.
+
+        What is not fitted yet gets cores of its own: others may be using all of them.
 
         Raises:
             Stopped: `stopped()` is true before all is fitted.
@@ -153,15 +124,19 @@ class Beside:
         """
 
         def work() -> Scores:
+            self.close()
+            if self.to_come:
+                self.start(idle=False)
             with self._watchdog.busy():
-                while self._process and self.to_come:
-                    self._say(*self._news(LOOK_S))
-                    if self._process and stopped():
+                while self._process and (status := self._process.poll()) is None:
+                    if stopped():
                         missing = " and ".join(self.to_come)
                         raise Stopped(f"a signal came; all is saved, but {missing} not yet fitted")
+                    time.sleep(LOOK_S)
+            self.close()
             if self.to_come:
                 raise TrainingError(
-                    f"the process that fits {self.to_come[0]} ended with status {self._status} and "
+                    f"the process that fits {self.to_come[0]} ended with status {status} and "
                     "without scores (-9 is often a lack of memory); run again with "
                     "run.resume=auto, which fits it again"
                 )
@@ -174,11 +149,15 @@ class Beside:
         if self._process:
             self._process.kill()
             self._process.communicate()
+            self._process = None
 
-    def _to_beat(self, kind: str) -> str:
-        found = ((name, self._fitted[kind].get(name)) for name in SUMMARISED)
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in found if value is not None)
-        return f"to beat: {scores}, by {NAMES[kind]} on the same {self._rows:,} labelled rows"
+
+def _read(path: Path, facts: str) -> dict[str, dict[str, float | None]]:
+    """Returns the scores of each kind of baseline that a file has for these facts."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # what is damaged is fitted again
+        content = json.loads(path.read_bytes())
+        return dict(content["scores"]) if content["facts"] == facts else {}
+    return {}
 
 
 def compare(
@@ -273,8 +252,8 @@ def _scores_of(
     labelled: Predictions,
     test: Predictions,
     validation: Predictions | None = None,
-) -> tuple[Scores, str]:
-    """Tunes a classifier on labelled inputs; returns scores with the chosen options, and a note."""
+) -> Scores:
+    """Tunes a classifier on labelled inputs; returns its scores, and the chosen options."""
     shapes = evaluator.views.shapes
     views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
 
@@ -286,32 +265,41 @@ def _scores_of(
         return replace(predictions, probability=tuned.predict(inputs(predictions)))
 
     tuned = tune(kind, inputs(labelled), labelled.y, evaluator.exclusive)
+    if tuned.edge:
+        print_lines(f"baselines: {NAMES[kind]}: {tuned.edge}")
     threshold = evaluator.threshold(predicted(validation) if validation else None)
-    note = f"baselines: {NAMES[kind]}: {tuned.edge}" if tuned.edge else ""
-    return evaluator.score(predicted(test), threshold) | tuned.options, note
+    return evaluator.score(predicted(test), threshold) | tuned.options
 
 
 def main() -> None:
-    """Fits what a line on standard input asks for; writes a line of JSON for each: see `Beside`.
+    """Fits what a line on standard input asks for, and writes its file: see `Beside`.
 
-    It gets only what other processes leave of the cores, and ends where standard input does.
+    It ends where standard input does.
     """
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is not JSON
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()
-    for thread in os.listdir("/proc/self/task"):
+    for thread in os.listdir("/proc/self/task") if asked["idle"] else ():
         with suppress(OSError):  # where a sandbox forbids it
             os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
     torch.set_num_threads(asked["threads"])
-    data, options = Data.model_validate(asked["data"]), Evaluate.model_validate(asked["evaluate"])
-    reader = open_reader(data)
-    roles = load_or_assign_roles(reader, data)
-    evaluator = Evaluator(reader, Views(reader, data, torch.device("cpu")), options)
-    rows = [roles.labelled, roles.test, *([roles.validation] if evaluator.fits else [])]
-    inputs = [evaluator.inputs(of_role) for of_role in rows]
-    for kind in asked["kinds"]:
-        print(json.dumps([kind, *_scores_of(kind, evaluator, *inputs)]), file=out)
+    path, facts = Path(asked["file"]), asked["facts"]
+    known, inputs = _read(path, facts), list[Predictions]()
+    for kind in KINDS:
+        if kind not in known and not inputs:
+            data, options = Data(**asked["data"]), Evaluate(**asked["evaluate"])
+            reader = open_reader(data)
+            roles = load_or_assign_roles(reader, data)
+            evaluator = Evaluator(reader, Views(reader, data, torch.device("cpu")), options)
+            rows = [roles.labelled, roles.test, *([roles.validation] if evaluator.fits else [])]
+            inputs = [evaluator.inputs(of_role) for of_role in rows]
+        if kind not in known:
+            print_lines(f"baselines: fitting {NAMES[kind]} beside the run")
+            known[kind] = dict(_scores_of(kind, evaluator, *inputs))
+            with atomic_write(path) as stream:
+                stream.write(to_json({"facts": facts, "scores": known}, inf_nan_mode="null"))
+        found = ((name, known[kind].get(name)) for name in SUMMARISED)
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in found if value is not None)
+        print_lines(f"to beat: {scores}, by {NAMES[kind]} on the same labelled rows")
 
 
 if __name__ == "__main__":

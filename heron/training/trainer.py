@@ -24,7 +24,7 @@ from heron.distributed.signals import StopSignals
 from heron.distributed.sync_batchnorm import has_norm, synchronise
 from heron.distributed.watchdog import Watchdog
 from heron.evaluation import baselines, collapse
-from heron.evaluation.evaluator import Evaluator, Predictions
+from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.metrics import Scores
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective, gather_batch
@@ -98,8 +98,7 @@ class Trainer:
         self.trackers = Trackers(config, watchdog)
         self.stop = False  # whether any process has received a signal
         self.pending: PendingStep | None = None
-        self.scores, self.predictions = Scores(), UNSCORED
-        self.embedding: Predictions | None = None
+        self.scores, self.predictions, self.embedding = Scores(), UNSCORED, UNSCORED
         torch.manual_seed(config.seed)
 
     def open_data(self) -> None:
@@ -192,8 +191,8 @@ class Trainer:
             self.strategy.load_optimizer(snapshot.optimizer, step)
         del snapshot  # the model and the optimiser hold its values now
         self.evaluator = Evaluator(self.streams.reader, self.views, config.evaluate, self.watchdog)
-        given = config, self.evaluator, self.streams.roles, self.steps, self._write_report
-        self.beside = baselines.Beside(*given)
+        roles, write = self.streams.roles, self._write_report
+        self.beside = baselines.Beside(config, self.evaluator, roles, write)
         self.miner = None  # of hard negatives, which are read with the labelled batches
         if isinstance(stream := self.streams.labelled, MinedStream):
             self.miner = Miner(config.negatives, stream, self.evaluator, self.checkpoints)
@@ -221,11 +220,11 @@ class Trainer:
             if 0 < at < self.steps and config.train.evaluates_after(at, self.steps_per_epoch):
                 self.evaluate(self.start_step)  # the interrupted run may not have done it
             self.train_seconds = log.earlier_s
-            self.beside.start(log.say, self.start_step)
+            self.beside.start()
             with self.signals.saving():
                 for t in range(self.start_step, self.steps):
                     self.step(t, source)
-                    self.beside.look(t + 1)
+                    self.beside.look(t + 1, self.steps)
                     self.after_step(t + 1)
             with self.ema.as_model():
                 self._score()
@@ -308,7 +307,7 @@ class Trainer:
             self.saver.begin(position, self.strategy, self.objective, self.ema)
         if self.stop and step < self.steps:
             self.saver.wait()
-            self.beside.report(step, "stopped at")
+            self.beside.report(f"stopped at step {step:,} of {self.steps:,}", step)
             raise Stopped(
                 f"a signal came; step {step} of {self.steps} is saved in {self.checkpoints}"
             )

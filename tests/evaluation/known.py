@@ -121,7 +121,8 @@ def write(folder: Path, kind: str, whole: bool) -> Known:
     arrays: dict[str, Any] = {"a": views[0].astype("f4"), "b": views[1].astype("f4")}
     arrays["split"] = np.array(["train"] * TRAIN + ["test"] * TEST)
     options: dict[str, Any] = {"label_names": NAMES} if kind != "none" else {}
-    unlabelled, classes = np.isnan(known.y).all(1), known.y.argmax(1)
+    classes = known.y.argmax(1)
+    unlabelled = np.asarray(np.isnan(known.y).all(1))
     if kind == "multi_class":
         arrays["labels"] = np.where(unlabelled, -1, classes)
     if kind == "hierarchical":  # delta and bravo are below 1
@@ -136,6 +137,11 @@ def write(folder: Path, kind: str, whole: bool) -> Known:
     given = {"npz": folder / "known.npz", "label_kind": kind, **options, **lacking}
     build(make_source("arrays", given), folder / "known", progress=False)
     return known
+
+
+def near(found: Any, expected: Any, atol: float) -> None:
+    """Asserts that what was found, in any type, is what is expected."""
+    np.testing.assert_allclose(np.asarray(found, float), expected, atol=atol)
 
 
 def config(folder: Path, kind: str, **changes: Any) -> Config:

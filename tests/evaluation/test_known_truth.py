@@ -32,6 +32,7 @@ from tests.evaluation.known import (
     WIDTH,
     Known,
     config,
+    near,
     opened,
     scores,
     write,
@@ -137,11 +138,11 @@ def test_rows_probabilities_and_features_are_the_known_ones(
     for process in found:
         assert process[name]["rows"] == rows.tolist()
         np.testing.assert_array_equal(process[name]["y"], known.y[rows])
-        np.testing.assert_allclose(process[name][""], known.probability(rows), atol=1e-5)
-        np.testing.assert_allclose(process[name]["hidden"], known.hidden(rows), atol=1e-4)
+        near(process[name][""], known.probability(rows), atol=1e-5)
+        near(process[name]["hidden"], known.hidden(rows), atol=1e-4)
         for view, z in enumerate(known.projections(rows)):
             its = np.array(process[name][f"z{view}"])[present[:, view]]
-            np.testing.assert_allclose(its, z[present[:, view]], atol=1e-4)
+            near(its, z[present[:, view]], atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "whole"), SETS)
@@ -170,10 +171,10 @@ def test_the_probe_and_the_vote_learn_from_the_labelled_rows(
     rows, labelled = known.test, known.labelled()
     for process in found:
         its = probe(known, labelled, rows)
-        np.testing.assert_allclose(process[name]["probe_"], its, atol=2e-3)
-        np.testing.assert_allclose(process[name]["knn_"], votes(known, labelled, rows), atol=1e-4)
+        near(process[name]["probe_"], its, atol=2e-3)
+        near(process[name]["knn_"], votes(known, labelled, rows), atol=1e-4)
         own = votes(known, labelled, labelled)
-        np.testing.assert_allclose(process[name]["own"], own, atol=1e-4)
+        near(process[name]["own"], own, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", EXCLUSIVE)
@@ -183,7 +184,7 @@ def test_without_a_classifier_the_probe_is_the_prediction(sets: Sets, kind: str)
     evaluator, model, streams = opened(folder, kind, classify=False)
     predictions, _ = evaluator.evaluate(model, streams.roles)
     its = probe(known, labelled, rows)
-    np.testing.assert_allclose(predictions.probability, its, atol=2e-3)
+    near(predictions.probability, its, atol=2e-3)
 
     given = {"probe_by": "svm"}
     evaluator, model, streams = opened(folder, kind, classify=False, evaluate=given)
@@ -194,7 +195,7 @@ def test_without_a_classifier_the_probe_is_the_prediction(sets: Sets, kind: str)
     best = GridSearchCV(SVC(break_ties=True), grid, cv=folds).fit(x, classes)
     decision = best.decision_function(known.hidden(rows))
     shares = np.exp(decision) / np.exp(decision).sum(1, keepdims=True)
-    np.testing.assert_allclose(predictions.probability, shares, atol=2e-3)
+    near(predictions.probability, shares, atol=2e-3)
     accuracy = (best.predict(known.hidden(rows)) == known.y[rows].argmax(1)).mean()
     assert found["accuracy"] == pytest.approx(accuracy) and accuracy > 0.4
 
@@ -241,7 +242,7 @@ def test_rows_that_cannot_be_read_are_left_out(sets: Sets, world: int) -> None:
     for process in ranks.run(world, without, folder, [int(row) for row in gone]):
         assert process["rows"] == kept.tolist()
         np.testing.assert_array_equal(process["y"], known.y[kept])
-        np.testing.assert_allclose(process["probability"], known.probability(kept), atol=1e-5)
+        near(process["probability"], known.probability(kept), atol=1e-5)
         expected = scores(known.probability(kept), known.y[kept], "multi_class")
         assert process["scores"] == pytest.approx(expected)
 
@@ -251,7 +252,7 @@ def without(folder: Path, lost: list[int]) -> dict[str, Any]:
     streams.reader.lost |= dict.fromkeys(lost, "cut off")
     found, of = evaluator.evaluate(model, streams.roles)
     assert found.probability is not None
-    arrays = {"rows": found.rows, "y": found.y, "probability": found.probability}
+    arrays: dict[str, Any] = {"rows": found.rows, "y": found.y, "probability": found.probability}
     return {"scores": of} | {name: array.tolist() for name, array in arrays.items()}
 
 
@@ -263,10 +264,10 @@ def test_the_first_view_alone_classifies(tmp_path: Path) -> None:
     evaluator, model, streams = opened(tmp_path, "multi_class", model=first, data=given)
     predictions = evaluator.predict(model, streams.roles.test, hidden=True)
     a = known.by_view(known.test)[0]
-    np.testing.assert_allclose(predictions.hidden, a, atol=1e-4)
+    near(predictions.hidden, a, atol=1e-4)
     logits = a @ CLASSIFIER[:, :WIDTH].T + BIAS
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(predictions.probability, shares, atol=1e-5)
+    near(predictions.probability, shares, atol=1e-5)
 
 
 def test_a_table_of_predictions_names_the_columns_that_it_has(sets: Sets, tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_a_table_of_predictions_names_the_columns_that_it_has(sets: Sets, tmp_pa
         assert table["row"].tolist() == rows.tolist()
         for column, name in enumerate(NAMES):
             expected = known.probability(rows)[:, column]
-            np.testing.assert_allclose(table[name], expected, atol=1e-5)
+            near(table[name], expected, atol=1e-5)
 
 
 def test_rows_without_labels_have_no_scores(tmp_path: Path) -> None:
@@ -296,6 +297,6 @@ def test_rows_without_labels_have_no_scores(tmp_path: Path) -> None:
     rows = np.arange(len(known.y))[::-7].copy()  # in an order of the caller's
     predictions = evaluator.predict(model, rows, hidden=True, projected=True)
     assert predictions.rows.tolist() == rows.tolist()
-    np.testing.assert_allclose(predictions.hidden, known.hidden(rows), atol=1e-4)
+    near(predictions.hidden, known.hidden(rows), atol=1e-4)
     for z, expected in zip(predictions.projections, known.projections(rows), strict=True):
-        np.testing.assert_allclose(z, expected, atol=1e-4)
+        near(z, expected, atol=1e-4)
