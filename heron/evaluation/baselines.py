@@ -1,5 +1,6 @@
 """Baselines on the same labels: logistic regression, a random forest, and the plain network."""
 
+import hashlib
 import json
 import math
 import os
@@ -31,9 +32,6 @@ from heron.distributed.collectives import on_main, rank
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.metrics import Scores
 from heron.evaluation.scikit import KINDS, NAMES, Kind, tune
-from heron.shards.artefact import fingerprint
-from heron.shards.atomic import atomic_write
-from heron.shards.terminal import print_lines
 
 SUMMARISED = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
 FILE = "baselines.json"  # in the run's folder
@@ -69,7 +67,8 @@ class Beside:
         options = {key: getattr(config.evaluate, key) for key in ("threshold", "batch")}
         self._asked: dict[str, Any] = {"data": data, "evaluate": options}
         packages = {name: version(name) for name in ("scikit-learn", "scipy")}
-        self._facts = fingerprint(self._asked | {"versions": versions() | packages})
+        facts = json.dumps([self._asked, versions(), packages], sort_keys=True)
+        self._facts = hashlib.sha256(facts.encode()).hexdigest()
 
     @property
     def scores(self) -> Scores:
@@ -266,7 +265,7 @@ def _scores_of(
 
     tuned = tune(kind, inputs(labelled), labelled.y, evaluator.exclusive)
     if tuned.edge:
-        print_lines(f"baselines: {NAMES[kind]}: {tuned.edge}")
+        print(f"baselines: {NAMES[kind]}: {tuned.edge}")
     threshold = evaluator.threshold(predicted(validation) if validation else None)
     return evaluator.score(predicted(test), threshold) | tuned.options
 
@@ -277,8 +276,9 @@ def main() -> None:
     It ends where standard input does.
     """
     asked = json.loads(sys.stdin.readline())
+    threads = os.listdir("/proc/self/task") if asked["idle"] else []
     threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()
-    for thread in os.listdir("/proc/self/task") if asked["idle"] else ():
+    for thread in threads:  # but not the one that waits for the end
         with suppress(OSError):  # where a sandbox forbids it
             os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
     torch.set_num_threads(asked["threads"])
@@ -293,13 +293,14 @@ def main() -> None:
             rows = [roles.labelled, roles.test, *([roles.validation] if evaluator.fits else [])]
             inputs = [evaluator.inputs(of_role) for of_role in rows]
         if kind not in known:
-            print_lines(f"baselines: fitting {NAMES[kind]} beside the run")
+            print(f"baselines: fitting {NAMES[kind]} beside the run", flush=True)
             known[kind] = dict(_scores_of(kind, evaluator, *inputs))
-            with atomic_write(path) as stream:
-                stream.write(to_json({"facts": facts, "scores": known}, inf_nan_mode="null"))
+            part, content = path.with_suffix(".part"), {"facts": facts, "scores": known}
+            part.write_bytes(to_json(content, inf_nan_mode="null"))
+            part.replace(path)
         found = ((name, known[kind].get(name)) for name in SUMMARISED)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in found if value is not None)
-        print_lines(f"to beat: {scores}, by {NAMES[kind]} on the same labelled rows")
+        print(f"to beat: {scores}, by {NAMES[kind]} on the same labelled rows", flush=True)
 
 
 if __name__ == "__main__":
