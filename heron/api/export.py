@@ -28,7 +28,7 @@ from heron.data.decoders import NONE
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
-from heron.shards.atomic import atomic_write, make_room
+from heron.shards.atomic import new_file
 from heron.shards.errors import HeronError
 from heron.training.signature import Signature
 
@@ -137,8 +137,7 @@ def export(
             f"{CHECKED_ROWS} random rows, and the limit is {TOLERANCE:.0e}, so {out} is not "
             "written; try the other format"
         )
-    make_room(out, overwrite, InputError)
-    with atomic_write(out) as stream:
+    with new_file(out, overwrite, InputError) as stream:
         stream.write(contents)
 
 

@@ -32,7 +32,7 @@ from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog, leave
 from heron.report.run_report import write_report
-from heron.shards.errors import HeronError
+from heron.shards.errors import AGAIN, DiskFull, HeronError
 from heron.shards.terminal import print_error
 from heron.training.host_memory import release_freed_memory
 from heron.training.launch import end, fail, resolve_precision
@@ -40,7 +40,7 @@ from heron.training.run_lock import RunLock
 from heron.training.trainer import train
 
 EXPECTED = (HeronError, OSError)
-AGAIN = "run again with run.resume=auto to continue"
+GO_ON = "run again with run.resume=auto to continue"
 DEFAULT = "faces"
 
 
@@ -78,6 +78,9 @@ def pretrain(config: Config, overwrite: bool = False) -> dict[str, Any]:
             if not (watchdog.started and collectives.is_lost(error)):
                 raise
             raise Lost(f"{watchdog.final_report()}; {error}") from error
+        except DiskFull as error:
+            again = "run again with run.resume=auto: the checkpoints are kept"
+            raise DiskFull(str(error).replace(AGAIN, again)) from None
         finally:
             release_freed_memory()
 
@@ -97,14 +100,14 @@ def main(words: Sequence[str] | None = None) -> int:
         pretrain(experiment, arguments.overwrite)
     except Stopped as stopped:
         if collectives.rank() == 0:
-            print_error("stopped", f"{stopped}; {AGAIN}")
+            print_error("stopped", f"{stopped}; {GO_ON}")
         return end(STOPPED)
     except KeyboardInterrupt:
         if collectives.rank() == 0:
-            print_error("stopped", f"immediately, by Ctrl-C, at the newest checkpoint; {AGAIN}")
+            print_error("stopped", f"immediately, by Ctrl-C, at the newest checkpoint; {GO_ON}")
         leave(INTERRUPTED)
     except Lost as lost:
-        print_error("error", f"another process died: {lost}; {AGAIN}")
+        print_error("error", f"another process died: {lost}; {GO_ON}")
         leave(LOST)  # leaving the process group would wait for the one that is gone
     except EXPECTED as error:
         whose = f"rank {collectives.rank()}: " if collectives.world_size() > 1 else ""

@@ -5,7 +5,8 @@ import math
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from heron.config.errors import ConfigError
 from heron.config.sections import Natural, expand_home
 from heron.config.shipped import CONFIGS, find_config
 from heron.shards.artefact import Count
-from heron.shards.atomic import save_json
+from heron.shards.atomic import locked, save_json
 from heron.shards.terminal import print_markdown, print_table
 from heron.shards.workers import Executor
 from heron.training.tracking import read_result
@@ -110,27 +111,27 @@ def compare(
     methods = methods or ("dnn", "herocon")
     verb = "quick" if quick else "compare"
     words = with_threads(find_config(config), words, address, at_once)
-    settings, reader = _search_settings(
+    with _search_settings(
         config, words, space, sampler, trials, seed, score, out, verb, overwrite
-    )
-    baselines = tuple(dict.fromkeys(baselines))
-    numbers = range(first, first + folds)
-    if quick:
-        settings = _shortened(settings, reader, methods, baselines, numbers)
-    # All are checked before the first run, so that an invalid one costs no run.
-    experiments = {
-        fold: {name: settings.experiment(name, fold) for name in methods} for fold in numbers
-    }
-    threads = next(iter(experiments[first].values())).train.cpu_threads
-    with executor(address, at_once, threads) as runs_on:
-        on_features = () if quick else baselines
-        comparison = _run_folds(settings, reader, experiments, baselines, on_features, runs_on)
-    _, taken = comparison.verdict()
-    options, is_raw = taken.partition(" on raw features")[:2]
-    if is_raw:
-        path = settings.out / "results" / f"{options}-raw-{first}.json"
-        print(f"{taken} is from scikit-learn; its options are in {path}")
-    print_markdown(comparison.write(settings.out))
+    ) as (settings, reader):
+        baselines = tuple(dict.fromkeys(baselines))
+        numbers = range(first, first + folds)
+        if quick:
+            settings = _shortened(settings, reader, methods, baselines, numbers)
+        # All are checked before the first run, so that an invalid one costs no run.
+        experiments = {
+            fold: {name: settings.experiment(name, fold) for name in methods} for fold in numbers
+        }
+        threads = next(iter(experiments[first].values())).train.cpu_threads
+        with executor(address, at_once, threads) as runs_on:
+            on_features = () if quick else baselines
+            comparison = _run_folds(settings, reader, experiments, baselines, on_features, runs_on)
+        _, taken = comparison.verdict()
+        options, is_raw = taken.partition(" on raw features")[:2]
+        if is_raw:
+            path = settings.out / "results" / f"{options}-raw-{first}.json"
+            print(f"{taken} is from scikit-learn; its options are in {path}")
+        print_markdown(comparison.write(settings.out))
 
 
 def _run_folds(
@@ -303,38 +304,39 @@ def tune(
     heron tune scene --methods dnn herocon --trials 16
     """
     words = with_threads(find_config(config), overrides, address, at_once)
-    settings, _ = _search_settings(
-        config, words, space, sampler, trials, seed, score, out, "tune", overwrite
-    )
     from heron.config.experiment import dump_config, parse_config
     from heron.studies.engine import executor, run_jobs
     from heron.studies.search import search
 
-    for path in (settings.out / f"{name}.json" for name in methods):  # its choice is kept
-        if path.exists() and (earlier := read_result(path).get("score")) != settings.score:
-            raise ConfigError(
-                f"{path.with_suffix('.yaml')} was chosen by {earlier}, not by {settings.score}; "
-                "choose another --out, or add --overwrite, which moves the whole folder aside"
-            )
-    lines = list[list[str]]()
-    # All are checked before the first run, so that an invalid one costs no run.
-    experiments = {name: settings.experiment(name, None) for name in methods}
-    threads = next(iter(experiments.values())).train.cpu_threads
-    with executor(address, at_once, threads) as runs_on:
-        jobs = [search(settings, own, settings.out / name) for name, own in experiments.items()]
-        found = run_jobs(jobs, runs_on)
-    for name, (best, rows) in zip(experiments, found, strict=True):
-        tree = best.config.model_dump(mode="json")
-        tree["run"] = {"dir": str(settings.out / f"{name}-best"), "resume": "never"}
-        tree["evaluate"]["test"] = True
-        path, chosen = settings.out / f"{name}.yaml", dump_config(parse_config(tree))
-        command = shlex.join(["heron", "pretrain", str(path)])
-        path.write_text(f"# {best.description}; {command}\n{chosen}")
-        save_json(settings.out / f"{name}.json", {"score": settings.score, "trials": rows})
-        best_score, base_score = rows[best.number]["validation"], rows[0]["validation"]
-        as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
-        lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])
-    print_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
+    with _search_settings(
+        config, words, space, sampler, trials, seed, score, out, "tune", overwrite
+    ) as (settings, _):
+        for path in (settings.out / f"{name}.json" for name in methods):  # its choice is kept
+            if path.exists() and (earlier := read_result(path).get("score")) != settings.score:
+                raise ConfigError(
+                    f"{path.with_suffix('.yaml')} was chosen by {earlier}, not by "
+                    f"{settings.score}; choose another --out, or add --overwrite, which moves the "
+                    "whole folder aside"
+                )
+        lines = list[list[str]]()
+        # All are checked before the first run, so that an invalid one costs no run.
+        experiments = {name: settings.experiment(name, None) for name in methods}
+        threads = next(iter(experiments.values())).train.cpu_threads
+        with executor(address, at_once, threads) as runs_on:
+            jobs = [search(settings, own, settings.out / name) for name, own in experiments.items()]
+            found = run_jobs(jobs, runs_on)
+        for name, (best, rows) in zip(experiments, found, strict=True):
+            tree = best.config.model_dump(mode="json")
+            tree["run"] = {"dir": str(settings.out / f"{name}-best"), "resume": "never"}
+            tree["evaluate"]["test"] = True
+            path, chosen = settings.out / f"{name}.yaml", dump_config(parse_config(tree))
+            command = shlex.join(["heron", "pretrain", str(path)])
+            path.write_text(f"# {best.description}; {command}\n{chosen}")
+            save_json(settings.out / f"{name}.json", {"score": settings.score, "trials": rows})
+            best_score, base_score = rows[best.number]["validation"], rows[0]["validation"]
+            as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
+            lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])
+        print_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
 
 
 def folder_of(config: str, verb: str) -> Path:
@@ -342,6 +344,7 @@ def folder_of(config: str, verb: str) -> Path:
     return Path("runs") / f"{find_config(config).stem}-{verb}"
 
 
+@contextmanager
 def _search_settings(
     config: str,
     overrides: Sequence[str],
@@ -353,8 +356,8 @@ def _search_settings(
     out: Path | None,
     verb: str,
     overwrite: bool,
-) -> "tuple[SearchSettings, Reader]":
-    """Returns the settings of a search, and its data set, which is built where it is missing."""
+) -> "Iterator[tuple[SearchSettings, Reader]]":
+    """Gives the settings of a search and its data set, built if need be, and locks its folder."""
     from heron.config.experiment import load_config
     from heron.data.dataset import build_data, open_reader
     from heron.studies.search import SearchSettings, load_space
@@ -380,7 +383,8 @@ def _search_settings(
     folder = out or folder_of(config, verb)
     ranges = load_space(space)
     settings = SearchSettings(path, overrides, ranges, trials, seed, score, folder, sampler)
-    if overwrite:
-        begin_anew(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return settings, reader
+    with locked(folder):
+        if overwrite:
+            begin_anew(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield settings, reader

@@ -22,6 +22,7 @@ from heron.cli.shards import SHARDS
 from heron.cli.study import report, run_table, study
 from heron.config.errors import INTERRUPTED, STOPPED, Stopped
 from heron.config.shipped import __version__
+from heron.shards.atomic import naming
 from heron.shards.errors import HeronError
 from heron.shards.terminal import print_error
 
@@ -89,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog, words = f"{prog} {words[0]}", words[1:]
     call = parse(prog, verb, words)
     try:
-        status = call() or 0
-        sys.stdout.flush()
+        with naming("what this command prints, or a temporary file"):
+            status = call() or 0
+            sys.stdout.flush()
         for command in next_commands(prog.removeprefix("heron "), call, status):
             print(f"next: {command}", file=sys.stderr)  # never wrapped: it is for copying
     except UsageError as fault:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from heron.cli.arguments import Address, Location, Override, Overwrite, Quiet, UsageError, executor
 from heron.config.errors import InputError
 from heron.retrieval.embeddings import Layer, Role, used
-from heron.shards.atomic import atomic_write, make_room, refuse_taken
+from heron.shards.atomic import new_file
+from heron.shards.errors import csv_of
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels
@@ -86,26 +87,24 @@ def predict(
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out must end with {' or '.join(FORMATS)}, got {out}")
-    refuse_taken(out, overwrite, InputError)
     import pandas as pd
 
     from heron.retrieval.embedding_model import predict_rows
 
-    answer = predict_rows(run, overrides, data, split, role, trust_code)
-    keys, predictions, labels, note = answer
-    names = [f"label {name}" if name in COLUMNS else name for name in labels]
-    if predictions.probability is None:
-        raise InputError(
-            "the model has no classifier, and there is no labelled row to train a probe on; use a "
-            "run with one of them, such as one with a term bce or cross_entropy"
-        )
-    table = pd.DataFrame(predictions.probability, columns=names)
-    table.insert(0, "row", predictions.rows)
-    table.insert(1, "key", list(keys))
-    make_room(out, overwrite, InputError)
-    with atomic_write(out) as stream:
+    with new_file(out, overwrite, InputError) as stream:
+        answer = predict_rows(run, overrides, data, split, role, trust_code)
+        keys, predictions, labels, note = answer
+        names = [f"label {name}" if name in COLUMNS else name for name in labels]
+        if predictions.probability is None:
+            raise InputError(
+                "the model has no classifier, and there is no labelled row to train a probe on; "
+                "use a run with one of them, such as one with a term bce or cross_entropy"
+            )
+        table = pd.DataFrame(predictions.probability, columns=names)
+        table.insert(0, "row", predictions.rows)
+        table.insert(1, "key", list(keys))
         if out.suffix == ".csv":
-            stream.write(table.to_csv(index=False).encode())
+            stream.write(csv_of(table.to_csv(index=False)).encode())
         else:
             table.to_parquet(stream, index=False)
     print(f"{out}: {len(keys):,} rows, {len(labels):,} labels")

@@ -6,18 +6,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 from heron.cli.arguments import Location, Override
-from heron.config.errors import INTERRUPTED, ConfigError, TrainingError
+from heron.config.errors import INTERRUPTED, LOST, STOPPED, ConfigError, TrainingError
 from heron.config.sections import Natural
 from heron.config.shipped import ACCELERATE, JOB, LAUNCH, find_config, find_shipped, names_in
+from heron.shards.atomic import locked
+from heron.shards.terminal import print_error
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 POLL_S = 0.2
+TELL_S, END_S = 10.0, 300.0  # until others get SIGTERM, and SIGKILL, once one process has ended
 LAUNCHERS = ("accelerate", "hosts", "ray", "slurm")  # folders of `launch`
 Configuration = Annotated[
     str | None,
@@ -65,8 +68,9 @@ def launchers(out: Annotated[Path, "folder to write"]) -> None:
     """
     if out.exists():
         raise ConfigError(f"{out} already exists; choose a new folder")
-    for name in LAUNCHERS:
-        shutil.copytree(LAUNCH / name, out / name)
+    with locked(out):
+        for name in LAUNCHERS:
+            shutil.copytree(LAUNCH / name, out / name)
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         print(path)
 
@@ -123,8 +127,10 @@ def environments(configuration: Path, processes: int | None) -> list[dict[str, s
 def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
     """Runs the main job in one process per environment, and waits for all of them.
 
-    SIGTERM, SIGUSR1 and Ctrl-C have all of them save and stop; a second Ctrl-C kills them. Returns
-    the highest status of a process, which is 128 plus the signal's number for one that was killed.
+    SIGTERM, SIGUSR1 and Ctrl-C have all of them save and stop; a second Ctrl-C kills them. Once one
+    has ended, the others have `END_S` seconds to end too: see `_hasten`. Returns the highest status
+    of a process, which is 128 plus the signal's number for one that was killed, `LOST` for one that
+    had to be killed here, and that of the first to fail for one that saved since it was told to.
     `accelerate launch` would return 1 whatever the status of its processes, and kill those that
     are still saving 30 s after a SIGTERM.
     """
@@ -138,15 +144,24 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
     command = [sys.executable, "-P", "-m", JOB, *words]  # -P: ignore packages in the working folder
     children: list[subprocess.Popen[bytes]] = []
+    first, waited = 0, 0.0  # the first that ended, and for how long others did not
+    killed: Collection[int] = ()
     try:
         for environment in environments:
             children.append(subprocess.Popen(command, env={**os.environ, **environment}))
         for number in SIGNALS:
             signal.signal(number, stop)
-        while running := [child for child in children if child.poll() is None]:
+        while running := [rank for rank, child in enumerate(children) if child.poll() is None]:
             if stopping:  # repeatedly, as a process may not have its handlers yet
-                for child in running:
-                    child.send_signal(signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
+                for rank in running:
+                    children[rank].send_signal(signal.SIGKILL if interrupts > 1 else signal.SIGTERM)
+            if len(running) < len(children):
+                ended = (rank for rank in range(len(children)) if rank not in running)
+                first = first if waited else max(ended, key=lambda rank: _status(children[rank]))
+                killed = killed or _hasten(children, running, first, waited)
+                waited += POLL_S  # not by the clock, which goes on while a terminal stops all
+            if waited > 2 * END_S:
+                break  # a disk that does not answer keeps even a killed process
             time.sleep(POLL_S)
     except OSError:  # a process could not be started: the others would wait for it
         for child in children:
@@ -158,5 +173,49 @@ def run_together(words: Sequence[str], environments: Sequence[Mapping[str, str]]
             signal.signal(number, handler)
     if interrupts > 1:
         return INTERRUPTED
-    codes = [child.returncode for child in children]
-    return max(code if code >= 0 else 128 - code for code in codes)
+    statuses = [LOST if n in killed else _status(child) for n, child in enumerate(children)]
+    if statuses[first] not in (0, STOPPED):
+        statuses = [status for status in statuses if status != STOPPED]
+    return max(statuses)
+
+
+def _hasten(
+    children: Sequence["subprocess.Popen[bytes]"], running: Sequence[int], first: int, waited: float
+) -> Sequence[int]:
+    """Has the processes that still run end, `waited` seconds after the `first` one; by rank.
+
+    One that was stopped goes on at once, since it would answer nothing but SIGKILL. After `TELL_S`
+    they get SIGTERM, unless the first ended well, and after `END_S`, in which a checkpoint may
+    still be written, SIGKILL. Returns those that it killed.
+    """
+    status = _status(children[first])
+    for rank in running:
+        if _is_stopped(children[rank].pid):
+            print_error("error", f"rank {rank} was stopped (SIGSTOP or Ctrl-Z); it goes on, to end")
+            children[rank].send_signal(signal.SIGCONT)
+        if waited >= TELL_S and status not in (0, STOPPED):
+            children[rank].send_signal(signal.SIGTERM)
+    if waited < END_S:
+        return ()
+    for rank in running:
+        children[rank].kill()
+    ranks = ", ".join(f"rank {rank} (process {children[rank].pid})" for rank in running)
+    print_error(
+        "error",
+        f"{ranks} had not ended {END_S:g} s after rank {first} ended with status {status}, and was "
+        "killed; run again with run.resume=auto to continue from the last checkpoint",
+    )
+    return running
+
+
+def _status(child: "subprocess.Popen[bytes]") -> int:
+    code: int = child.returncode
+    return code if code >= 0 else 128 - code
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has just ended, or this is no Linux
+        return False
+    return state == "T"

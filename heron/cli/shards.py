@@ -60,6 +60,7 @@ def build_shards(
             executor=spread,
             progress=not quiet,
             overwrite=overwrite,
+            wait=False,
         )
 
 

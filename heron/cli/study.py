@@ -13,6 +13,7 @@ from heron.config.errors import INTERRUPTED, ConfigError
 from heron.config.experiment import load_config
 from heron.config.sections import Natural
 from heron.config.shipped import CONFIGS, STUDIES, find_shipped, names_in
+from heron.shards.atomic import locked
 from heron.shards.dotted import suggest
 from heron.shards.terminal import print_markdown, print_table
 from heron.studies.reproduction import GROUPS, TABLES, missing, reproduce
@@ -42,7 +43,7 @@ def study(
     heron study negatives --small seed=0
     heron study workers-fixed-batch --address auto --out studies/workers
     """
-    from heron.studies.ledger import Ledger, exclusive
+    from heron.studies.ledger import Ledger
     from heron.studies.study import load_study
     from heron.studies.trials import plan, refuse_missing_data
 
@@ -70,9 +71,9 @@ def study(
     from heron.studies.text import markdown
     from heron.training.earlier_run import begin_anew
 
-    if overwrite:
-        begin_anew(out)
-    with exclusive(out):
+    with locked(out):
+        if overwrite:
+            begin_anew(out)
         ledger = Ledger(spec, out)
         if retry_failed:
             ledger.forget_failed()
@@ -118,7 +119,8 @@ def report(
     results = read_results(study)
     page = Report.of(results, x, y)
     out = out or study / "report"
-    path = page.write(out)
+    with locked(out):
+        path = page.write(out)
     print_table(*readable_table(results, page.ys), piped=(out / "table.md").read_text() + "\n")
     print(results.progress)
     print(f"report: {path}")
@@ -179,15 +181,16 @@ def run_table(
         ]
         print("\n".join([*to_run, f"missing runs: {len(to_run)}"]))
         return
-    if overwrite:
-        begin_anew(folder)
     config = CONFIGS / next(iter(tables.values())).config
     overrides = (*with_threads(config, overrides, address, at_once),)
     threads = load_config(config, overrides).train.cpu_threads
-    for path, published in tables.items():
-        if hints[path]:
-            text = f"{published.source}: {hints[path]}\n"
-        else:
-            with executor(address, at_once, threads) as runs_on:
-                text = reproduce(published, path, overrides, only, runs_on)
-        print_markdown(text + "\n")
+    with locked(folder):
+        if overwrite:
+            begin_anew(folder)
+        for path, published in tables.items():
+            if hints[path]:
+                text = f"{published.source}: {hints[path]}\n"
+            else:
+                with executor(address, at_once, threads) as runs_on:
+                    text = reproduce(published, path, overrides, only, runs_on)
+            print_markdown(text + "\n")

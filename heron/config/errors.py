@@ -1,6 +1,7 @@
 """Errors that stop a run: each names the thing, what was found and expected, and the remedy."""
 
 from heron.shards.errors import HeronError as HeronError
+from heron.shards.errors import csv_line as csv_line
 
 STOPPED = 75  # exit status: stopped by a signal, state saved; run again to continue (EX_TEMPFAIL)
 INTERRUPTED = 130  # exit status: ended at once by Ctrl-C, as shells report it

@@ -19,6 +19,7 @@ from heron.data.random_keys import rng_keys, uniforms
 from heron.data.reader import Reader
 from heron.data.rows import ROLES, Marked, Roles, Rows
 from heron.shards.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
+from heron.shards.atomic import atomic_write, new_folder
 
 VALIDATION_DRAW = 1  # joins seed and fold, so that validation and labelled rows differ in draw
 MARKS, SIZES = "marks.npy", "sizes.npy"  # marks [rows], and row counts [roles, shards]
@@ -290,19 +291,19 @@ def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> Writt
         )
     if folder.exists():
         raise ConfigError(f"{folder} already exists; choose a new folder")
-    folder.mkdir(parents=True)
-    marks = np.lib.format.open_memmap(
-        folder / MARKS, "w+", np.uint8, (int(reader.starts[-1]),), version=(1, 0)
-    )
+    marks = np.zeros(int(reader.starts[-1]), np.uint8)
     for bit, shard_rows in enumerate(roles.by_shard.values()):
         for number in np.flatnonzero(shard_rows.sizes).tolist():
             marks[shard_rows.rows_of(number)] |= 1 << bit
-    marks.flush()
-    np.save(folder / SIZES, np.array([shard_rows.sizes for shard_rows in roles.by_shard.values()]))
-    files = {name: FileSum.of(folder / name) for name in (MARKS, SIZES)}
-    return WrittenRoles(
-        data=reader.manifest.fingerprint, protocol=role_inputs(data), files=files
-    ).write(folder / MANIFEST)
+    sizes = np.array([shard_rows.sizes for shard_rows in roles.by_shard.values()])
+    with new_folder(folder, False, ConfigError) as partial:
+        for name, array in ((MARKS, marks), (SIZES, sizes)):
+            with atomic_write(partial / name) as stream:
+                np.save(stream, array)
+        files = {name: FileSum.of(partial / name) for name in (MARKS, SIZES)}
+        return WrittenRoles(
+            data=reader.manifest.fingerprint, protocol=role_inputs(data), files=files
+        ).write(partial / MANIFEST)
 
 
 def read_roles(reader: Reader, data: Data, folder: Path) -> Roles:

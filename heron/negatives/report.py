@@ -25,7 +25,7 @@ from heron.report.charts import Chart, heat_map
 from heron.report.pages import ADDRESS, PageLinks
 from heron.retrieval.embeddings import Embeddings, choose_data
 from heron.retrieval.pictures import SamplePictures
-from heron.shards.atomic import atomic_write, make_room, refuse_taken
+from heron.shards.atomic import atomic_write, new_folder
 from heron.shards.errors import ShardError
 from heron.shards.workers import ALONE, Executor
 
@@ -63,48 +63,46 @@ def report(
     `overwrite`, moved aside. Blocks of anchors are measured by an executor; the files do not
     depend on it. `trust_code` is of the run: see `load_saved`.
     """
-    refuse_taken(out, overwrite, RetrievalError)
-    links = PageLinks(address)
-    pictures, no_pictures = find_pictures(embeddings, data)  # first, so that it fails early
-    near = find_neighbours(embeddings, question, index, executor)
-    manifest = embeddings.manifest
-    temperatures = Temperatures.of_run(manifest.run, trust_code)
-    repulsion, notes = measure_repulsion(near, temperatures)
-    recall = index.manifest.recall if index else None
-    neighbours = "exact"
-    if index:
-        quality = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
-        neighbours = f"from the index {index.where} ({index.manifest.kind}), {quality}"
-    numbers = {
-        "embeddings": embeddings.where,
-        "checkpoint": manifest.checkpoint,
-        "run": manifest.run,
-        "data": manifest.data,
-        "views": embeddings.compares or "all",
-        "samples": len(embeddings),
-        "labelled": int(embeddings.samples.known.sum()),
-        "question": question,
-        "anchors": len(near.pairs.anchors),
-        "others": len(near.pairs.others),
-        "neighbours": neighbours,
-        "recall": {"k": recall.k, "value": recall.value} if recall else None,
-        "labels": {"kind": embeddings.samples.kind, "names": embeddings.samples.names},
-        **measure_labels(near),
-        **repulsion,
-        "left_out": [*near.notes, *notes, *filter(None, [no_pictures])],
-    }
-    page = render(near, numbers, pictures, links)
-    confusion = numbers["confusion"]
-    if len(embeddings.samples.names) > MAX_MATRIX_LABELS:
-        confusion = confusion | {"swapped": None, "expected": None}
-    make_room(out, overwrite, RetrievalError)
-    out.mkdir(parents=True, exist_ok=True)
-    with atomic_write(out / "pairs.parquet") as stream:
-        pq.write_table(tabulate(near, temperatures), stream)
-    with atomic_write(out / "negatives.json") as stream:
-        stream.write(to_json(numbers | {"confusion": confusion}))
-    with atomic_write(out / "report.html") as stream:
-        stream.write(page.encode())
+    with new_folder(out, overwrite, RetrievalError) as folder:
+        links = PageLinks(address)
+        pictures, no_pictures = find_pictures(embeddings, data)  # first, so that it fails early
+        near = find_neighbours(embeddings, question, index, executor)
+        manifest = embeddings.manifest
+        temperatures = Temperatures.of_run(manifest.run, trust_code)
+        repulsion, notes = measure_repulsion(near, temperatures)
+        recall = index.manifest.recall if index else None
+        neighbours = "exact"
+        if index:
+            quality = f"recall@{recall.k} {recall.value:.4f}" if recall else "recall not measured"
+            neighbours = f"from the index {index.where} ({index.manifest.kind}), {quality}"
+        numbers = {
+            "embeddings": embeddings.where,
+            "checkpoint": manifest.checkpoint,
+            "run": manifest.run,
+            "data": manifest.data,
+            "views": embeddings.compares or "all",
+            "samples": len(embeddings),
+            "labelled": int(embeddings.samples.known.sum()),
+            "question": question,
+            "anchors": len(near.pairs.anchors),
+            "others": len(near.pairs.others),
+            "neighbours": neighbours,
+            "recall": {"k": recall.k, "value": recall.value} if recall else None,
+            "labels": {"kind": embeddings.samples.kind, "names": embeddings.samples.names},
+            **measure_labels(near),
+            **repulsion,
+            "left_out": [*near.notes, *notes, *filter(None, [no_pictures])],
+        }
+        page = render(near, numbers, pictures, links)
+        confusion = numbers["confusion"]
+        if len(embeddings.samples.names) > MAX_MATRIX_LABELS:
+            confusion = confusion | {"swapped": None, "expected": None}
+        with atomic_write(folder / "pairs.parquet") as stream:
+            pq.write_table(tabulate(near, temperatures), stream)
+        with atomic_write(folder / "negatives.json") as stream:
+            stream.write(to_json(numbers | {"confusion": confusion}))
+        with atomic_write(folder / "report.html") as stream:
+            stream.write(page.encode())
     return numbers
 
 

@@ -1,11 +1,10 @@
 """Builds an index from embeddings: checks, trains, adds in blocks, measures; all or nothing."""
 
-import os
 import shutil
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from heron.retrieval.index_files import (
     IndexManifest,
     Prefix,
     kept_beside,
-    locked,
-    new_folder,
     read_faiss,
     rotation,
     set_default,
@@ -42,8 +39,8 @@ from heron.retrieval.locations import FolderOutput, open_output
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.recall import ExactSearch, Recall
 from heron.retrieval.vectors import LayerVectors, VectorsInMemory
-from heron.shards.artefact import MANIFEST, FileSum, kept_in_cache
-from heron.shards.atomic import Kept
+from heron.shards.artefact import MANIFEST, FileSum
+from heron.shards.atomic import Kept, kept_in_cache, locked, naming, new_folder
 from heron.shards.workers import ALONE, Executor
 
 faiss = require("faiss", "an index")
@@ -162,16 +159,15 @@ def _place(out: str | Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
     """Gives a folder that becomes `out`, or whose files are put there; and one of what is kept."""
     output = open_output(out)
     if isinstance(output, FolderOutput):
-        with new_folder(output.folder, overwrite) as work:
-            yield work, kept_beside(output.folder)
-        return
-    output.refuse_taken(overwrite, lambda names: MANIFEST not in names and INDEX in names)
-    kept = kept_in_cache("index", out)
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-    alone = locked(kept.with_suffix(".lock"), output) if os.access(kept.parent, os.W_OK) else None
-    with alone or nullcontext(), output.writing(MANIFEST) as work:
-        yield work, kept
+        kept = kept_beside(output.folder)
+        with new_folder(output.folder, overwrite, RetrievalError) as work:
+            yield work, kept
+    else:
+        kept = kept_in_cache("index", out)
+        with locked(output, output.lock):
+            output.refuse_taken(overwrite, lambda names: MANIFEST not in names and INDEX in names)
+            with output.writing(MANIFEST) as work:
+                yield work, kept
     shutil.rmtree(kept, ignore_errors=True)
 
 
@@ -219,8 +215,11 @@ def make(
         with _timed(seconds, "add"):
             for _, block in vectors.blocks("add"):
                 index.add(block)
-        with _timed(seconds, "write"):
-            faiss.write_index(index, str(path))
+        with _timed(seconds, "write"), naming(path, path):
+            try:
+                faiss.write_index(index, str(path))
+            except RuntimeError as fault:  # whatever the reason is
+                raise OSError(f"{path}: {' '.join(str(fault).split())}") from None
         return index
     if plan.kind == "flat":
         with _timed(seconds, "add"):
@@ -246,7 +245,7 @@ def write_flat(path: Path, vectors: LayerVectors, plan: Plan) -> None:
     count = len(vectors.embeddings)
     struct.pack_into("<q", header, 8, count)
     struct.pack_into("<Q", header, len(header) - 8, count * vectors.dim)
-    with path.open("wb") as stream:
+    with naming(path, path), path.open("wb") as stream:
         stream.write(header)
         for _, block in vectors.blocks("add"):
             stream.write(block.data)

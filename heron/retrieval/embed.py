@@ -6,7 +6,7 @@ accelerate launch --num_processes 8 -m heron embed runs/celeba --out embeddings/
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -55,6 +55,7 @@ from heron.shards.artefact import MANIFEST, FileSum, parse_json
 from heron.shards.atomic import (
     aside_name,
     atomic_write,
+    locked,
     make_room,
     refuse_taken,
     remove_partial_files,
@@ -265,11 +266,17 @@ def embed_by(
                 f"rank {other_rank} would embed something different: {'; '.join(differ)}; if the "
                 "run is still training, pass the folder of a checkpoint"
             )
-    _fail_together(lambda: start_folder(embedder, plan, overwrite) if rank() == 0 else None)
-    _fail_together(lambda: embedder.run_missing(embedder.run, progress and rank() == 0))
-    parts = _fail_together(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
-    by_rank = gather_objects(parts)
-    _fail_together(lambda: finish(embedder, plan, run, by_rank) if rank() == 0 else None)
+    with ExitStack() as held:
+
+        def start() -> None:
+            held.enter_context(locked(embedder.out, embedder.out.lock))
+            start_folder(embedder, plan, overwrite)
+
+        _fail_together(lambda: start() if rank() == 0 else None)
+        _fail_together(lambda: embedder.run_missing(embedder.run, progress and rank() == 0))
+        parts = _fail_together(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
+        by_rank = gather_objects(parts)
+        _fail_together(lambda: finish(embedder, plan, run, by_rank) if rank() == 0 else None)
     return Embeddings.open(out, verify=False)  # it has just been written
 
 
@@ -333,7 +340,8 @@ def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
 def start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> None:
     """Makes the folder and saves the plan in it, or resumes a folder with the same plan.
 
-    Raises a RetrievalError if the folder holds something else, or two rows have the same key.
+    The caller has its lock: see `atomic.locked`. Raises a RetrievalError if the folder holds
+    something else, or two rows have the same key.
     """
     out = embedder.out
     read_samples(embedder.reader, embedder.rows).refuse_duplicates()
@@ -342,7 +350,6 @@ def start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> N
         if overwrite:
             make_room(out.folder, overwrite, RetrievalError)
         out.folder.mkdir(parents=True, exist_ok=True)
-        remove_partial_files(out.folder, "*/.*.part")  # of processes that were killed
         has_plan = (out.folder / PLAN).exists()
         if not has_plan:
             refuse_taken(out.folder, overwrite, RetrievalError)
@@ -363,6 +370,8 @@ def start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> N
                 f"{out} has embeddings with other settings: {'; '.join(differ)}; choose another "
                 f"--out, or {remedy}"
             )
+        if isinstance(out, FolderOutput):
+            remove_partial_files(out.folder, "*/.*.part")  # of processes that were killed
         return
     with out.writing(PLAN) as folder:
         save_json(folder / PLAN, plan)
@@ -374,11 +383,22 @@ def finish(
     run: str,
     by_rank: Sequence[Mapping[int, PartManifest]],
 ) -> None:
-    """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts."""
+    """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts.
+
+    Nothing is written where a manifest of these parts is there, with the samples.
+    """
     if isinstance(embedder.out, FolderOutput):
         remove_partial_files(embedder.out.folder, "*/.*.part")  # of tasks that were done twice
     part_manifests = {number: part for parts in by_rank for number, part in parts.items()}
+    parts = [part_manifests[number].part for number in range(len(part_manifests))]
     lost = {row: why for part in part_manifests.values() for row, why in part.lost.items()}
+    with suppress(Missing, RetrievalError):
+        data = embedder.out.read(MANIFEST)
+        earlier = EmbeddingsManifest.parse(data, f"{embedder.out}/{MANIFEST}")
+        is_remote = not isinstance(embedder.out, FolderOutput)  # where the manifest was put last
+        whole = is_remote or embedder.out.has_files(earlier.samples)
+        if whole and (earlier.parts, earlier.lost) == (parts, lost):
+            return
     rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
     with embedder.out.writing(last=MANIFEST) as folder:
         EmbeddingsManifest(
@@ -392,7 +412,7 @@ def finish(
             views=embedder.model.view_records,
             missing=embedder.model.missing,
             layers=embedder.layers,
-            parts=[part_manifests[number].part for number in range(len(part_manifests))],
+            parts=parts,
             samples=read_samples(embedder.reader, rows).save(folder),
             lost=lost,
         ).write(folder / MANIFEST)

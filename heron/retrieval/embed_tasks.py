@@ -17,6 +17,7 @@ from heron.distributed.collectives import world_size
 from heron.retrieval.embed import Choice, Embedder, finish, open_embedder, start_folder
 from heron.retrieval.embedding_model import EmbeddingModel, check_data, load_for_data
 from heron.retrieval.embeddings import Embeddings
+from heron.shards.atomic import locked
 from heron.shards.workers import Executor
 from heron.training.launch import start_processes
 from heron.training.pretrained import locate, weights_sha256
@@ -69,7 +70,6 @@ def embed_on(
     choice = replace(choice, layers=None if choice.layers is None else tuple(choice.layers))
     job = _Job(str(run), str(out), choice, tuple(overrides), trust_code)
     embedder, plan = job.open()
-    start_folder(embedder, plan, overwrite)
 
     def run_parts(missing: list[int]) -> Iterator[int]:
         parts = [_Part(number) for number in missing]
@@ -77,8 +77,10 @@ def embed_on(
             for _, rows in results:
                 yield rows
 
-    embedder.run_missing(run_parts, progress)
-    finish(embedder, plan, str(run), [{n: embedder.record(n) for n in embedder.part_numbers}])
+    with locked(embedder.out, embedder.out.lock):
+        start_folder(embedder, plan, overwrite)
+        embedder.run_missing(run_parts, progress)
+        finish(embedder, plan, str(run), [{n: embedder.record(n) for n in embedder.part_numbers}])
     return Embeddings.open(out, verify=False)  # it has just been written
 
 

@@ -23,7 +23,6 @@ from heron.retrieval.index_files import (
     INDEX,
     REBUILD_INDEX,
     IndexManifest,
-    new_folder,
     read_faiss,
     rotation,
     set_default,
@@ -34,6 +33,7 @@ from heron.retrieval.map import SampleMap
 from heron.retrieval.samples import Samples
 from heron.retrieval.vectors import prepare_vectors, vectors_in_memory
 from heron.shards.artefact import MANIFEST
+from heron.shards.atomic import new_folder
 from heron.shards.store import is_remote
 
 faiss = require("faiss", "an index")
@@ -143,9 +143,10 @@ class Index:
         """Writes the index to a new folder, for `Index.open` and `heron query`.
 
         Raises:
-            RetrievalError: the folder is not empty, or is being written.
+            RetrievalError: the folder is not empty.
+            InUse: another command is writing it.
         """
-        with new_folder(Path(folder)) as work:
+        with new_folder(Path(folder), False, RetrievalError) as work:
             shutil.copytree(self.folder, work, dirs_exist_ok=True)
 
     @classmethod

@@ -22,7 +22,7 @@ from heron.retrieval.embeddings import Source
 from heron.retrieval.index_files import parse_faiss
 from heron.retrieval.index_plan import BLOCK, MAX_POINTS, PQ_SAMPLE, Plan
 from heron.retrieval.vectors import LayerVectors
-from heron.shards.atomic import Kept
+from heron.shards.atomic import Kept, naming
 from heron.shards.terminal import Bar
 from heron.shards.workers import ALONE, Executor
 
@@ -166,7 +166,7 @@ def write_lists(
         len(header) + sizes.nbytes + np.concatenate([[0], np.cumsum(sizes[:-1])]) * entry_bytes
     )
     number_offsets = code_offsets + sizes * index.code_size
-    with path.open("wb") as stream:
+    with naming(path, path), path.open("wb") as stream:
         stream.write(header + sizes.tobytes())
         stream.flush()
         for start, block in blocks:
@@ -176,8 +176,15 @@ def write_lists(
             order = np.argsort(lists, kind="stable")
             present, firsts = np.unique(lists[order], return_index=True)
             for list_number, members in zip(present, np.split(order, firsts[1:]), strict=True):
-                os.pwrite(stream.fileno(), codes[members].data, int(code_offsets[list_number]))
-                numbers = (members + start).astype("<i8")
-                os.pwrite(stream.fileno(), numbers.data, int(number_offsets[list_number]))
+                _put(stream.fileno(), codes[members].tobytes(), int(code_offsets[list_number]))
+                numbers = (members + start).astype("<i8").tobytes()
+                _put(stream.fileno(), numbers, int(number_offsets[list_number]))
                 code_offsets[list_number] += len(members) * index.code_size
                 number_offsets[list_number] += len(members) * 8
+
+
+def _put(descriptor: int, data: bytes, offset: int) -> None:
+    """Writes all bytes at a place of a file; a disk that is nearly full takes some, and says so."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from heron.config.errors import RetrievalError
 from heron.shards.artefact import MANIFEST, Artefact, FileSum
+from heron.shards.atomic import kept_in_cache
 from heron.shards.cache import LocalFile, ShardCache
 from heron.shards.remote import Missing
 from heron.shards.remote_build import RemoteFolder
@@ -95,6 +96,7 @@ class FolderOutput:
     """A folder that is written file by file, each atomically."""
 
     folder: Path
+    lock: None = None  # beside the folder: see `atomic.locked`
 
     def __str__(self) -> str:
         """Returns its path."""
@@ -129,6 +131,11 @@ class RemoteOutput:
     def __str__(self) -> str:
         """Returns its address, without passwords."""
         return str(open_store(self.url))
+
+    @property
+    def lock(self) -> Path:
+        """Where this machine's commands that write it see each other."""
+        return kept_in_cache("lock", self.url)
 
     def folder(self, name: str = "") -> tuple[RemoteFolder, str]:
         """Returns the folder to put a file into, and the file's name there."""

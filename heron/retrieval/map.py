@@ -19,6 +19,7 @@ from heron.evaluation.knn import Numbers, Vectors
 from heron.retrieval.index_plan import MapKind
 from heron.retrieval.samples import REMEDY, Samples, map_array
 from heron.shards.artefact import Record
+from heron.shards.atomic import atomic_write
 
 MAP = "map.npy"  # float32 [N, 2], in the order of the samples
 MAX_FITTED_VALUES = 2**22  # vectors x dimensions that the projection is fitted on
@@ -72,7 +73,8 @@ def draw_map(
     for start, block in blocks:
         projected = model.transform(block)
         coordinates[start : start + len(block), : projected.shape[1]] = projected
-    np.save(path, coordinates, allow_pickle=False)
+    with atomic_write(path) as stream:
+        np.save(stream, coordinates, allow_pickle=False)
     return MapRecord(how=how, regions=_regions(coordinates[fitted], samples, fitted, seed))
 
 

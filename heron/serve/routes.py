@@ -1,7 +1,6 @@
 """The API of one index, as the page uses it; every request is bounded before it is used."""
 
 import asyncio
-import csv
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 
-from heron.config.errors import HeronError, RetrievalError
+from heron.config.errors import HeronError, RetrievalError, csv_line
 from heron.retrieval.answer import Answer, Flags, Relation
 from heron.retrieval.filters import filter_mask
 from heron.retrieval.map import GRID, MAX_CORNERS, SampleMap
@@ -290,11 +289,10 @@ def classes(counts: Sequence[int]) -> list[int]:
 
 def lines_of(keys: Iterator[str], format: Literal["csv", "json"]) -> Iterator[str]:
     """Yields keys as a CSV column or a JSON list, `EXPORT_CHUNK` keys at a time."""
-    writer = csv.writer(out := StringIO())
-    out.write("[" if format == "json" else "key\r\n")
+    (out := StringIO()).write("[" if format == "json" else "key\r\n")
     for number, key in enumerate(keys, 1):
         if format == "csv":
-            writer.writerow([key])
+            out.write(f"{csv_line([key])}\r\n")
         else:
             out.write(f"{',' if number > 1 else ''}\n{json.dumps(key)}")
         if number % EXPORT_CHUNK == 0:

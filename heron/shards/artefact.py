@@ -7,7 +7,6 @@ each file, the fingerprints of what the artefact was made from, and its own fing
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from heron.shards.atomic import save_json
+from heron.shards.atomic import cache_folder, save_json
 from heron.shards.errors import HeronError, ShardError, explain, short_repr
 
 MANIFEST = "manifest.json"
@@ -208,16 +207,6 @@ def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file, in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def cache_folder() -> Path:
-    """Returns the folder for what can be fetched or computed again."""
-    return Path(os.environ.get("HERON_CACHE") or "~/.cache/heron/shards").expanduser().absolute()
-
-
-def kept_in_cache(kind: str, where: object) -> Path:
-    """Returns the folder there of what a job on a path or URL has done: see `atomic.Kept`."""
-    return cache_folder() / f"{kind}-{hashlib.sha256(os.fsencode(str(where))).hexdigest()[:16]}"
 
 
 def _verified_lines() -> frozenset[str]:

@@ -1,21 +1,36 @@
 """Writes that leave no half: a file appears whole or not at all, and earlier work is moved aside.
 
 No command destroys what an earlier one wrote: the file or folder gets a free name beside its own.
+One command at a time writes it: see `locked`.
 """
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 from uuid import uuid4
 
-from heron.shards.errors import DISK_FULL, HeronError, ShardError, one_line
+from heron.shards.errors import (
+    AGAIN,
+    DISK_FULL,
+    DiskFull,
+    HeronError,
+    InUse,
+    ShardError,
+    one_line,
+)
 
 IS_CURRENT = "is the current folder or one above it, which cannot be moved aside"
+NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system without locks
+POLL_S = 0.1  # between two looks at a lock
 
 
 def save_json(path: Path, value: Any, several: bool = False) -> None:
@@ -26,7 +41,7 @@ def save_json(path: Path, value: Any, several: bool = False) -> None:
 
 @contextmanager
 def atomic_write(path: Path, several: bool = False) -> Iterator[BinaryIO]:
-    """Writes a temporary file that is renamed when complete; ShardError where the disk is full.
+    """Writes a temporary file that is renamed when complete; errors are those of `naming`.
 
     With `several`, others may be writing the same file, as a worker does whose driver was killed:
     each writes a temporary file of its own, which whoever starts over removes (`.NAME.*.part`).
@@ -35,20 +50,137 @@ def atomic_write(path: Path, several: bool = False) -> Iterator[BinaryIO]:
     path = named(path)
     partial = path.with_name(f".{path.name}{own}.part")
     try:
-        with partial.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    except BaseException as fault:
+        with naming(path, partial):
+            with partial.open("wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+    except BaseException:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        if isinstance(fault, OSError) and fault.errno in DISK_FULL:
-            raise ShardError(
-                f"{path}: the disk is full; free some space, and run the same command again: what "
-                "is finished is kept"
-            ) from None
         raise
+
+
+@contextmanager
+def naming(path: object, written: Path | None = None) -> Iterator[None]:
+    """Has an error of a write name the file; DiskFull, with what to do, where the disk is full.
+
+    `written` is the file itself as far as it is written: whatever goes wrong with it has its name,
+    and where numpy says how many values it wrote, but not why, a few more bytes are tried.
+    """
+    try:
+        yield
+    except OSError as fault:
+        reason = fault
+        if type(fault) is OSError and fault.errno is None and written is not None:
+            try:
+                with written.open("ab") as stream:
+                    stream.write(bytes(2**20))
+            except OSError as told:
+                reason = told
+        if reason.errno in DISK_FULL:
+            full = f"{fault.filename or path}: the disk is full; free some space, and {AGAIN}"
+            raise DiskFull(full) from None
+        if reason.errno and not fault.filename and (written or reason.errno == errno.EFBIG):
+            raise OSError(reason.errno, reason.strerror, str(path)) from fault
+        raise
+
+
+def cache_folder() -> Path:
+    """Returns the folder for what can be fetched or computed again."""
+    return Path(os.environ.get("HERON_CACHE") or "~/.cache/heron/shards").expanduser().absolute()
+
+
+def kept_in_cache(kind: str, where: object) -> Path:
+    """Returns the folder there of what a job on a path or URL has done: see `Kept`."""
+    return cache_folder() / f"{kind}-{hashlib.sha256(os.fsencode(str(where))).hexdigest()[:16]}"
+
+
+@contextmanager
+def locked(out: object, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
+    """Holds the lock of a file or folder, so that one command at a time writes it.
+
+    A command takes it before it removes or moves anything. It is a file beside the output, so that
+    it stays when that is moved aside; of a URL, or where nothing can be put beside it, it is in the
+    cache, and commands on other machines do not see it. It ends with the process, however that
+    ends. `lock` is its path, where that is known. Errors of writes name the output: see `naming`.
+
+    Raises InUse, with the name of who has it; or, with `wait`, says so and waits until it is free.
+    """
+    if lock is None:
+        target = Path(str(out)).resolve()
+        lock = target.with_name(f".{target.name or 'root'}.lock")
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(lock.parent, os.W_OK):
+            lock = kept_in_cache("lock", target)
+    with suppress(OSError):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    announced = False
+
+    def held(owner: str) -> None:
+        nonlocal announced
+        if not wait:
+            raise InUse(
+                f"{out} is being written by {owner}; wait until that ends, or choose another name"
+            )
+        if not announced:
+            print(f"{out} is being written by {owner}; waiting until that ends", flush=True)
+        announced = True
+        time.sleep(POLL_S)
+
+    if not os.access(lock.parent, os.W_OK):
+        print(f"{out} cannot be locked; make sure that only one command writes it")
+        with naming(out):
+            yield
+        return
+    file = take_lock(lock, f"only one command writes {out}", held)
+    try:
+        with naming(out):
+            yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.close()
+
+
+def take_lock(path: Path, alone: str, held: Callable[[str], object]) -> IO[str]:
+    """Locks a file, whose text names its owner, until it is closed or the process ends.
+
+    `held` is called with the owner while that has it, again and again, and raises to give up.
+    Where the file system has no locks, it prints the condition `alone`, which the user must ensure.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        file = os.fdopen(descriptor, "r+", errors="replace")
+        try:
+            while not _try_lock(descriptor, path, alone):
+                file.seek(0)
+                held(file.read(1000).strip() or "another process")
+            if is_at(path, descriptor):
+                with suppress(OSError):  # a disk that is full has no room for a name
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(
+                        descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+                    )
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # who held it has removed it, or moved its folder aside
+
+
+def _try_lock(descriptor: int, path: Path, alone: str) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"{path.parent} cannot be locked ({error}); make sure that {alone}")
+    return True
 
 
 class Kept:
@@ -170,6 +302,16 @@ def refuse_taken(
 
 
 @contextmanager
+def new_file(out: Path, overwrite: bool, error: type[HeronError]) -> Iterator[BinaryIO]:
+    """Gives a stream to write, which becomes the file `out` when all went well: see `make_room`."""
+    with locked(out):
+        refuse_taken(out, overwrite, error)
+        with atomic_write(out) as stream:
+            yield stream
+            make_room(out, overwrite, error)
+
+
+@contextmanager
 def new_folder(
     out: Path, overwrite: bool, error: type[HeronError], option: str = "--out"
 ) -> Iterator[Path]:
@@ -180,18 +322,20 @@ def new_folder(
     refuse_taken(out, overwrite, error, option)
     target = out.resolve()
     partial = target.with_name(f".{target.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        make_room(out, overwrite, error, option)
-        if _is_current(target):
-            for path in partial.iterdir():
-                path.replace(target / path.name)
-        else:
-            partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with locked(out):
+        refuse_taken(out, overwrite, error, option)  # by who has just had the lock
+        shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            make_room(out, overwrite, error, option)
+            if _is_current(target):
+                for path in partial.iterdir():
+                    path.replace(target / path.name)
+            else:
+                partial.replace(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def make_room(out: Path, overwrite: bool, error: type[HeronError], option: str = "--out") -> None:

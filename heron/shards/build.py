@@ -1,10 +1,8 @@
 """Builds a folder of shards, in parallel and resumably; the bytes do not depend on the workers."""
 
-import fcntl
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +10,13 @@ from tempfile import TemporaryDirectory
 from pydantic import ValidationError
 
 from heron.shards.artefact import MANIFEST
-from heron.shards.atomic import is_at, remove_partial_files, save_json, set_aside
+from heron.shards.atomic import (
+    kept_in_cache,
+    locked,
+    remove_partial_files,
+    save_json,
+    set_aside,
+)
 from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
 from heron.shards.errors import ShardError
 from heron.shards.manifest import (
@@ -42,6 +46,7 @@ def build(
     executor: Executor = ALONE,
     progress: bool = True,
     overwrite: bool = False,
+    wait: bool = True,
 ) -> Manifest:
     """Writes a source as shards under `out`, or continues an interrupted build.
 
@@ -49,9 +54,10 @@ def build(
     an earlier build is moved aside, whole, and a new one begins. So is an unfinished build with
     other options, as one that failed and is run again with the option that its error named.
     `out` may be a URL that fsspec can write to, such as s3://bucket/folder; nothing is moved aside
-    there. `shard_rows` defaults to 1,000 images or 8,192 vectors. Raises ShardError where
-    `out` holds another build, the disk is full or a server refuses a file, and SourceError where
-    the publisher's files are wrong.
+    there. `shard_rows` defaults to 1,000 images or 8,192 vectors. One build at a time writes `out`;
+    others wait for it or, without `wait`, raise InUse. Raises ShardError where `out` holds another
+    build, the disk is full or a server refuses a file, and SourceError where the publisher's files
+    are wrong.
     """
     if shard_rows is None:
         shard_rows = 1000 if source.block_rows is None else 32 * source.block_rows
@@ -59,10 +65,12 @@ def build(
     draft = _draft_manifest(source, shard_rows)
     if is_remote(str(out)):
         folder = RemoteFolder.open(str(out), overwrite)
-        manifest, old = _build_remotely(source, folder, draft, plan, executor, progress)
+        with locked(folder.store, kept_in_cache("lock", out), wait):
+            manifest, old = _build_remotely(source, folder, draft, plan, executor, progress)
     else:
         out = Path(str(out).removeprefix("file://"))
-        manifest, old = _build_here(source, out, draft, plan, executor, progress, overwrite)
+        with locked(out, wait=wait):
+            manifest, old = _build_here(source, out, draft, plan, executor, progress, overwrite)
     if progress and old:
         print(f"{out} is complete: {_describe_counts(manifest)}; nothing to do")
     elif progress:
@@ -86,14 +94,14 @@ def _build_here(
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ShardError(f"{out} is a file, not a folder; choose another --out") from None
-    with _exclusive_build(out):
-        if overwrite:
-            found = describe_earlier(out)
-        else:
-            found = describe_unfinished(out, draft.built_from, source)
-        if found:
-            print(f"{found} in {out} is now in {set_aside(out)}", flush=True)
-    with _exclusive_build(out):
+    remove_partial_files(out)  # of a build that was killed
+    if overwrite:
+        found = describe_earlier(out)
+    else:
+        found = describe_unfinished(out, draft.built_from, source)
+    if found:
+        print(f"{found} in {out} is now in {set_aside(out)}", flush=True)
+    try:
         if (finished := load_finished(LocalStore(out), draft.built_from, source)) is not None:
             return finished, True
         save_json(out / JOURNAL, draft.built_from.model_dump(mode="json"))
@@ -106,6 +114,8 @@ def _build_here(
         manifest = manifest.write(out / MANIFEST)
         (out / JOURNAL).unlink()
         return manifest, False
+    finally:
+        remove_partial_files(out)  # of workers that were terminated
 
 
 def _plan_shards(source: Source, shard_rows: int) -> Iterator[ShardPlan]:
@@ -143,29 +153,6 @@ def _draft_manifest(source: Source, shard_rows: int) -> Manifest:
         )
     except ValidationError as fault:
         raise source.invalid(fault) from None
-
-
-@contextmanager
-def _exclusive_build(out: Path) -> Iterator[None]:
-    """Admits one process at a time to a folder; one that waited looks for a complete build."""
-    while True:
-        descriptor = os.open(out, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"{out}: waiting for another build to finish")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if is_at(out, descriptor):
-            break
-        os.close(descriptor)  # the folder was moved aside meanwhile
-    try:
-        remove_partial_files(out)  # of a build that was killed
-        try:
-            yield
-        finally:
-            remove_partial_files(out)  # of workers that were terminated
-    finally:
-        os.close(descriptor)
 
 
 def _describe_counts(manifest: Manifest) -> str:

@@ -13,8 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Self, cast
 
-from heron.shards.artefact import FileSum, cache_folder
-from heron.shards.atomic import is_at
+from heron.shards.artefact import FileSum
+from heron.shards.atomic import cache_folder, is_at
 from heron.shards.errors import DISK_FULL, ShardError
 
 DEFAULT_LIMIT = 100 * 10**9  # bytes, unless a limit is given or the disk has less room

@@ -1,12 +1,15 @@
 """The errors of data, be it our own shards or a publisher's files, and the wording of messages."""
 
+import csv
 import errno
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
+AGAIN = "run the same command again: what is finished is kept"  # where the disk was full
 REBUILD = "build or index it again with --overwrite"
 DOWNLOAD_AGAIN = "download it again"
 RESTORE = f"restore it from a good copy or {REBUILD}"
@@ -14,6 +17,8 @@ MAX_QUOTED = 60  # characters of a quoted value
 MAX_MESSAGE = 4000  # characters of a whole message
 # Characters that end lines, are invisible or cannot be encoded; kept out of names and messages.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+# What a spreadsheet computes, unless it is a number; `csvField` of the page has the same.
+FORMULA = re.compile(r"(?![+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$)[-=+@\t\r]")
 
 
 class HeronError(Exception):
@@ -28,6 +33,14 @@ class ShardError(HeronError):
     """A folder of shards is missing, damaged, or not what its manifest says."""
 
 
+class DiskFull(ShardError):
+    """A disk, or a user's share of it, has no room for what is written: see `atomic.naming`."""
+
+
+class InUse(HeronError):
+    """Another command is writing the same file or folder."""
+
+
 class SourceError(HeronError):
     """A publisher's file, or an option of the source that reads it, is invalid."""
 
@@ -36,6 +49,25 @@ def one_line(text: str) -> str:
     """Returns a text with control characters escaped as in Python, cut to `MAX_MESSAGE`."""
     text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """Returns a line of a CSV file, in which no spreadsheet finds a formula.
+
+    A cell that would be one begins with an apostrophe and is in quotes (OWASP, "CSV Injection");
+    numbers stay as they are.
+    """
+    texts = (f"'{cell}" if FORMULA.match(str(cell)) else str(cell) for cell in cells)
+    quoted = (
+        f'"{text.replace(chr(34), chr(34) * 2)}"' if re.search("[\",\r\n]|^'", text) else text
+        for text in texts
+    )
+    return ",".join(quoted)
+
+
+def csv_of(written: str) -> str:
+    """Returns the text of a CSV file, as pandas writes it, with every line by `csv_line`."""
+    return "".join(f"{csv_line(cells)}\n" for cells in csv.reader(io.StringIO(written, newline="")))
 
 
 def format_shape(shape: Iterable[Any]) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from heron.shards.annotation import encode_labels
-from heron.shards.artefact import MANIFEST, FileSum, describe_errors, kept_in_cache
-from heron.shards.atomic import Kept, aside_name
+from heron.shards.artefact import MANIFEST, FileSum, describe_errors
+from heron.shards.atomic import Kept, aside_name, kept_in_cache, locked
 from heron.shards.errors import ShardError, SourceError, list_faults
 from heron.shards.index import map_arrays
 from heron.shards.layout import Layout, complete
@@ -92,10 +92,23 @@ def index(
     was found in each is kept in the cache folder: an interrupted run can simply be repeated, and
     then reads only the tars that it had not read, or that have changed. Raises ShardError where a
     tar or sample is damaged, two samples share a key, or the folder holds a build of ours or
-    another index; SourceError where an option is wrong or labels are inconsistent.
+    another index; InUse where another command writes it; SourceError where an option is wrong or
+    labels are inconsistent.
     """
     folder = Path(folder)
     splits = layout.splits(folder)
+    with locked(folder):
+        return _index(folder, layout, splits, executor, progress, overwrite)
+
+
+def _index(
+    folder: Path,
+    layout: Layout,
+    splits: dict[str, list[Path]],
+    executor: Executor,
+    progress: bool,
+    overwrite: bool,
+) -> Outcome:
     tars = [tar for tars in splits.values() for tar in tars]
     if not layout.columns:
         layout = _completed(layout, folder, tars[0])

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from heron.shards.errors import HeronError, ShardError
 
+END_S = 10.0  # that a process has to end; it has nothing to save
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -106,7 +107,7 @@ def in_parallel(
     finally:
         for pipe, process in processes.items():
             pipe.close()  # this ends an idle process
-            process.join()
+            _end(process)
 
 
 def _start(function: Callable[[Item], Result]) -> tuple[Connection, SpawnProcess]:
@@ -156,8 +157,15 @@ def outcome(
         return None, fault
 
 
-def _death_error(process: SpawnProcess, item: object) -> ShardError:
+def _end(process: SpawnProcess) -> None:
+    """Waits until a process has ended; after `END_S`, as where it was stopped, it is killed."""
+    process.join(END_S)
+    process.kill()
     process.join()
+
+
+def _death_error(process: SpawnProcess, item: object) -> ShardError:
+    _end(process)
     code = process.exitcode or 0
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     hint = " (was memory short?)" if code == -signal.SIGKILL else ""

@@ -3,8 +3,7 @@
 import json
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,10 +22,9 @@ from heron.shards.artefact import (
     parse_json,
     sha256,
 )
-from heron.shards.atomic import aside_name, atomic_write
+from heron.shards.atomic import aside_name, atomic_write, naming
 from heron.studies.study import Study, dump_study
 from heron.studies.trials import Trial
-from heron.training.run_lock import LOCK, try_lock
 from heron.training.tracking import read_metrics, read_result
 
 STUDY, BASE = "study.yaml", "base.yaml"  # the latter: the experiment that trials began with
@@ -91,19 +89,6 @@ def refuse_other_run(row: Row, folder: Path, where: str) -> None:
             f"{row.result_sha256[:12]}…, but that of {file} is {digest[:12]}…; restore the run, "
             f"or {REMEDY}"
         )
-
-
-@contextmanager
-def exclusive(out: Path) -> Iterator[None]:
-    """Holds the lock of a study's folder; a ConfigError if another driver has it."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / LOCK).open("w") as lock:
-        if not try_lock(lock, out, "only one heron study runs in it"):
-            raise ConfigError(
-                f"another heron study is running in {out}; wait until it ends, or choose another "
-                "--out"
-            )
-        yield
 
 
 class Ledger:
@@ -181,7 +166,8 @@ class Ledger:
         if self.study.search.scheduler == "pbt" and not failed:
             row["lineage"] = trial.lineage()
         row["fingerprint"] = fingerprint(row)
-        with (self.out / ROWS).open("ab", buffering=0) as stream:  # one write is atomic
+        path = self.out / ROWS
+        with naming(path, path), path.open("ab", buffering=0) as stream:  # one write is atomic
             stream.write((json.dumps(row) + "\n").encode())
             os.fsync(stream.fileno())
         self.rows[trial.name] = row

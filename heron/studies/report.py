@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from heron.report.pages import figure, render
+from heron.shards.errors import csv_of
 from heron.studies import figures, text
 from heron.studies.figures import Law, fit
 from heron.studies.repeats import paired_test
@@ -57,7 +58,7 @@ class Report:
         body = render("base.html", name=self.results.study.title, body="".join(self._body()))
         files = {
             "table.md": text.markdown(*readable_table(self.results, self.ys)).encode(),
-            "table.csv": full_table.to_csv(index=False).encode(),
+            "table.csv": csv_of(full_table.to_csv(index=False)).encode(),
             "table.parquet": full_table.to_parquet(),
             "report.html": body.encode(),
         }

@@ -19,6 +19,7 @@ from heron.distributed.collectives import broadcast_object, broadcast_tensors, r
 from heron.distributed.watchdog import Watchdog
 from heron.losses.objective import Objective
 from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
+from heron.shards.atomic import naming
 from heron.shards.errors import ShardError
 from heron.training.ema import Ema
 from heron.training.strategy import SCALER, State, Strategy, _entries_of, copies_on_main
@@ -109,9 +110,10 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     try:
         for name, state in snapshot.tensors().items():
             tensors = {key: value.contiguous() for key, value in state.items()}
-            save_file(tensors, partial / f"{name}.safetensors")
+            save_tensors(tensors, partial / f"{name}.safetensors")
         for name, text in texts.items():
-            (partial / name).write_text(text)
+            with naming(partial / name, partial / name):
+                (partial / name).write_text(text)
         CheckpointManifest(
             format=FORMAT,
             position=snapshot.position,
@@ -123,7 +125,7 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
             _flush(path)
         (partial / COMPLETE).touch()
         _flush(partial)
-    except (OSError, SafetensorError, ShardError) as error:  # all three where the disk is full
+    except (OSError, ShardError) as error:  # the second where the disk is full
         shutil.rmtree(partial, ignore_errors=True)
         raise OSError(str(error).partition("; ")[0]) from None  # the remedy is another: see `wait`
     shutil.rmtree(final, ignore_errors=True)
@@ -137,6 +139,15 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
         (old / COMPLETE).unlink()
         shutil.rmtree(old, ignore_errors=True)  # another process may be reading it
     return final
+
+
+def save_tensors(tensors: State, path: Path) -> None:
+    """Writes a file of tensors, by their names; errors are those of `naming`."""
+    with naming(path, path):
+        try:
+            save_file(tensors, path)
+        except SafetensorError as error:  # whatever the reason is
+            raise OSError(f"{path}: {error}") from None
 
 
 class Saver:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import load_config
+from heron.config.experiment import Config, load_config
 from heron.distributed.collectives import on_main
 from heron.shards.atomic import aside_name, make_room, set_aside
 from heron.training.checkpoint import complete_checkpoints
@@ -82,6 +82,35 @@ def _move_earlier(folder: Path, resume: str) -> str:
     end = "that has ended" if finished else f"that was stopped after {steps:,} steps"
     hint = "" if finished else "; run.resume=auto would have continued it"
     return f"an earlier run {end} is now in {set_aside(folder)}{hint}"
+
+
+def result_of_ended(folder: Path, config: Config, took_all: bool) -> tuple[dict[str, Any], bool]:
+    """Returns the result of a run that took all its steps before this start, {} without one.
+
+    And whether nothing is left to do, which is printed: it has its report, and the evaluation that
+    is asked for now is that of then. Every process calls it.
+    """
+
+    def read() -> tuple[dict[str, Any], bool]:
+        files = [folder / name for name in ("result.json", "report.html", "config.yaml")]
+        if not took_all or not all(path.exists() for path in files):
+            return {}, False
+        try:
+            result, saved = read_result(files[0]), load_config(files[-1])
+        except (TrainingError, ConfigError):  # what is damaged is written again
+            return {}, False
+        done = saved.evaluate == config.evaluate and config.run.resume == "auto"
+        if done:
+            print(f"{folder} has ended at step {result.get('steps')}; there is nothing to do")
+        return result, done
+
+    return on_main(read)
+
+
+def facts_of_steps(earlier: Mapping[str, Any], took_steps: bool) -> dict[str, Any]:
+    """Returns the facts of a result that only steps can find, of a start that took none."""
+    names = () if took_steps else ("peak_memory_bytes", "contrast")
+    return {name: earlier.get(name) for name in names}
 
 
 def begin_anew(out: Path) -> None:

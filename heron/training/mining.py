@@ -21,7 +21,7 @@ from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.negatives import LabelPairs, hard_difference, label_difference
 from heron.models.heterogeneous import Heterogeneous
 from heron.shards.artefact import FileSum, describe_errors
-from heron.shards.atomic import atomic_write, save_json
+from heron.shards.atomic import atomic_write, naming, save_json
 from heron.training import checkpoint
 
 SHARED = "meeting"  # a file that shows whether all processes see the same folder
@@ -86,7 +86,8 @@ class Miner:
         for table_step in sorted({(step // every - 1) * every, step // every * every}):
             if table_step > 0:
                 fault = fault or _damage(folder / table_name(table_step))
-        (folder / SHARED).write_text(token)
+        with naming(folder / SHARED):
+            (folder / SHARED).write_text(token)
         return fault, token
 
     def __enter__(self) -> Self:

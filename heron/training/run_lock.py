@@ -1,40 +1,20 @@
 """Locks a run's folder: two runs in it would overwrite each other's checkpoints."""
 
-import errno
 import fcntl
-import os
-import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 from heron.config.errors import Held, Stopped, TrainingError
-from heron.shards.atomic import is_at
+from heron.shards.atomic import NO_LOCKS, POLL_S, take_lock
 
 if TYPE_CHECKING:  # `holder` is used without torch
     from heron.distributed.watchdog import Watchdog
 
 LOCK = ".lock"
 WAIT_S = 60.0  # for a run that was killed and has not ended yet
-POLL_S = 0.1
-NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system without locks
-
-
-def try_lock(file: IO[str], folder: Path, alone: str) -> bool:
-    """Locks an open file of a folder; returns False where another process holds it.
-
-    Where the file system has no locks, it prints the condition `alone`, which the user must ensure.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        print(f"{folder} cannot be locked ({error}); make sure that {alone}")
-    return True
 
 
 def holder(folder: Path) -> str | None:
@@ -97,29 +77,10 @@ class RunLock:
         return said
 
     def _lock(self, stop: Callable[[], object]) -> None:
-        try:
-            while True:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._file = (self._folder / LOCK).open("a+", errors="replace")
-                self._wait(self._file, stop)
-                if is_at(self._folder / LOCK, self._file.fileno()):
-                    break
-                self._file.close()  # the run that held it has moved an earlier one aside
-            self._file.truncate(0)
-            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            self._file.flush()
-        except OSError as error:
-            raise TrainingError(
-                f"cannot lock {self._folder} for a run: {error}; it must be writable: free some "
-                "space, or choose another run.dir"
-            ) from error
+        deadline, announced = time.monotonic() + WAIT_S, False
 
-    def _wait(self, file: IO[str], stop: Callable[[], object]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        announced = False
-        while not try_lock(file, self._folder, "only one run uses it"):
-            file.seek(0)
-            owner = file.read().strip() or "another run"
+        def held(owner: str) -> None:
+            nonlocal announced
             if time.monotonic() >= deadline:
                 raise Held(
                     f"{self._folder} is still in use by {owner} after {WAIT_S:.0f} s, and a folder "
@@ -127,16 +88,26 @@ class RunLock:
                 )
             if not announced:
                 print(f"{self._folder} is in use by {owner}; waiting until it ends", flush=True)
-                announced = True
+            announced = True
             if stop():
                 raise Stopped(f"a signal came while {self._folder} was in use by {owner}")
             time.sleep(POLL_S)
+
+        try:
+            self._file = take_lock(self._folder / LOCK, "only one run uses it", held)
+        except OSError as error:
+            raise TrainingError(
+                f"cannot lock {self._folder} for a run: {error}; it must be writable: free some "
+                "space, or choose another run.dir"
+            ) from error
 
     def __enter__(self) -> Self:
         """Returns the lock; `acquire` locks."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Unlocks the folder; the file stays, as another run may wait on it."""
+        """Unlocks the folder, and leaves nothing there: see `take_lock`."""
         if self._file is not None:
+            with suppress(OSError):
+                (self._folder / LOCK).unlink()
             self._file.close()

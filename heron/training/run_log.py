@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any, Self
 
-from heron.shards.atomic import atomic_write
+from heron.shards.atomic import atomic_write, naming
 from heron.shards.terminal import Bar
 from heron.training.trackers import Trackers
 from heron.training.tracking import read_metrics
@@ -82,7 +82,8 @@ class RunLog:
         finite = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
         }
-        self.lines.write(json.dumps(finite) + "\n")
+        with naming(self.lines.name, Path(self.lines.name)):
+            self.lines.write(json.dumps(finite) + "\n")
         if self.trackers:
             values = {k: v for k, v in row.items() if k not in ("step", "epoch")}
             self.say(*self.trackers.log(values, row["step"], scores="loss" not in row))
@@ -95,6 +96,7 @@ class RunLog:
         """Closes the files."""
         if self.main:
             self.bar.close()
-            self.lines.close()
+            with naming(self.lines.name, Path(self.lines.name)):
+                self.lines.close()  # it tries again to write what it could not
             if self.trackers:
                 self.say(*self.trackers.finish())

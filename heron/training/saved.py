@@ -6,8 +6,6 @@ from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from heron.config.data import Cache
 from heron.config.errors import CheckpointError
@@ -26,7 +24,7 @@ from heron.shards.artefact import (
     sha256,
 )
 from heron.shards.atomic import named, new_folder
-from heron.training.checkpoint import STATE, CheckpointManifest
+from heron.training.checkpoint import STATE, CheckpointManifest, save_tensors
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.tracking import scores_of
 
@@ -91,22 +89,20 @@ def save(
     kept where the weights are still the same. `where` is the argument of `from_pretrained` in the
     card; "" is the folder's name.
 
-    Raises CheckpointError if the folder is not empty, and OSError if it cannot be written.
+    Raises CheckpointError if the folder is not empty, and DiskFull or OSError if it cannot be
+    written.
     """
-    try:
-        with new_folder(folder, overwrite, CheckpointError) as partial:
-            weights = {k: value.cpu().contiguous() for k, value in network.state_dict().items()}
-            save_file(weights, partial / WEIGHTS)
-            (partial / CONFIG).write_text(dump_config(portable(config)))
-            (partial / SIGNATURE).write_text(signature.text())
-            files = {name: FileSum.of(partial / name) for name in READ}
-            history = _history(origin, files[WEIGHTS].sha256)
-            manifest = SavedModel(files=files, **history).write(partial / MANIFEST)
-            where = where or named(folder).name
-            card = model_card(manifest, where, network.classified_width, config, signature)
-            (partial / CARD).write_text(card)
-    except SafetensorError as error:  # which safetensors raises where the disk is full
-        raise OSError(str(error)) from None
+    with new_folder(folder, overwrite, CheckpointError) as partial:
+        weights = {k: value.cpu().contiguous() for k, value in network.state_dict().items()}
+        save_tensors(weights, partial / WEIGHTS)
+        (partial / CONFIG).write_text(dump_config(portable(config)))
+        (partial / SIGNATURE).write_text(signature.text())
+        files = {name: FileSum.of(partial / name) for name in READ}
+        history = _history(origin, files[WEIGHTS].sha256)
+        manifest = SavedModel(files=files, **history).write(partial / MANIFEST)
+        where = where or named(folder).name
+        card = model_card(manifest, where, network.classified_width, config, signature)
+        (partial / CARD).write_text(card)
     return manifest
 
 

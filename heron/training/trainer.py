@@ -36,7 +36,7 @@ from heron.models.recompute import recompute_blocks
 from heron.shards.terminal import print_lines, print_table
 from heron.training import checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Saver
-from heron.training.earlier_run import make_way, refuse_finished
+from heron.training.earlier_run import facts_of_steps, make_way, refuse_finished, result_of_ended
 from heron.training.ema import Ema
 from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
@@ -69,6 +69,8 @@ def train(
     run.build_model()
     lock.acquire(watchdog, signals.received)
     run.resume(lock, overwrite)
+    if run.is_done:
+        return run.earlier
     with closing(run.beside):
         run.train()
         return run.report()
@@ -196,33 +198,31 @@ class Trainer:
         self.miner = None  # of hard negatives, which are read with the labelled batches
         if isinstance(stream := self.streams.labelled, MinedStream):
             self.miner = Miner(config.negatives, stream, self.evaluator, self.checkpoints)
-            self.miner.begin(step)
+        self.earlier, self.is_done = result_of_ended(self.folder, config, 0 < step == self.steps)
 
     def train(self) -> None:
         """Takes the remaining steps, and scores the last weights."""
         config, streams = self.config, self.streams
-        rank = self.accelerator.process_index
-        share = open_process_batches(streams, config, rank, self.world, self.start_step)
-        loaded = batches(share, self.start_step, self.steps, worker_count(config.data))
-        source = on_device(loaded, self.device)
+        if self.miner:
+            self.miner.begin(self.start_step)
+        at, rank, data = self.start_step, self.accelerator.process_index, self.data_fingerprint
+        share = open_process_batches(streams, config, rank, self.world, at)
+        source = on_device(batches(share, at, self.steps, worker_count(config.data)), self.device)
         if self.is_main:
-            fingerprint = run_fingerprint(config, self.data_fingerprint)
-            write_start(self.folder, self.config_text, self.steps, fingerprint)
-        log = RunLog(self.folder, self.start_step, self.steps, self.is_main, self.trackers)
+            write_start(self.folder, self.config_text, self.steps, run_fingerprint(config, data))
+        log = RunLog(self.folder, at, self.steps, self.is_main, self.trackers)
         texts = {"config.yaml": self.config_text, SIGNATURE: self.signature.text()}
-        newest, data = config.train.keep_checkpoints, self.data_fingerprint
-        saver = Saver(self.checkpoints, newest, data, texts, self.watchdog)
+        saver = Saver(self.checkpoints, config.train.keep_checkpoints, data, texts, self.watchdog)
         with log as self.log, closing(source), self.miner or nullcontext(), saver as self.saver:
             parts = self.objective, self.sizes, self.strategy, self.micro_batches
             log.say(preamble(config, streams, *parts), *self.damaged, *filter(None, [self.moved]))
             self._log_skipped([streams.reader.lost])
-            at = self.start_step
             if 0 < at < self.steps and config.train.evaluates_after(at, self.steps_per_epoch):
-                self.evaluate(self.start_step)  # the interrupted run may not have done it
+                self.evaluate(at)  # the interrupted run may not have done it
             self.train_seconds = log.earlier_s
             self.beside.start()
             with self.signals.saving():
-                for t in range(self.start_step, self.steps):
+                for t in range(at, self.steps):
                     self.step(t, source)
                     self.beside.look(t + 1, self.steps)
                     self.after_step(t + 1)
@@ -337,23 +337,27 @@ class Trainer:
         result = self._result()
         if self.is_main and (lines := baselines.summary([result, *others], self.folder.name)):
             print_table(*lines, headed=False)
-        self._write_report([])
-        if self.is_main:
-            write_result(self.folder, result)  # last: its presence marks the run as done
+        collectives.on_main(lambda: self._write_report([], final=result))  # no process ends before
         return result
 
-    def _write_report(self, to_come: list[str], step: int | None = None) -> None:
+    def _write_report(
+        self, to_come: list[str], step: int | None = None, final: dict[str, Any] | None = None
+    ) -> None:
         """Writes the report with what is known, after `step` steps, and names what is to come."""
-        if self.is_main:
-            result = {**self._result(step), **self.beside.scores, "to_come": to_come}
-            outcome = self.predictions, self.embedding, self.streams.reader
+        if not self.is_main:
+            return
+        result = {**self._result(step), **self.beside.scores, "to_come": to_come}
+        outcome = self.predictions, self.embedding, self.streams.reader
+        with self.watchdog.busy():
             report = self.write_report(self.folder, self.config, result, *outcome)
-            waits = f", to be updated with {', '.join(to_come)}" if to_come else ""
-            print_lines(f"report: {report}{waits}")
+            if final is not None:
+                write_result(self.folder, final)  # last: its presence marks the run as done
+        waits = f", to be updated with {', '.join(to_come)}" if to_come else ""
+        print_lines(f"report: {report}{waits}")
 
     def _result(self, step: int | None = None) -> dict[str, Any]:
-        config, steps = self.config, self.steps if step is None else step
-        memory, flops = throughput.peak_memory(self.device), self.step_flops * steps
+        steps = self.steps if step is None else step
+        flops = self.step_flops * steps
         return {
             **self.scores,
             "steps": steps,
@@ -363,13 +367,14 @@ class Trainer:
             "world_size": self.world,
             "skipped_rows": len(self.skipped),
             **self.streams.rows_by_views(),
-            "peak_memory_bytes": memory if self.start_step < self.steps else None,
+            "peak_memory_bytes": throughput.peak_memory(self.device),
             "strategy": self.strategy.describe(),
-            "precision": config.train.precision,
+            "precision": self.config.train.precision,
             **throughput.utilisation(flops, self.train_seconds, self.peak_flops),
             "contrast": describe_path(self.objective.paths, self.device),
             "version": __version__,
-            "fingerprint": run_fingerprint(config, self.data_fingerprint),
+            "fingerprint": run_fingerprint(self.config, self.data_fingerprint),
+            **facts_of_steps(self.earlier, self.start_step < self.steps),
         }
 
     def _score(self) -> None:

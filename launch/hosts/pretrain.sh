@@ -16,7 +16,9 @@
 # Relative paths are of the folder that it is called in. run.dir lies on a disk that all hosts see;
 # run.resume=auto is added, so the same command goes on after a stop. Ctrl-C, SIGTERM or SIGUSR1 to
 # this script on any host saves and ends all of them with status 75. The script ends with the
-# highest status of its processes.
+# highest status of its processes. Once one has ended, the others here have 300 s to end too, in
+# which a checkpoint may still be written; then they are killed, with status 76. One that was
+# stopped (SIGSTOP) goes on at that point, to end.
 set -uo pipefail
 
 read -ra hosts <<<"${HOSTS:?names of all hosts, the first is where they meet}"
@@ -54,17 +56,33 @@ for ((i = 0; i < PROCESSES; i++)); do
     "$PYTHON" -m heron.api.job "$@" run.resume=auto &
   pids+=($!)
 done
-trap 'told=1; kill -TERM "${pids[@]}" 2>/dev/null' USR1 TERM INT
+trap 'kill -TERM "${pids[@]}" 2>/dev/null' USR1 TERM INT
 
-status=0
-for pid in "${pids[@]}"; do
-  told=1
-  while ((told)); do # a signal cuts the wait short
-    told=0
-    wait "$pid"
+END_S=${END_S:-300} # as `heron pretrain --processes` and slurm/pretrain.sbatch
+status=0 ended='' deadline=0
+while ((${#pids[@]})); do
+  for i in "${!pids[@]}"; do
+    kill -0 "${pids[i]}" 2>/dev/null && continue
+    wait "${pids[i]}"
     code=$?
+    ((code > status)) && status=$code
+    [[ -n $ended ]] || ended="rank $((HOST * PROCESSES + i)) ended with status $code"
+    unset "pids[i]"
   done
-  ((code > status)) && status=$code
+  if [[ -n $ended ]] && ((${#pids[@]})); then
+    ((deadline)) || deadline=$((SECONDS + END_S))
+    kill -CONT "${pids[@]}" 2>/dev/null
+    if ((SECONDS >= deadline)); then
+      for i in "${!pids[@]}"; do
+        echo "error: rank $((HOST * PROCESSES + i)) had not ended $END_S s after $ended; killed" >&2
+        kill -KILL "${pids[i]}" 2>/dev/null
+        wait "${pids[i]}" 2>/dev/null
+      done
+      ((status > 76)) || status=76
+      break
+    fi
+  fi
+  sleep 0.2
 done
 echo "host $HOST of ${#hosts[@]}: ended with status $status" >&2
 exit "$status"

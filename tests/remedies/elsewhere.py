@@ -96,12 +96,6 @@ PERFORMED = {
     "has no small version; remove --small": "tests/studies/test_study.py::"
     "test_no_study_and_no_small_version",
     " has another study: ": "tests/studies/test_ledger.py::test_a_folder_holds_one_study",
-    "another heron study is running in ": "tests/studies/test_ledger.py::test_one_driver_at_a_time",
-    " is being written by another": f"{FAULTS}::test_a_folder_appears_when_it_is_whole",
-    " was written by another build in the meantime": f"{FAULTS}::"
-    "test_a_build_that_loses_the_race_leaves_the_others_index",
-    " is the current folder; choose another": f"{FAULTS}::"
-    "test_the_folder_that_one_is_in_is_not_replaced",
     "and --overwrite would move ": f"{BY_HAND}::"
     "test_a_folder_of_a_run_that_is_being_trained_is_moved_after_its_end",
     "; pass the folder that `heron study": "tests/studies/test_results.py::"

@@ -17,8 +17,7 @@ from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index_files import kept_beside
 from heron.retrieval.index_plan import RequestedKind
 from heron.retrieval.inverted_file import _Assigner, train
-from heron.shards.artefact import cache_folder
-from heron.shards.atomic import Kept
+from heron.shards.atomic import Kept, cache_folder
 from heron.shards.workers import Processes
 from tests.retrieval import made
 

@@ -1,7 +1,6 @@
 """Builds: the same bytes whoever writes, resumed where they stopped, whole or not there."""
 
 import errno
-import fcntl
 import json
 import os
 import pickle
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from heron.shards.atomic import locked
 from heron.shards.build import build
 from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import Labels, View, load_manifest
@@ -282,14 +282,12 @@ def test_a_build_that_waits_for_a_folder_finds_the_new_one(tmp_path: Path) -> No
         make_source("frames", {"train": 300, "test": 0, "seed": seed}) for seed in (0, 1)
     )
     build(source, out, progress=False)
-    descriptor = os.open(out, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
     waiting = threading.Thread(target=build, args=(source, out), kwargs={"progress": False})
-    waiting.start()
-    time.sleep(0.3)
-    out.rename(tmp_path / "moved")
-    out.mkdir()
-    os.close(descriptor)
+    with locked(out):
+        waiting.start()
+        time.sleep(0.3)
+        out.rename(tmp_path / "moved")
+        out.mkdir()
     waiting.join(60)
     assert verify(out).ok and verify(tmp_path / "moved").ok
     build(other, out, overwrite=True, progress=False)

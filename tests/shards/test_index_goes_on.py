@@ -11,8 +11,8 @@ import pytest
 
 from heron.cli.main import main
 from heron.shards import foreign
-from heron.shards.artefact import kept_in_cache, sha256
-from heron.shards.atomic import Kept
+from heron.shards.artefact import sha256
+from heron.shards.atomic import Kept, kept_in_cache
 from heron.shards.errors import ShardError
 from heron.shards.layout import Layout
 from heron.shards.survey import Survey, dump, load, survey_tar

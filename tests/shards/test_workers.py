@@ -21,6 +21,8 @@ def work(item: str) -> tuple[str, int]:
     """What an item asks for."""
     if item == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if item == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if item == "leave":
         os._exit(3)
     if item == "bug":
@@ -130,3 +132,11 @@ def test_an_interrupt_from_the_terminal_ends_all_at_once(tmp_path: Path) -> None
     for worker in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
+
+
+def test_a_stopped_worker_keeps_no_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not act on SIGTERM, and what ended the others waited for it for ever."""
+    monkeypatch.setattr("heron.shards.workers.END_S", 0.5)
+    with pytest.raises(KeyError, match="bug"):
+        list(in_parallel(work, ["stop", "bug"], 2))
+    assert not multiprocessing.active_children()

@@ -1,6 +1,5 @@
 """The rows of a study: whole or not there, of one study, the best of those that did not fail."""
 
-import errno
 import json
 import math
 from dataclasses import replace
@@ -14,7 +13,7 @@ from heron.config.errors import ConfigError
 from heron.config.experiment import dump_config, load_config
 from heron.config.shipped import ACCELERATE
 from heron.shards.artefact import fingerprint, sha256
-from heron.studies.ledger import Ledger, exclusive, measure, write_rows
+from heron.studies.ledger import Ledger, measure, write_rows
 from heron.studies.results import Results, best, read_results
 from heron.studies.study import Study
 from heron.studies.trials import Trial, plan
@@ -210,30 +209,6 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
     begin_anew(tmp_path)  # as --overwrite does
     Ledger(study(workers=2), tmp_path).begin()
     assert (tmp_path.with_name(f"{tmp_path.name}-1") / "study.yaml").exists()
-
-
-def test_one_driver_at_a_time(tmp_path: Path) -> None:
-    with (
-        exclusive(tmp_path / "out"),
-        pytest.raises(
-            ConfigError, match="another heron study is running in .*out; wait until it ends"
-        ),
-        exclusive(tmp_path / "out"),
-    ):
-        pass
-    with exclusive(tmp_path / "out"):
-        pass
-
-
-def test_a_file_system_without_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    with exclusive(tmp_path):
-        assert "make sure that only one heron study runs in it" in capsys.readouterr().out
 
 
 def test_a_step_without_a_rate_is_no_part_of_the_medians(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ import { apiUrl, byId, create } from "./elements.js";
 
 let shown = null; // the answer that is on the page
 
-/** A CSV field, in quotes if it needs them. */
-const csvField = (value) => /[",\r\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : `${value}`;
+/** A CSV field, in quotes if it needs them; what a spreadsheet would compute begins with an apostrophe: see csv_line. */
+const csvField = (value) => {
+  const text = /^(?![+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$)[-=+@\t\r]/.test(value) ? `'${value}` : `${value}`;
+  return /[",\r\n]|^'/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+};
 
 function save(name, kind, text) {
   const url = URL.createObjectURL(new Blob([text], { type: kind }));
