@@ -256,6 +256,18 @@ def without(folder: Path, lost: list[int]) -> dict[str, Any]:
     return {"scores": of} | {name: array.tolist() for name, array in arrays.items()}
 
 
+def test_inputs_of_baselines_are_the_views_side_by_side(sets: Sets) -> None:
+    """Standardised; a view that a row lacks has the mean of the rows that are asked for."""
+    folder, known = sets["multi_label False"]
+    evaluator, _, streams = opened(folder, "multi_label")
+    for rows in (known.test, known.labelled()):
+        found = evaluator.inputs(rows)
+        scaled = [(x - np.nanmean(x[:TRAIN], 0)) / np.nanstd(x[:TRAIN], 0) for x in known.views]
+        columns = np.concatenate([x[rows] for x in scaled], 1)
+        near(found.hidden, np.where(np.isnan(columns), np.nanmean(columns, 0), columns), 1e-5)
+        np.testing.assert_array_equal(found.y, known.y[rows])
+
+
 def test_the_first_view_alone_classifies(tmp_path: Path) -> None:
     """With `classify_on: first_view` what is predicted does not depend on the others."""
     known = write(tmp_path, "multi_class", whole=True)
