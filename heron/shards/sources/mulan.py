@@ -143,8 +143,8 @@ class Mulan(FileSource):
         views = {"view1": features.copy(), "view2": features.copy()}
         for first, values in enumerate(views.values()):
             rows = values[first::2]
-            moments = (rows.mean(), rows.std()) if self._kind == "scene" else (0, spread)
-            rows += self.noise * random.normal(*moments, rows.shape).astype("f4")
+            mean, std = (rows.mean(), rows.std()) if self._kind == "scene" else (0, spread)
+            rows += self.noise * random.normal(mean, std, rows.shape).astype("f4")
         return views
 
     def _check_attributes(self, table: ArffFile, labels: list[str]) -> None:
