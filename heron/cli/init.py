@@ -12,6 +12,7 @@ from heron.config.errors import ConfigError
 from heron.config.model import Tuning
 from heron.config.overrides import as_typed
 from heron.shards.artefact import Count
+from heron.shards.atomic import make_parents
 from heron.shards.manifest import View
 
 if TYPE_CHECKING:
@@ -276,6 +277,7 @@ def init(
         facts = replace(facts, backbone=network)
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
+    make_parents(out, ConfigError)
     out.write_text(f"# heron pretrain {out}\n{text}")
     terms = " + ".join(config.objective.terms())
     print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from pydantic import ValidationError
 
 from heron.shards.artefact import MANIFEST
-from heron.shards.atomic import is_at, remove_partial_files, save_json, set_aside
+from heron.shards.atomic import is_at, make_parents, remove_partial_files, save_json, set_aside
 from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
 from heron.shards.errors import ShardError
 from heron.shards.manifest import (
@@ -82,10 +82,7 @@ def _build_here(
     overwrite: bool,
 ) -> tuple[Manifest, bool]:
     """Writes shards into a folder of a disk; returns their manifest, and whether it was there."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ShardError(f"{out} is a file, not a folder; choose another --out") from None
+    make_parents(out / MANIFEST, ShardError)
     with _exclusive_build(out):
         if overwrite:
             found = describe_earlier(out)

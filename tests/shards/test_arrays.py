@@ -467,4 +467,8 @@ def test_arrays_with_words_of_splits_that_are_none(tmp_path: Path) -> None:
         ({}, {"view_names": ["a_train", "a_test"]}),
     ):
         source = stored(tmp_path, "npz", both | more, **options)
-        assert [v.name for v in source.views] == ["a_train", "a_test", *("a" for _ in more if "a" in more)]
+        assert [v.name for v in source.views] == [
+            "a_train",
+            "a_test",
+            *("a" for _ in more if "a" in more),
+        ]
