@@ -1,5 +1,7 @@
 """What errors of data propose, by command."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -33,7 +35,7 @@ from tests.remedies.makers import (
 from tests.shards.others import cats, jpeg
 
 PARTS = {"x_train": X, "y_train": CLASSES, "x_test": X[:9], "y_test": CLASSES[:9]}
-NOT_USED = [  # arrays that do not fit the others
+NOT_USED: list[tuple[Any, list[str], list[str]]] = [  # arrays that do not fit the others
     (arrays(x=X, labels=CLASSES, age=np.arange(40.0)), ["--ignore", "age"], []),
     (arrays(x=X, labels=CLASSES, age=np.arange(40.0), z=X[:9]), ["--ignore", "age", "z"], []),
     (arrays("--view-names", "x", x=X, z=X, labels=CLASSES), ["--ignore", "z"], []),

@@ -196,7 +196,8 @@ class Joined:
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
         """Takes arrays that differ in the number of rows alone."""
         self._arrays, self.dtype = arrays, np.result_type(*arrays)
-        self.shape = sum(map(len, arrays)), *arrays[0].shape[1:]
+        self._starts = np.cumsum([0, *map(len, arrays)])
+        self.shape: tuple[int, ...] = (int(self._starts[-1]), *arrays[0].shape[1:])
         self.ndim, self.size = len(self.shape), math.prod(self.shape)
 
     def __len__(self) -> int:
@@ -206,11 +207,10 @@ class Joined:
     def __getitem__(self, rows: Any) -> NDArray[Any]:
         """Returns the rows of a slice, or of these numbers."""
         rows = np.arange(len(self))[rows]
-        starts = np.cumsum([0, *map(len, self._arrays)])
-        part = np.searchsorted(starts, rows, side="right") - 1
+        part = np.searchsorted(self._starts, rows, side="right") - 1
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for number in np.unique(part).tolist():
-            out[part == number] = self._arrays[number][rows[part == number] - starts[number]]
+            out[part == number] = self._arrays[number][rows[part == number] - self._starts[number]]
         return out
 
     def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:

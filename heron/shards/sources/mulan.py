@@ -12,7 +12,7 @@ from pydantic import Field, FilePath, field_validator, model_validator
 from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels, Name
 from heron.shards.sources.arff import BINARY, ArffFile, is_numeric, read_arff, type_of
-from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded, split_ranges
+from heron.shards.sources.base import ROUNDED, SINGLE_SPLIT, FileSource, Loaded, holds, split_ranges
 from heron.shards.sources.leaks import KEEP, refuse_leaks
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
@@ -119,7 +119,9 @@ class Mulan(FileSource):
             targets=targets,
             labels=described,
             splits=split_ranges(counts, merge=False),
-            warning=said if binary and not self.binary_features else "",
+            warning="; ".join(
+                [said] * bool(binary and not self.binary_features) + _rounded(tables)
+            ),
         )
 
     def _label_names(self) -> list[str]:
@@ -166,6 +168,18 @@ def _declaration(attribute: tuple[str, tuple[str, ...]]) -> str:
     """Returns an attribute's name, and its values in their order where each is a feature."""
     name, kind = attribute
     return repr(name) if is_numeric(kind) else f"{name!r} {type_of(kind)}"
+
+
+def _rounded(tables: list[ArffFile]) -> list[str]:
+    """Says which attribute has numbers that float32 cannot hold."""
+    with np.errstate(over="ignore"):
+        found = [
+            name
+            for table in tables
+            for name, values in zip(table.kinds, table.values.T, strict=True)
+            if not holds(values.astype(np.float32), values).all()
+        ]
+    return [f"{first_few([*dict.fromkeys(found)])} {ROUNDED}"] if found else []
 
 
 def _feature_names(table: ArffFile, labels: list[str]) -> list[str]:

@@ -22,6 +22,7 @@ from heron.shards.sources.base import (
     Column,
     FileOrFolder,
     Loaded,
+    as_float32,
     split_ranges,
     vectors,
 )
@@ -409,4 +410,11 @@ def _vectors(
         array: NDArray[Any] = np.asarray(values).reshape(len(indices), -1)
         return array
 
-    return lambda indices: np.hstack([read_column(column, indices) for column in columns])
+    def read(indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Reads columns side by side; as float32 where their common dtype could round them."""
+        arrays = [read_column(column, indices) for column in columns]
+        if len({array.dtype for array in arrays}) == 1:
+            return np.hstack(arrays)
+        return np.hstack([as_float32(array, indices, where, FILL) for array in arrays])
+
+    return read

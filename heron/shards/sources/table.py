@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from heron.shards.dotted import without_case
 from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels
-from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded
+from heron.shards.sources.base import ROUNDED, SINGLE_SPLIT, FileSource, Loaded, holds
 from heron.shards.sources.labels import MinusOne, classes_of, encode_labels
 from heron.shards.sources.leaks import KEEP
 from heron.shards.sources.sheet import (
@@ -395,6 +395,8 @@ class Table(FileSource):
                 )
             values[missing] = values[~missing].mean(0)
             features.append(values.astype(np.float32))
+            if not holds(features[-1], values).all():
+                sheet.notes.append(f"{sheet.file}: column {sheet.shown(column)} {ROUNDED}")
             sheet.columns[column] = None  # its strings make room
             names += [sheet.title(column)] * values.shape[1]
         return np.hstack(features), names
