@@ -213,7 +213,7 @@ def experiment(path: str, facts: Facts, name: str) -> str:
     """Returns a commented experiment, as YAML."""
     data, per_epoch = _data(path, facts)
     steps = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch))) * per_epoch
-    train = {"epochs": None, "steps": steps, "evaluate_every_steps": max(1, steps // 4)}
+    train = {"total_steps": steps, "evaluate_every_steps": max(1, steps // 4)}
     lr, why = 0.002, "a learning rate for small networks"
     if facts.backbone:
         lr, why = facts.backbone.lr, f"a learning rate for a backbone: {facts.backbone.why}"

@@ -114,6 +114,7 @@ def load_config(
             message lists the faults with the nearest valid keys.
     """
     tree = read_tree(path)
+    _name_total_steps(tree)  # before overrides, of which train.steps=60 would be the length
     for text in overrides:
         override(tree, text, Config)
     if method is not None:
@@ -129,6 +130,13 @@ def parse_config(tree: dict[str, Any]) -> Config:
 def dump_config(config: Config) -> str:
     """Returns the resolved configuration as YAML, enough to run again."""
     return dump_yaml(config.model_dump(mode="json"))
+
+
+def _name_total_steps(tree: dict[str, Any]) -> None:
+    """Gives the length of a run its name where an older file has it in `steps`, without epochs."""
+    train = tree.get("train")
+    if isinstance(train, dict) and train.get("epochs", 1) is None and "total_steps" not in train:
+        train["total_steps"] = train.pop("steps", None)
 
 
 def _apply_method(method: str, tree: dict[str, Any]) -> None:

@@ -175,9 +175,10 @@ class Trainer:
             )
         self.start_step = step = snapshot.position.step if snapshot else 0
         if step > self.steps:
+            length = "steps" if config.train.steps else "epochs" if config.train.epochs else None
             raise CheckpointError(
                 f"{self.checkpoints} is at step {step}, past the run's end at step {self.steps}; "
-                "raise train.steps or train.epochs"
+                f"raise train.{length or 'total_steps'}"
             )
         self.moved = "" if step else make_way(self.folder, config.run.resume, overwrite, run_lock)
         if snapshot:

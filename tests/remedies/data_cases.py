@@ -10,8 +10,6 @@ from tests.remedies.makers import (
     CATS,
     CLASSES,
     FIELD,
-    MANY,
-    MEAN,
     NUMBERS,
     WITH_TEXTS,
     Case,
@@ -63,20 +61,9 @@ CASES = [
         ["--header", "yes"],
     ),
     Case(
-        ": it gives ",
+        "what is no feature or, if it",
         table(rows("one,two,kind", *(f"{n % 3},{n}.5,{'abc'[n % 3]}" for n in range(40)))),
         ["--keep", "features:one"],
-    ),
-    Case(
-        ": every cell is missing, so there is no mean",
-        table(rows("one,two,kind", *(f",{n}.5,{'abc'[n % 3]}" for n in range(40))), *MEAN),
-        ["--ignore", "one"],
-    ),
-    Case(
-        " categories, and the limit is ",
-        table(rows("one,two,kind", *MANY), "--categories", "one"),
-        ["--ignore", "one"],
-        ["--categories", "one"],
     ),
     Case(
         "in a row; several label columns must be 0 or 1",
@@ -274,12 +261,6 @@ CASES = [
         indexed(*BUILD_FRAMES, "--overwrite", "--out", "TARS"),
         ["--out", "OUT/new"],
         ["--overwrite", "--out", "OUT/tars"],
-    ),
-    Case(
-        "is a file, not a folder; choose another --out",
-        faces(*BUILD_FRAMES, "--out", "OUT/taken"),
-        ["--out", "OUT/new"],
-        ["--out", "OUT/taken"],
     ),
     Case(
         "a build of Heron; choose another --out, or empty it",

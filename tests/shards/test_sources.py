@@ -54,7 +54,7 @@ def test_mulan_adds_no_noise_unasked(tmp_path: Path) -> None:
 
 def test_mulan_noise_follows_the_spread_of_each_column(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    x = np.float32(draw.normal(size=(4000, 4)) * [1e-3, 1, 1e5, 0] + [5, 0, -1e6, 0.1])
+    x = (draw.normal(size=(4000, 4)) * [1e-3, 1, 1e5, 0] + [5, 0, -1e6, 0.1]).astype(np.float32)
     lines = [f"{','.join(map(repr, row))},0,1" for row in x.astype(float).tolist()]
     head = "".join(f"@attribute x{n} numeric\n" for n in range(4))
     text = f"@relation r\n{head}@attribute calm {{0,1}}\n@attribute keen {{0,1}}\n@data\n"

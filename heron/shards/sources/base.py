@@ -288,6 +288,8 @@ class Loaded:
 class FileSource(Source):
     """Base class of sources that read files: a subclass sets `name` and defines `load` alone."""
 
+    leaves_out: ClassVar[str] = ""  # the option that leaves columns out, VIEW:COLUMN
+
     @property
     def files(self) -> list[Path]:
         """The files and folders that the options name, in the order of the options."""
@@ -342,7 +344,8 @@ class FileSource(Source):
         if loaded.warning:
             logging.getLogger("heron").warning("%s: %s", self.name, loaded.warning)
         if keep is not None:
-            refuse_leaks(loaded.views, loaded.targets, loaded.labels, loaded.columns, keep)
+            known = loaded.views, loaded.targets, loaded.labels, loaded.columns
+            refuse_leaks(*known, keep, self.leaves_out)
         return {split: len(rows) for split, rows in loaded.splits.items()}
 
     def read(self, split: str, start: int, stop: int) -> Rows:

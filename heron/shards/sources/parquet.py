@@ -35,7 +35,7 @@ from heron.shards.sources.labels import (
     encode_labels,
     encode_sets,
 )
-from heron.shards.sources.leaks import KEEP
+from heron.shards.sources.leaks import KEEP, names_keys
 from heron.shards.sources.parquet_files import Part, fetch, find_files, group_by_split
 
 if TYPE_CHECKING:
@@ -142,9 +142,14 @@ class Parquet(PictureSource):
             labels=labels,
             splits=kept,
             keys=keys if self.block_rows is None else None,
+            columns={
+                view: columns
+                for view, (kind, columns) in self._view_columns.items()
+                if kind == "vector" and len(columns) == views[view].shape[1]
+            },
             warning="; ".join(
                 [f"read as {_words(self._chosen)}"] * (not self._is_asked)
-                + [f"not read: columns {first_few(unused)}"] * bool(unused)
+                + [f"not read: columns {first_few(unused)} (see --vector)"] * bool(unused)
             ),
         )
 
@@ -314,7 +319,7 @@ def guess_columns(rows: ArrowRows) -> dict[str, list[str]]:
     sample = np.arange(min(sum(rows.rows), SAMPLE))
     for field in rows.schema:
         name = field.name
-        if name.startswith("__") or set(name) & {"=", ","}:  # an index of pandas, no option
+        if set(name) & {"=", ","} or _is_key(rows, name):  # no option, or no feature
             continue
         values = rows.take(name, sample[:8]).drop_null()
         first = next((value for value in values.to_pylist() if value is not None), None)
@@ -341,6 +346,17 @@ def guess_columns(rows: ArrowRows) -> dict[str, list[str]]:
             found["vector"] = [f"features={','.join(numbers)}"] if len(numbers) > 1 else numbers
     found["label"] = named or ([] if found["text"] else classes)
     return found
+
+
+def _is_key(rows: ArrowRows, name: str) -> bool:
+    """Returns whether a column is an index of pandas, or called a key and unlike in each row."""
+    if name in ((rows.schema.pandas_metadata or {}).get("index_columns") or ()):
+        return True
+    dtype = rows.schema.field(name).type
+    if not names_keys(name) or not ("int" in str(dtype) or "string" in str(dtype)):
+        return False
+    values = rows.take(name, np.arange(sum(rows.rows)))
+    return 1 < len(values.unique()) == len(values) and not values.null_count
 
 
 def _words(options: Mapping[str, list[str]]) -> str:
