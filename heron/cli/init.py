@@ -12,7 +12,7 @@ from heron.config.errors import ConfigError
 from heron.config.model import Tuning
 from heron.config.overrides import as_typed
 from heron.shards.artefact import Count
-from heron.shards.atomic import atomic_write, locked
+from heron.shards.atomic import atomic_write, locked, make_parents
 from heron.shards.manifest import View
 
 if TYPE_CHECKING:
@@ -277,6 +277,7 @@ def init(
         facts = replace(facts, backbone=network)
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
+    make_parents(out, ConfigError)
     with locked(out), atomic_write(out) as stream:
         stream.write(f"# heron pretrain {out}\n{text}".encode())
     terms = " + ".join(config.objective.terms())

@@ -124,8 +124,8 @@ class Ledger:
         """
         base = load_config(find_config(self.study.base), ["run.dir=."])  # each trial sets its own
         if (self.out / BASE).exists():
-            both = (load_config(self.out / BASE), base)
-            if changes := differences(*(c.model_dump(mode="json", exclude={"run"}) for c in both)):
+            began = load_config(self.out / BASE).model_dump(mode="json", exclude={"run"})
+            if changes := differences(began, base.model_dump(mode="json", exclude={"run"})):
                 raise ConfigError(
                     f"{self.study.base} has changed since the study in {self.out} began: "
                     f"{'; '.join(changes)}; restore it from {self.out / BASE}, choose another "

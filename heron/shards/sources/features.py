@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, DirectoryPath, Field
 
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile
-from heron.shards.sources.base import Column, Missing, read_each
+from heron.shards.sources.base import ROUNDED, Column, Missing, holds, read_each
 from heron.shards.sources.folder import (
     PictureSource,
     folder_record,
@@ -207,6 +207,8 @@ def read_features(
             faults[place] = fault
         elif values is not None:
             missing = np.isnan(values).all(1)
+            if not holds(values.astype(np.float32), values).all():
+                sheet.notes.append(f"{sheet.file}: column {sheet.title(column)} {ROUNDED}")
             values[missing] = values[~missing].mean(0)
             read[place] = values.astype(np.float32)
             sheet.columns[column] = None
