@@ -49,7 +49,7 @@ def configs(
     """Returns the experiment that `heron init` writes, its plain network, and others."""
     tree = yaml.safe_load(experiment(data, read_facts(data, labelled), "mine"))
     tree["seed"] = tree["data"]["protocol"]["seed"] = seed
-    tree["train"]["steps"] = min(steps, tree["train"]["steps"])
+    tree["train"]["total_steps"] = min(steps, tree["train"]["total_steps"])
     tree["train"] |= {"cpu_threads": 1, "evaluate_every_steps": None}
     tree["evaluate"] = {"map": "never"}
     classifier = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}

@@ -35,6 +35,7 @@ SLOW += ["test_on_ray", "test_distribution", "test_kills", "test_references", "t
 SLOW += ["test_model", "test_slurm", "test_scaling_benchmark", "test_screenshots", "test_page"]
 SLOW += ["test_export", "test_tutorial", "test_map_and_facets", "test_trackers", "test_embed"]
 SLOW += ["test_on_cluster", "test_embed_tasks", "test_engine", "test_locations"]
+SLOW += ["test_hostile_folders"]
 
 
 def pytest_collection_finish() -> None:

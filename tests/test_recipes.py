@@ -12,7 +12,7 @@ def test_the_plain_network_differs_in_the_losses_alone(tmp_path: Path) -> None:
     ours, plain = made["init"], made["plain"]
     assert {*plain.objective.terms()} < {*ours.objective.terms()}
     assert ours.data.batch.unlabelled == 192 and plain.data.batch.unlabelled == 0
-    assert ours.train.steps == plain.train.steps == 7 and ours.seed == plain.seed == 3
+    assert ours.train.total_steps == plain.train.total_steps == 7 and ours.seed == plain.seed == 3
     assert ours.model == plain.model and ours.data.protocol == plain.data.protocol
     assert ours.data.views == plain.data.views and ours.data.protocol.seed == 3
 

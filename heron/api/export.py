@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from heron.config.data import Data
 from heron.config.errors import InputError
-from heron.config.extras import require
+from heron.config.extras import in_a_line, require
 from heron.config.shipped import __version__
 from heron.data.batches import Batch
 from heron.data.decoders import NONE
@@ -127,7 +127,7 @@ def export(
             computed = compute(rows)
         except Exception as error:  # of torch's tracer, of the converter, of the runtime
             raise ExportError(
-                f"cannot export layer '{layer}' to {format}: {_first_line(error)}; torch.export "
+                f"cannot export layer '{layer}' to {format}: {in_a_line(error)}; torch.export "
                 "must be able to trace the evaluation of all encoders and parts, so check your own"
             ) from error
     difference = float(np.abs(computed - expected).max())
@@ -240,7 +240,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heron.config.errors import InputError
-from heron.config.experiment import Config, load_config
+from heron.config.experiment import Config, load_saved
 from heron.data.batches import Batch
 from heron.data.input_rows import InputRows, InputView
 from heron.data.views import Views
@@ -260,21 +260,29 @@ class Model:
         return views
 
 
-def from_pretrained(path: str | Path, device: str | torch.device = "cpu") -> Model:
+def from_pretrained(
+    path: str | Path, device: str | torch.device = "cpu", trust_code: bool = False
+) -> Model:
     """Loads a trained model, ready to encode raw rows; its data set is not needed.
+
+    No code of the folder is run, no pickle read and no request sent, but that for `hf://`.
 
     Args:
         path: the folder of a run (its newest complete checkpoint is taken), of a checkpoint, or of
             a model that `save_pretrained` wrote; or `hf://org/name`, optionally with `@revision`,
-            for such a model on the Hugging Face hub. Classes that its configuration names by dotted
-            path are imported from your own Python path, never from the folder.
+            for such a model on the Hugging Face hub.
         device: the device to compute on, such as "cuda".
+        trust_code: import the classes that its configuration names by dotted path, and hand all
+            of its options to timm and transformers; they are refused otherwise. Files below the
+            folder are never run. Classes that this process has imported need no trust: a run of
+            your own encoder opens in the script that trained it.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it was altered or cannot be read.
+        CheckpointError: there is no checkpoint, it was altered, it cannot be read, or it needs
+            `trust_code`.
         MissingPackage: `hf://` needs `huggingface_hub`, which is not installed.
     """
     folder = pretrained.locate(hub.fetch(str(path)) if str(path).startswith(hub.SCHEME) else path)
-    network = pretrained.from_pretrained(folder)
-    config, signature = load_config(folder / "config.yaml"), Signature.read(folder)
+    network = pretrained.from_pretrained(folder, trust_code)
+    config, signature = load_saved(folder, (), trust_code), Signature.read(folder)
     return Model(network, config, signature, torch.device(device), folder)

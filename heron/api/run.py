@@ -35,7 +35,7 @@ class Run:
         """Loads the trained model; see `heron.from_pretrained`."""
         from heron.api.model import from_pretrained
 
-        return from_pretrained(self.folder)
+        return from_pretrained(self.folder, trust_code=True)  # this process has trained it
 
 
 def load_config(name_or_path: str | Path, *overrides: str, method: str | None = None) -> Config:

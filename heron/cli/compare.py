@@ -246,8 +246,8 @@ def _shortened(
     if protocol.folds is None and asked > QUICK_ROWS:
         words += ["data.protocol.stratified=true", f"data.protocol.labelled={QUICK_ROWS}"]
     if (kept := settings.out / "quick.json").exists():
-        return replace(settings, overrides=[*words, f"train.steps={read_result(kept)['steps']}"])
-    short = replace(settings, overrides=[*words, f"train.steps={PROBE_STEPS}"])
+        return replace(settings, overrides=[*words, *_whole_run(read_result(kept)["steps"])])
+    short = replace(settings, overrides=[*words, *_whole_run(PROBE_STEPS)])
     settings = replace(settings, overrides=words)
     step = fixed = 0.0  # seconds of a step, and of all but the steps, of a run of each method
     for name in methods:
@@ -263,7 +263,7 @@ def _shortened(
         measure_raw(settings.score, settings.experiment(methods[0], folds[0]), kind)
     spent = (time.monotonic() - began) * (len(folds) + 1)
     left = max(QUICK_SECONDS - spent, QUICK_SECONDS * QUICK_LEAST) - fixed * (len(folds) + 1)
-    most = own.train.steps or math.inf
+    most = own.train.steps or own.train.total_steps or math.inf
     steps = int(min(most, max(MIN_STEPS, left / step / settings.trials / len(folds))))
     print(
         f"a step of {' and '.join(methods)} takes {step * 1000:.0f} ms, scikit-learn a fold "
@@ -271,7 +271,15 @@ def _shortened(
         flush=True,
     )
     save_json(kept, {"steps": steps})
-    return replace(settings, overrides=[*words, f"train.steps={steps}"])
+    return replace(settings, overrides=[*words, *_whole_run(steps)])
+
+
+def _whole_run(steps: int) -> list[str]:
+    """Returns overrides for a run of so many steps, at whose end its learning rate's schedule ends.
+
+    One that `train.steps` stops would be compared with a learning rate that has hardly fallen.
+    """
+    return ["train.epochs=null", f"train.total_steps={steps}", "train.steps=null"]
 
 
 def tune(

@@ -12,7 +12,7 @@ from heron.config.errors import ConfigError
 from heron.config.model import Tuning
 from heron.config.overrides import as_typed
 from heron.shards.artefact import Count
-from heron.shards.atomic import atomic_write, locked
+from heron.shards.atomic import atomic_write, locked, make_parents
 from heron.shards.manifest import View
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def experiment(path: str, facts: Facts, name: str) -> str:
     """Returns a commented experiment, as YAML."""
     data, per_epoch = _data(path, facts)
     steps = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch))) * per_epoch
-    train = {"epochs": None, "steps": steps, "evaluate_every_steps": max(1, steps // 4)}
+    train = {"total_steps": steps, "evaluate_every_steps": max(1, steps // 4)}
     lr, why = 0.002, "a learning rate for small networks"
     if facts.backbone:
         lr, why = facts.backbone.lr, f"a learning rate for a backbone: {facts.backbone.why}"
@@ -277,6 +277,7 @@ def init(
         facts = replace(facts, backbone=network)
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
+    make_parents(out, ConfigError)
     with locked(out), atomic_write(out) as stream:
         stream.write(f"# heron pretrain {out}\n{text}".encode())
     terms = " + ".join(config.objective.terms())

@@ -17,6 +17,7 @@ COLUMNS = ("row", "key")  # beside the labels
 LOST_SHOWN = 5  # lost rows named on the terminal; the manifest names all
 
 Trained = Annotated[Location, "folder of a run, a checkpoint or a saved model, or hf://org/name"]
+TrustCode = Annotated[bool, "run classes that the model's folder names by dotted path, if yours"]
 
 
 def embed(
@@ -31,6 +32,7 @@ def embed(
     address: Address = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Embeds a data set with a trained model.
 
@@ -42,13 +44,14 @@ def embed(
     from heron.retrieval.embed import Choice
 
     choice = Choice(split, role, layers, dtype, part_rows)
+    options = not quiet, overwrite, trust_code
     if address is None:
-        written = embedding.embed(run, out, choice, overrides, not quiet, overwrite)
+        written = embedding.embed(run, out, choice, overrides, *options)
     else:
         from heron.retrieval.embed_tasks import embed_on
 
         with executor(None, address, gpu=True) as tasks:
-            written = embed_on(tasks, run, out, choice, overrides, not quiet, overwrite)
+            written = embed_on(tasks, run, out, choice, overrides, *options)
     if collectives.rank() == 0:
         layer_widths = (f"{name} {layer.dim}" for name, layer in written.manifest.layers.items())
         print(f"{out}: {len(written):,} embeddings, {', '.join(layer_widths)}")
@@ -71,6 +74,7 @@ def predict(
     split: Annotated[str | None, "rows of one split (default: all)"] = None,
     role: Annotated[Role | None, "rows of one role in the run (default: all)"] = None,
     overwrite: Overwrite = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Predicts rows of a data set: a line per row, with a probability for each label.
 
@@ -88,7 +92,8 @@ def predict(
     from heron.retrieval.embedding_model import predict_rows
 
     with new_file(out, overwrite, InputError) as stream:
-        keys, predictions, labels, note = predict_rows(run, overrides, data, split, role)
+        answer = predict_rows(run, overrides, data, split, role, trust_code)
+        keys, predictions, labels, note = answer
         names = [f"label {name}" if name in COLUMNS else name for name in labels]
         if predictions.probability is None:
             raise InputError(
@@ -114,6 +119,7 @@ def save(
     push: Annotated[str | None, "publish it on the Hugging Face Hub, as org/name"] = None,
     private: Annotated[bool, "make a new repository of --push private"] = False,
     overwrite: Overwrite = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Saves a model as a folder that loads anywhere, or publishes it.
 
@@ -124,7 +130,7 @@ def save(
 
     if out is None and push is None:
         raise UsageError("nothing to do; pass --out, --push, or both")
-    model = from_pretrained(run)
+    model = from_pretrained(run, trust_code=trust_code)
     if out is not None:
         model.save_pretrained(out, overwrite)
         print(f"{out}: {model}")
@@ -140,6 +146,7 @@ def export(
     format: Annotated[Literal["torch", "onnx"], "torch.export's archive, or ONNX"] = "torch",
     layer: Annotated[Literal["hidden", "projection", "logits"], "layer to compute"] = "hidden",
     overwrite: Overwrite = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Exports a model as one file that takes raw rows and needs no Heron.
 
@@ -147,5 +154,5 @@ def export(
     """
     from heron.api.model import from_pretrained
 
-    from_pretrained(model).export(out, format, layer, overwrite)
+    from_pretrained(model, trust_code=trust_code).export(out, format, layer, overwrite)
     print(f"{out}: layer {layer}, {out.stat().st_size:,} bytes, checked against the model")

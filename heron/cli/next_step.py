@@ -39,7 +39,11 @@ def _after_pretrain(args: Arguments) -> list[str]:
 
     config = load_config(find_config(args["config"]), args["overrides"], args["method"])
     run = {"run": Path(config.run.dir)}
-    return [_fill("heron embed {run} --out embeddings/{run.name}", run)]
+    encoders = config.model.encoder, *config.model.encoders.values()
+    augmentations = (part.name for view in config.data.views for part in view.augment)
+    parts = *config.objective.root, *(encoder.kind for encoder in encoders), *augmentations
+    own = " --trust-code" * any("." in part for part in parts)  # a class by its dotted path
+    return [_fill("heron embed {run} --out embeddings/{run.name}" + own, run)]
 
 
 def _after_tune(args: Arguments) -> list[str]:

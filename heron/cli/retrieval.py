@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator
 
 from heron.cli.arguments import ONE_EACH, Address, Location, Overwrite, Quiet, UsageError, executor
+from heron.cli.models import TrustCode
 from heron.config.errors import RetrievalError
 from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
@@ -140,6 +141,7 @@ def query(
     data: OtherData = None,
     gpu: Gpu = False,
     no_verify: NoVerify = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Finds the neighbours of a sample, a file, a text or a vector.
 
@@ -158,7 +160,7 @@ def query(
         from heron.shards.show import save_sheet
 
         check_sheet(sheet)
-    retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu)
+    retriever = Retriever.open(index, embeddings, run, data, not no_verify, gpu, trust_code)
     files = retriever.files(file, row) if file else {}
     if key is not None:
         answer = retriever.by_key(key, k, where, relation, far)
@@ -256,6 +258,7 @@ def negatives(
     address: Address = None,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Reports false and hard negatives of embeddings.
 
@@ -293,7 +296,8 @@ def negatives(
     if view or source.manifest.missing:
         source = EmbeddingsOfViews(source, view)
     with executor(None, address) as spread:
-        numbers = report(source, question, out, opened_index, data, page, overwrite, spread)
+        options = data, page, overwrite, spread, trust_code
+        numbers = report(source, question, out, opened_index, *options)
     rates = numbers["false_negatives"]
     rate = rates["close"]["near"].value[rates["k"].index(k)]
     print(
@@ -322,6 +326,7 @@ def serve(
     overwrite: Overwrite = False,
     gpu: Gpu = False,
     no_verify: NoVerify = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Shows an index, or several, as a web page; or writes the page to a folder.
 
@@ -340,15 +345,16 @@ def serve(
         raise UsageError(
             "--embeddings, --run, --data and --export work with one index only; pass one"
         )
+    options = embeddings, run, data, not no_verify, gpu, trust_code
     if export is not None:
-        _export(Retriever.open(index, embeddings, run, data, not no_verify, gpu), export, overwrite)
+        _export(Retriever.open(index, *options), export, overwrite)
         return
     with listen(host, port) as listening:  # a taken port fails before the indexes are opened
         token = choose_token(listening, given_token)
         retrievers: dict[str, Retriever] = {}
         for folder in (index, *others):
             name = folder if Path(folder).name in retrievers else Path(folder).name
-            retrievers[name] = Retriever.open(folder, embeddings, run, data, not no_verify, gpu)
+            retrievers[name] = Retriever.open(folder, *options)
         server = make_server(retrievers, listening, token=token)
         count = sum(len(retriever.samples) for retriever in retrievers.values())
         folders = ", ".join(map(str, (index, *others)))

@@ -1,6 +1,7 @@
 """The experiment: one typed YAML file, with dotted overrides and errors that name the remedy."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from heron.config.shipped import CONFIGS
 from heron.config.terms import Terms
 from heron.config.training import Evaluate, Negatives, Optim, Precision, Train
 from heron.shards.artefact import Count
-from heron.shards.dotted import suggest
+from heron.shards.dotted import opening, suggest
 
 TrackerName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
@@ -102,6 +103,9 @@ def load_config(
 ) -> Config:
     """Returns the experiment of a YAML file, with overrides such as ``optim.lr=0.1``.
 
+    It is the caller's own: classes that it names by dotted path are imported, but never from the
+    folder of a model that the file lies in. `load_saved` reads someone else's.
+
     Args:
         path: of the file.
         overrides: `key.key=value`; a text is taken as it was typed, any other value is read as
@@ -113,12 +117,29 @@ def load_config(
         ConfigError: the file is missing or no YAML mapping, or keys or values do not fit; the
             message lists the faults with the nearest valid keys.
     """
-    tree = read_tree(path)
-    for text in overrides:
-        override(tree, text, Config)
-    if method is not None:
-        _apply_method(method, tree)
-    return parse_config(tree)
+    tree, folder = read_tree(path), Path(path).parent
+    _name_total_steps(tree)  # before overrides, of which train.steps=60 would be the length
+    with opening(folder, True) if (folder / "model.json").exists() else nullcontext():
+        for text in overrides:
+            override(tree, text, Config)
+        if method is not None:
+            _apply_method(method, tree)
+        return parse_config(tree)
+
+
+def load_saved(
+    folder: Path, overrides: Sequence[str] = (), trust_code: bool | None = False
+) -> Config:
+    """Returns the experiment of a model's folder, which may be someone else's.
+
+    Classes that it names by dotted path are imported only with `trust_code`, and never from the
+    folder, or the folder of the run whose checkpoint it is; None means never, and that errors
+    name no option for it. Classes that this process has imported need no trust. Raises the errors
+    of `load_config`.
+    """
+    whole = folder.absolute()
+    with opening(whole.parents[1] if whole.parent.name == "checkpoints" else whole, trust_code):
+        return load_config(folder / "config.yaml", overrides)
 
 
 def parse_config(tree: dict[str, Any]) -> Config:
@@ -129,6 +150,13 @@ def parse_config(tree: dict[str, Any]) -> Config:
 def dump_config(config: Config) -> str:
     """Returns the resolved configuration as YAML, enough to run again."""
     return dump_yaml(config.model_dump(mode="json"))
+
+
+def _name_total_steps(tree: dict[str, Any]) -> None:
+    """Gives the length of a run its name where an older file has it in `steps`, without epochs."""
+    train = tree.get("train")
+    if isinstance(train, dict) and train.get("epochs", 1) is None and "total_steps" not in train:
+        train["total_steps"] = train.pop("steps", None)
 
 
 def _apply_method(method: str, tree: dict[str, Any]) -> None:

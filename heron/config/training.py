@@ -1,6 +1,6 @@
 """Sections for training and scoring: optimiser, mined negatives, length, precision, evaluation."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -78,8 +78,12 @@ class Train(Section):
     On SIGTERM or SIGUSR1 a run saves a checkpoint and ends.
 
     Attributes:
-        epochs: epochs of the run; null: as many as `steps` are, whatever the number of rows.
-        steps: largest number of steps of the run; null: all steps of its epochs.
+        epochs: length of the run in epochs, over which the learning rate follows its schedule;
+            null: see `total_steps`.
+        total_steps: length of the run in steps, in place of `epochs`: the same whatever the number
+            of rows.
+        steps: steps after which the run stops before its end, with the numbers that the whole run
+            has there; `run.resume=auto` without it, or with more, goes on. null: at the end.
         micro_batch: largest number of a process's rows that are embedded with an autograd graph at
             a time; the gradient stays that of the whole batch. null: all.
         precision: bf16 and fp16 compute the model under autocast, fp16 with a dynamic loss scale
@@ -107,6 +111,7 @@ class Train(Section):
     """
 
     epochs: Natural | None = 1
+    total_steps: Natural | None = None
     steps: Natural | None = None
     micro_batch: Natural | None = None
     precision: Precision = "auto"
@@ -124,12 +129,13 @@ class Train(Section):
     cpu_threads: Natural | None = None
 
     def length(self, steps_per_epoch: int) -> tuple[int, float]:
-        """Returns the numbers of steps and of epochs of a run; schedules are over the latter."""
-        if self.epochs is None:
-            assert self.steps is not None
-            return self.steps, self.steps / steps_per_epoch
-        all_steps = self.epochs * steps_per_epoch
-        return min(all_steps, self.steps or all_steps), self.epochs
+        """Returns after how many steps a run ends, and the epochs that its schedule extends over.
+
+        The former is less than the latter's steps where `steps` stops the run.
+        """
+        all_steps = self.total_steps or (self.epochs or 0) * steps_per_epoch
+        epochs = self.epochs or all_steps / steps_per_epoch
+        return min(all_steps, self.steps or all_steps), epochs
 
     def evaluates_after(self, step: int, steps_per_epoch: int) -> bool:
         """Whether the run is evaluated after so many steps."""
@@ -141,10 +147,31 @@ class Train(Section):
         every, steps = self.save_every_epochs, self.save_every_steps
         return _is_due(step, every, steps_per_epoch) or _is_due(step, steps)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_in_place_of_epochs(cls, tree: Any) -> Any:
+        """`total_steps` alone replaces the default number of epochs."""
+        if isinstance(tree, dict) and tree.get("total_steps") is not None:
+            return {"epochs": None} | tree
+        return tree
+
     @model_validator(mode="after")
-    def _has_an_end(self) -> "Train":
-        if self.epochs is None and self.steps is None:
-            raise ValueError("epochs and steps are both null; set one of them, such as steps: 1500")
+    def _has_one_length(self) -> "Train":
+        if self.epochs is None and self.total_steps is None:
+            raise ValueError(
+                "epochs and total_steps are both null; set one of them, such as total_steps: "
+                f"{self.steps or 1500}"
+            )
+        if self.epochs is not None and self.total_steps is not None:
+            raise ValueError(
+                f"epochs and total_steps are both set; set epochs: null for a run of "
+                f"{self.total_steps} steps, or total_steps: null"
+            )
+        if self.total_steps is not None and self.total_steps < (self.steps or 0):
+            raise ValueError(
+                f"steps is {self.steps}, after the end of the run at total_steps, "
+                f"{self.total_steps}; set steps: null, or raise total_steps"
+            )
         return self
 
     @model_validator(mode="after")

@@ -54,11 +54,14 @@ def run_facts(config: Config) -> dict[str, Any]:
 
 
 def run_fingerprint(config: Config, data: str) -> str:
-    """Returns a fingerprint that two runs with the same numbers share: see `run_facts`."""
+    """Returns a fingerprint that two runs with the same numbers share: see `run_facts`.
+
+    A run that `train.steps` stops has that of the whole run, whose numbers it has up to there.
+    """
     facts = run_facts(config)
     facts["data"]["fingerprint"] = data
     del facts["run"]  # only resumption is left in it
-    for key in ("timeout_s", "keep_checkpoints", "save_every_epochs", "save_every_steps"):
+    for key in ("steps", "timeout_s", "keep_checkpoints", "save_every_epochs", "save_every_steps"):
         del facts["train"][key]
     return fingerprint(facts)
 

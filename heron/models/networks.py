@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from heron.config.errors import ConfigError
-from heron.config.extras import require
+from heron.config import extras
+from heron.config.errors import ConfigError, HeronError
+from heron.config.extras import in_a_line, require
 from heron.config.model import Lora, ModelConfig, Network, Timm, Transformer
 
 HALF = [0.5, 0.5, 0.5]  # the default mean and standard deviation of pictures
 MAX_JSON_BYTES = 2**20  # of a JSON file beside weights
 HUB = "hf://"
+AS_CONFIG = "if you trust it, copy its config.json into the encoder's config in your experiment"
 HUB_FILES = ["config.json", "preprocessor_config.json", "tokenizer.json", "*.safetensors*"]
 
 
@@ -114,34 +115,36 @@ def build_network(
             encoder = _timm(options, shape, key)
         else:
             encoder = _transformer(options, shape, key)
-    except (TypeError, ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if options.freeze:
+            encoder.network.requires_grad_(False)
+        if options.lora is not None:
+            _add_lora(encoder.network, options.lora, key)
+        if options.layer_decay < 1:
+            _set_rates(encoder.network, options.layer_decay)
+        sample = torch.ones(2, shape[0], dtype=torch.int32)
+        if len(shape) == 3:
+            sample = torch.zeros(2, shape[2], *shape[:2])
+        return encoder, _freeze_unused(encoder, sample)
+    except HeronError:
+        raise
+    except Exception as error:  # another library may raise anything
         raise ConfigError(
-            f"{key}: {options.kind} cannot build this network ({line:.300}); its options must fit "
-            f"it and a view of shape {tuple(shape)}"
+            f"{key}: {options.kind} cannot build this network ({in_a_line(error)}); its options "
+            f"must fit it and a view of shape {tuple(shape)}"
         ) from error
-    if options.freeze:
-        encoder.network.requires_grad_(False)
-    if options.lora is not None:
-        _add_lora(encoder.network, options.lora, key)
-    if options.layer_decay < 1:
-        _set_rates(encoder.network, options.layer_decay)
-    sample = torch.ones(2, shape[0], dtype=torch.int32)
-    if len(shape) == 3:
-        sample = torch.zeros(2, shape[2], *shape[:2])
-    return encoder, _freeze_unused(encoder, sample)
 
 
 def _transformer(options: Transformer, shape: Sequence[int], key: str) -> NetworkEncoder:
     from transformers import AutoConfig, AutoModel  # it takes seconds
 
-    tree = {} if options.config is None else dict(options.config)
     folder = None if options.weights is None else weights_folder(options.weights, key)
-    if folder is not None and not tree:
-        tree = read_json(folder / "config.json", key)
-    kind = tree.pop("model_type", None)
+    published = {} if folder is None else read_json(folder / "config.json", key)
+    tree = dict(options.config or published)
     if "auto_map" in tree:
         raise ConfigError(f"{key}: the network has its own code; use one that transformers has")
+    if options.config is None or (tree == published and tree["model_type"] in extras.NETWORKS):
+        tree = extras.transformers_config(tree, key, AS_CONFIG)
+    kind = tree.pop("model_type", None)
     if len(shape) == 1:
         raise ConfigError(
             f"{key} is 'transformers', which takes text or pictures, but the view is a vector; use "
@@ -175,15 +178,7 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
 def _timm(options: Timm, shape: Sequence[int], key: str) -> NetworkEncoder:
     if len(shape) != 3:
         raise ConfigError(f"{key} is 'timm', which takes pictures; use it for a view of pictures")
-    try:
-        timm: Any = require("timm", key)
-    except (ImportError, RuntimeError) as error:
-        if isinstance(error, ImportError) and error.name == "timm":
-            raise
-        raise ConfigError(
-            f"{key}: cannot import timm ({error}); torchvision must match torch "
-            f"{torch.__version__}: install both from one index"
-        ) from error
+    timm: Any = require("timm", key)  # with the torchvision of torch's own index
     if drop := [name for name in options.options if "drop" in name]:
         raise ConfigError(f"{key}: remove {drop[0]}, because its masks would not depend on rows")
     arguments = {"num_classes": 0, "in_chans": shape[2], **options.options}
@@ -227,10 +222,10 @@ def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:
     )
     try:
         peft.inject_adapter_in_model(config, network)
-    except ValueError as error:
+    except Exception as error:  # another library may raise anything
         raise ConfigError(
-            f"{key}.lora: {str(error).splitlines()[0]:.200}; set targets to the last parts of "
-            "names of linear layers"
+            f"{key}.lora: {in_a_line(error)}; set targets to the last parts of names of linear "
+            "layers"
         ) from error
 
 
@@ -272,6 +267,7 @@ def weights_folder(weights: str, key: str) -> Path:
                 f"{key}.weights is {weights}, which has no config.json; use a folder with "
                 f"config.json and safetensors files, or {HUB}ORG/NAME"
             )
+        _refuse_other_weights(Path(weights), key)
         return Path(weights)
     hub: Any = require("huggingface_hub", f"{key}.weights")
     name, _, revision = weights.removeprefix(HUB).partition("@")
@@ -280,6 +276,20 @@ def weights_folder(weights: str, key: str) -> Path:
     except Exception as error:  # of the hub, the network or the disk
         raise ConfigError(f"{key}.weights: cannot download {weights}: {error}") from error
     return Path(fetched)
+
+
+def _refuse_other_weights(folder: Path, key: str) -> None:
+    """Raises ConfigError where transformers would read more than the folder's safetensors."""
+    index = folder / "model.safetensors.index.json"
+    parts = read_json(index, key).get("weight_map") if index.is_file() else None
+    names = map(str, parts.values() if isinstance(parts, dict) else ())
+    pickles = [name for name in names if not name.endswith(".safetensors")]
+    if pickles or (folder / "adapter_config.json").exists():
+        others = pickles[0] if pickles else "those of the network that it is an adapter of"
+        raise ConfigError(
+            f"{key}.weights is {folder}, and it lacks some: {others}; use a folder that has all of "
+            "them in safetensors files, as `save_pretrained` writes them"
+        )
 
 
 def read_json(path: Path, key: str) -> dict[str, Any]:
@@ -307,12 +317,35 @@ def without_weights(model: ModelConfig) -> ModelConfig:
     return _map_networks(model, lambda key, network: network.model_copy(update={"weights": None}))
 
 
+def of_folder(model: ModelConfig, trust_code: bool) -> ModelConfig:
+    """Returns a model's options to load weights into, whoever wrote the folder of both.
+
+    Initial weights are left out, those of timm's `pretrained` too. Raises ConfigError, unless
+    `trust_code`, for options of other libraries that may name files, addresses or code.
+    """
+
+    def changed(key: str, network: Network) -> Network:
+        update: dict[str, Any] = {"weights": None}
+        if isinstance(network, Timm):
+            update["options"] = {
+                n: x for n, x in network.options.items() if n not in extras.INITIAL
+            }
+            if not trust_code:
+                extras.timm_options(network.name, update["options"], key)
+        elif isinstance(network, Transformer) and not trust_code:
+            update["config"] = extras.transformers_config(network.config or {}, key)
+        return network.model_copy(update=update)
+
+    return _map_networks(model, changed)
+
+
 def _with_config(key: str, network: Network) -> Network:
     if not isinstance(network, Transformer):
         return network
     if network.config is not None or network.weights is None:
         return network
     config = read_json(weights_folder(network.weights, key) / "config.json", key)
+    extras.transformers_config(config, key, AS_CONFIG)  # refuses networks that it may not have
     return network.model_copy(update={"config": config})
 
 

@@ -51,6 +51,7 @@ def report(
     address: str = ADDRESS,
     overwrite: bool = False,
     executor: Executor = ALONE,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Writes report.html, negatives.json and pairs.parquet; returns what JSON holds.
 
@@ -60,14 +61,14 @@ def report(
     question has no answer, or index or data are of other samples, and a ShardError if `data` is no
     data set, the disk is full, or a picture cannot be read. What `out` holds is refused or, with
     `overwrite`, moved aside. Blocks of anchors are measured by an executor; the files do not
-    depend on it.
+    depend on it. `trust_code` is of the run: see `load_saved`.
     """
     with new_folder(out, overwrite, RetrievalError) as folder:
         links = PageLinks(address)
         pictures, no_pictures = find_pictures(embeddings, data)  # first, so that it fails early
         near = find_neighbours(embeddings, question, index, executor)
         manifest = embeddings.manifest
-        temperatures = Temperatures.of_run(manifest.run)
+        temperatures = Temperatures.of_run(manifest.run, trust_code)
         repulsion, notes = measure_repulsion(near, temperatures)
         recall = index.manifest.recall if index else None
         neighbours = "exact"

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from heron.config.errors import ConfigError
-from heron.config.experiment import load_config
+from heron.config.experiment import load_saved
 from heron.evaluation import collapse
 from heron.evaluation.knn import Vectors
 from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
@@ -47,11 +47,11 @@ class Temperatures:
     source: str = "the default"  # where tau is from, in words
 
     @classmethod
-    def of_run(cls, run: str | Path) -> "Temperatures":
+    def of_run(cls, run: str | Path, trust_code: bool = False) -> "Temperatures":
         """Reads a run's config.yaml; if it cannot be read, returns defaults and says why."""
         path = Path(run) / "config.yaml"
         try:
-            objective = load_config(path).objective
+            objective = load_saved(Path(run), ["model={}"], trust_code).objective
         except (ConfigError, OSError) as error:
             return cls(source=f"the default, because {str(error).splitlines()[0]}")
         gamma = getattr(objective.root.get("hard"), "tau", GAMMA)

@@ -1,7 +1,6 @@
 """The report of a run: report.html, one file with scores, charts, rows and settings."""
 
 import json
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,15 +114,15 @@ def _cards(
     cards, result = [], seeds[0]
     for score, title in scores.items():
         values = _values(seeds, score)
-        if not values or math.isnan(values[0]):
-            continue
         spread = f"± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
         baselines = [
             f"{method} {np.mean(baseline):.3f}"
             for method, prefix in (("plain network", "plain_"), *((k, f"{k}_") for k in KINDS))
             if (baseline := _values(seeds, prefix + score))
         ]
-        cards.append((title, f"{np.mean(values):.3f}", spread, ", ".join(baselines)))
+        if (values or baselines) and not np.isnan(values).any():  # a run that trains has none yet
+            mean = f"{np.mean(values):.3f}" if values else "–"
+            cards.append((title, mean, spread, ", ".join(baselines)))
     rates = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
     steps = f"{result['steps']:,} steps, {result['epochs']:g} epochs"
     cards.append(("training", _duration(result["train_seconds"]), "", steps))

@@ -227,12 +227,12 @@ def embed(
     overrides: Sequence[str] = (),  # of the run's configuration, such as `data.path=data/other`
     progress: bool = True,
     overwrite: bool = False,  # move what `out` holds aside, and begin anew
+    trust_code: bool = False,  # import the classes that the run names: see `load_saved`
 ) -> Embeddings:
     """Embeds a data set; every process of a launch must call it.
 
-    The run need not be trusted: components that it names by dotted path are imported from the
-    Python path, never from its folder; no data set is built, nor any fetched unless `overrides`
-    name it.
+    The run need not be trusted: none of its code is run without `trust_code`; no data set is built,
+    nor any fetched unless `overrides` name it.
 
     Raises a RetrievalError if `out` holds other embeddings, the data does not fit the model, or
     embeddings are not finite; a CheckpointError, ConfigError or ShardError if the model, an
@@ -240,10 +240,10 @@ def embed(
     """
     choice = choice or Choice()
     checkpoint = locate(run)
-    config = load_for_data(checkpoint / "config.yaml", overrides)
+    config = load_for_data(checkpoint, overrides, trust_code)
     device = start_processes(config).device
     _fail_together(lambda: check_data(config.data, overrides))
-    model = _fail_together(lambda: EmbeddingModel.open(checkpoint, config, device))
+    model = _fail_together(lambda: EmbeddingModel.open(checkpoint, config, device, trust_code))
     weights = weights_sha256(checkpoint)
     return embed_by(model, weights, str(run), config, out, choice, progress, overwrite)
 

@@ -31,16 +31,18 @@ class _Job:
     out: str
     choice: Choice
     overrides: tuple[str, ...]
+    trust_code: bool = False
 
     def open(self, threads: int | None = None) -> tuple[Embedder, dict[str, Any]]:
         """Opens model and data, with so many threads unless the experiment has its own number."""
         checkpoint = locate(self.run)
-        config = load_for_data(checkpoint / "config.yaml", self.overrides)
+        config = load_for_data(checkpoint, self.overrides, self.trust_code)
         if threads is not None and not config.train.cpu_threads:
             train = config.train.model_copy(update={"cpu_threads": threads})
             config = config.model_copy(update={"train": train})
         check_data(config.data, self.overrides)
-        model = EmbeddingModel.open(checkpoint, config, start_processes(config).device)
+        device = start_processes(config).device
+        model = EmbeddingModel.open(checkpoint, config, device, self.trust_code)
         return open_embedder(model, weights_sha256(checkpoint), config, self.out, self.choice)
 
 
@@ -52,6 +54,7 @@ def embed_on(
     overrides: Sequence[str] = (),
     progress: bool = True,
     overwrite: bool = False,
+    trust_code: bool = False,
 ) -> Embeddings:
     """Embeds a data set as `embed` does, each missing part as an item of an executor.
 
@@ -65,7 +68,7 @@ def embed_on(
         )
     choice = choice or Choice()
     choice = replace(choice, layers=None if choice.layers is None else tuple(choice.layers))
-    job = _Job(str(run), str(out), choice, tuple(overrides))
+    job = _Job(str(run), str(out), choice, tuple(overrides), trust_code)
     embedder, plan = job.open()
 
     def run_parts(missing: list[int]) -> Iterator[int]:

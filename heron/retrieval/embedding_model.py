@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from heron.config.data import Data
 from heron.config.errors import InputError, RetrievalError
-from heron.config.experiment import Config, load_config, parse_config
+from heron.config.experiment import Config, load_saved, parse_config
 from heron.data.batches import Batch
 from heron.data.dataset import load_or_assign_roles, open_reader
 from heron.data.protocol import assign, drop_partial, hide_labels
@@ -62,21 +62,21 @@ DROP_RUN_DATA = {
 }
 
 
-def load_for_data(path: Path, overrides: Sequence[str]) -> Config:
-    """Returns a run's experiment; a new `data.path` drops what binds the run to its data set.
+def load_for_data(folder: Path, overrides: Sequence[str], trust_code: bool = False) -> Config:
+    """Returns a checkpoint's experiment; a new `data.path` drops what binds it to its data set.
 
-    Raises a ConfigError if an override does not fit.
+    `trust_code`: see `load_saved`. Raises a ConfigError if an override does not fit.
     """
     keys = {override.partition("=")[0] for override in overrides}
     if "data.path" not in keys:
-        return load_config(path, overrides)
+        return load_saved(folder, overrides, trust_code)
 
     def load(dropped: Mapping[str, str]) -> Config:
         settings = [f"{key}={value}" for key, value in dropped.items() if key not in keys]
-        return load_config(path, [*settings, *overrides])
+        return load_saved(folder, [*settings, *overrides], trust_code)
 
     config = load(DROP_RUN_DATA)
-    if config.data.path == load_config(path).data.path:
+    if config.data.path == load_saved(folder, (), trust_code).data.path:
         return config
     return load(DROP_RUN_DATA | {"data.roles": "null", "data.fingerprint": "null"})
 
@@ -203,12 +203,14 @@ class EmbeddingModel(LayerModel):
         return used(given, self.missing, self.reader.store)
 
     @classmethod
-    def open(cls, checkpoint: Path, config: Config, device: torch.device) -> Self:
+    def open(
+        cls, checkpoint: Path, config: Config, device: torch.device, trust_code: bool = False
+    ) -> Self:
         """Opens the model of a checkpoint, and the data set of `config`.
 
-        The data set may lack some of the views that the model was trained on. Raises a
-        RetrievalError if the others have other shapes, or the classifier sees none of them, and the
-        errors of opening model and data.
+        The data set may lack some of the views that the model was trained on. `trust_code`: see
+        `pretrained.from_pretrained`. Raises a RetrievalError if the others have other shapes, or
+        the classifier sees none of them, and the errors of opening model and data.
         """
         signature = Signature.read(checkpoint)
         reader = open_reader(config.data, [stored.view for stored in signature.inputs])
@@ -220,7 +222,7 @@ class EmbeddingModel(LayerModel):
                 f"{checkpoint} was trained on {expected}; use data of those shapes (data.path, or "
                 "--data of a query), or set data.views"
             )
-        model = from_pretrained(checkpoint)
+        model = from_pretrained(checkpoint, trust_code)
         model.precision = config.train.precision
         opened = cls(model.to(device), views, reader)
         if opened.missing == opened.stored:
@@ -284,6 +286,7 @@ def predict_rows(
     data: str | None = None,  # folder of shards, or a URL; None: the run's data set
     split: str | None = None,  # rows of one split; None: of all
     role: Role | None = None,  # rows of one role by the run's protocol, in its split; None: all
+    trust_code: bool = False,  # see `embed.embed`
 ) -> tuple[list[str], Predictions, list[str], str]:
     """Predicts rows with a run's newest checkpoint, or with a checkpoint; see `heron predict`.
 
@@ -294,10 +297,10 @@ def predict_rows(
     checkpoint = locate(run)
     overrides = [*overrides, *([] if data is None else [f"data.path={data}"])]
     other_data = any(override.startswith("data.path=") for override in overrides)
-    config = load_for_data(checkpoint / "config.yaml", overrides)
+    config = load_for_data(checkpoint, overrides, trust_code)
     check_data(config.data, overrides)
     device = start_processes(config).device
-    opened = EmbeddingModel.open(checkpoint, config, device)
+    opened = EmbeddingModel.open(checkpoint, config, device, trust_code)
     reader, model = opened.reader, opened.model
     if model.classifier is None and other_data:
         raise InputError(

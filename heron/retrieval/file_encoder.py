@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.config.errors import InputError, RetrievalError
-from heron.config.experiment import load_config
+from heron.config.experiment import load_saved
 from heron.data.batches import Batch
 from heron.data.decoders import TextDecoder
 from heron.data.graphs import GraphDecoder
@@ -73,21 +73,22 @@ class FileEncoder:
         index: IndexManifest,
         precision: str | None = None,
         trusted: bool = True,
+        trust_code: bool = False,
     ) -> Self:
         """Opens the model whose embeddings an index holds, the newest complete checkpoint first.
 
         `data` are the shards that were embedded, whose manifest has shapes and statistics;
-        `precision` defaults to the run's. `trusted`: see `SamplePictures.open`. Raises a
-        RetrievalError if weights or data are not those of the index, and the errors of opening
-        them.
+        `precision` defaults to the run's. `trusted` and `trust_code`: see `SamplePictures.open`.
+        Raises a RetrievalError if weights or data are not those of the index, and the errors of
+        opening them.
         """
         folder = _checkpoint_with(run, index.checkpoint)
         overrides = [f"train.precision={precision}"] if precision else []
-        config = load_config(folder / "config.yaml", overrides)
+        config = load_saved(folder, overrides, trust_code)
         data_config = config.data.for_data_set(data)
         refuse_options(data_config, trusted)
         config = config.model_copy(update={"data": data_config})
-        model = EmbeddingModel.open(folder, config, torch.device("cpu"))
+        model = EmbeddingModel.open(folder, config, torch.device("cpu"), trust_code)
         if (fingerprint := model.reader.manifest.fingerprint) != index.data_fingerprint:
             raise RetrievalError(
                 f"{data} has the fingerprint {fingerprint[:19]}, but the data set that was "
@@ -283,13 +284,13 @@ class FileEncoder:
         return np.array(resized).reshape(height, width, channels)
 
 
-def input_kinds(run: str, data: str) -> dict[str, str]:
+def input_kinds(run: str, data: str, trust_code: bool = False) -> dict[str, str]:
     """Returns the kind of each stored view that a run's model sees, without opening the model.
 
     Raises a CheckpointError without a run, and a ShardError without shards.
     """
     kinds = {view.name: view.kind for view in load_manifest(data).views}
-    config = load_config(locate(run) / "config.yaml")
+    config = load_saved(locate(run), (), trust_code)
     seen = config.data.views[: 1 if config.model.classify_on == "first_view" else None]
     return {view.stored: kinds[view.stored] for view in seen if view.stored in kinds}
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from heron.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.config.experiment import load_config
+from heron.config.experiment import load_saved
 from heron.data.reader import Reader
 from heron.retrieval.embedding_model import refuse_options
 from heron.retrieval.samples import Samples
@@ -38,16 +38,17 @@ class SamplePictures:
         }
 
     @classmethod
-    def open(cls, data: str, run: str, trusted: bool = True) -> Self:
+    def open(cls, data: str, run: str, trusted: bool = True, trust_code: bool = False) -> Self:
         """Opens shards: a folder, or a URL, which is read as the run's configuration says.
 
         `trusted` says that the user gave the run, and so its `data.storage_options`, which may lead
         to other addresses; a RetrievalError is raised if an address needs those of a run that is
-        not trusted, and a ShardError if the shards are missing or damaged.
+        not trusted, and a ShardError if the shards are missing or damaged. `trust_code`: see
+        `load_saved`.
         """
         if is_remote(data):
             try:
-                config = load_config(locate(run) / "config.yaml").data
+                config = load_saved(locate(run), ["model={}"], trust_code).data
                 refuse_options(config.model_copy(update={"path": data}), trusted)
                 cache = ShardCache(config.cache.dir, config.cache.bytes)
                 return cls(Reader(open_store(data, cache, config.storage_options)))

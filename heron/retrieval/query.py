@@ -58,8 +58,10 @@ class Retriever:
         missing_reason: str = "",
         run: str | Path | None = None,
         data: str | Path | None = None,
+        trust_code: bool = False,
     ) -> None:
         """Takes what `open` has opened; `missing_reason` says why there are no embeddings."""
+        self._trust_code = trust_code
         self.index, self.embeddings, self._missing_reason = index, embeddings, missing_reason
         self.run = index.manifest.run if run is None else str(run)
         self._user_run = run is not None  # the user named the run, not just the index's manifest
@@ -76,6 +78,7 @@ class Retriever:
         data: str | Path | None = None,  # the shards that hold the pictures
         verify: bool = True,  # compare the checksums of index and embeddings
         gpu: bool = False,  # run unfiltered searches on GPUs: see `Index.open`
+        trust_code: bool = False,  # import the classes that the run names: see `load_saved`
     ) -> Self:
         """Opens an index, and the embeddings that it was built from if they are still there.
 
@@ -86,7 +89,7 @@ class Retriever:
         """
         opened = Index.open(index, verify, gpu)
         if embeddings is None and not opened.manifest.embeddings:
-            return cls(opened, None, "it was built from vectors in memory", run, data)
+            return cls(opened, None, "it was built from vectors in memory", run, data, trust_code)
         user_named = embeddings is not None
         if embeddings is None:
             embeddings = named = opened.manifest.embeddings
@@ -95,15 +98,15 @@ class Retriever:
                 path = Path(named) / MANIFEST
                 reason = "" if path.exists() else f"{path} does not exist"
             if reason:
-                return cls(opened, None, reason, run, data)
+                return cls(opened, None, reason, run, data, trust_code)
         opened_embeddings = Embeddings.open(embeddings, verify)
         try:
             opened.check(opened_embeddings)
         except RetrievalError as fault:
             if user_named:
                 raise
-            return cls(opened, None, str(fault), run, data)
-        return cls(opened, opened_embeddings, "", run, data)
+            return cls(opened, None, str(fault), run, data, trust_code)
+        return cls(opened, opened_embeddings, "", run, data, trust_code)
 
     @property
     def samples(self) -> Samples:
@@ -320,9 +323,8 @@ class Retriever:
                 "a key or a vector, and encode files with `Model.encode`"
             )
         precision = None if self.embeddings is None else self.embeddings.manifest.precision
-        return FileEncoder.open(
-            self.run, self._shards, self.index.manifest, precision, self._user_run
-        )
+        manifest, code = self.index.manifest, self._trust_code
+        return FileEncoder.open(self.run, self._shards, manifest, precision, self._user_run, code)
 
     def picture(self, number: int, view: str = "") -> Image.Image | None:
         """Returns a sample's picture of a view: see `SamplePictures.of`."""
@@ -348,13 +350,13 @@ class Retriever:
         """The kind of each view that a query by files may give: see `file_encoder.input_kinds`."""
         from heron.retrieval.file_encoder import input_kinds
 
-        return input_kinds(self.run, self._shards)
+        return input_kinds(self.run, self._shards, self._trust_code)
 
     @cached_property
     def _pictures(self) -> "SamplePictures":
         from heron.retrieval.pictures import SamplePictures
 
-        return SamplePictures.open(self._shards, self.run, self._user_run)
+        return SamplePictures.open(self._shards, self.run, self._user_run, self._trust_code)
 
     @property
     def _shards(self) -> str:

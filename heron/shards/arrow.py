@@ -1,8 +1,7 @@
 """Random access to rows of Parquet and Arrow files, one row group at a time."""
 
 import json
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,21 @@ from numpy.typing import NDArray
 from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, first_few
 
 MAX_GROUP_BYTES = 1 << 32  # of a row group, which is held whole
+# Files, those of the indices of the rows that there are, and what `datasets` says of the columns.
+Part = tuple[Sequence[Path], Sequence[Path], Mapping[str, Any] | None]
 READ_ERRORS = pa.ArrowException, OSError, ValueError, NotImplementedError, KeyError
 
 
 class ArrowRows:
-    """The concatenated rows of files with the same schema.
+    """The concatenated rows of parts of files with the same schema, each as its indices say.
 
     Arrow files are mapped into memory; of Parquet files one row group per column is held at a time.
     Extension types are read as their storage type; pyarrow unpickles none since version 15.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         """Opens the files; SourceError where one cannot be read or has other columns."""
-        self.paths = list(paths)
+        self.paths = [path for files, *_ in parts for path in files]
         self._files: list[Any] = [_open(path) for path in self.paths]
         self.schema: pa.Schema = _schema(self._files[0])
         for path, file in zip(self.paths, self._files, strict=True):
@@ -43,21 +44,36 @@ class ArrowRows:
         ]
         self._groups = [(i, group) for i, rows in enumerate(counts) for group in range(len(rows))]
         self._starts = np.cumsum([0, *(count for rows in counts for count in rows)])
-        self.rows = [sum(rows) for rows in counts]  # of each file
+        self.rows = list[int]()  # of each part
+        # What `datasets` records of the columns, by file.
+        self._recorded = {
+            p: _features(_schema(f)) for p, f in zip(self.paths, self._files, strict=True)
+        }
+        rows_of, stored, first = dict(zip(self.paths, map(sum, counts), strict=True)), [], 0
+        for files, indices, features in parts:
+            rows = sum(rows_of[path] for path in files)
+            stored.append(first + (_indices(indices, rows) if indices else np.arange(rows)))
+            self.rows.append(len(stored[-1]))
+            self._recorded |= dict.fromkeys(files, features) if features else {}
+            first += rows
+        self._stored = np.concatenate(stored) if any(part[1] for part in parts) else None
         self._cached: dict[str, tuple[int, Any]] = {}  # column: number and values of a row group
 
-    @cached_property
-    def features(self) -> dict[str, Any]:
-        """The features that Hugging Face's `datasets` stored in the schema, or {}."""
-        stored = (self.schema.metadata or {}).get(b"huggingface", b"{}")
-        try:
-            features = json.loads(stored)["info"]["features"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return {}
-        return features if isinstance(features, dict) else {}
+    def class_names(self, column: str) -> list[str] | None:
+        """The names of a column's classes, on which all files that have some must agree."""
+        found = [(path, _class_names(f.get(column))) for path, f in self._recorded.items()]
+        named = [(path, names) for path, names in found if names]
+        for path, names in named:
+            if names != named[0][1]:
+                raise SourceError(
+                    f"{path}: the classes of {column} are {first_few(names)}, but those of "
+                    f"{named[0][0]} {first_few(named[0][1])}; pass files of one data set"
+                )
+        return named[0][1] if named else None
 
     def take(self, column: str, rows: NDArray[np.int64]) -> Any:
         """Returns the values of a column in `rows`, as a pyarrow array."""
+        rows = rows if self._stored is None else self._stored[rows]
         groups = np.searchsorted(self._starts, rows, side="right") - 1
         chunks, order = [], np.argsort(groups, kind="stable")
         for group in np.unique(groups).tolist():
@@ -118,6 +134,38 @@ def _open(path: Path) -> Any:
             f"cannot read {path.name} ({fault}), which must be a Parquet or an Arrow file; "
             f"{DOWNLOAD_AGAIN}"
         ) from None
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """Returns the class names that `datasets` records for a column, or for its lists."""
+    while isinstance(feature, list) and feature:
+        feature = feature[0]
+    while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+        feature = feature["feature"]
+    names = feature.get("names") if isinstance(feature, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return names if len(set(names)) == len(names) else None
+
+
+def _features(schema: Any) -> Mapping[str, Any]:
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _indices(paths: Sequence[Path], rows: int) -> NDArray[np.int64]:
+    """Reads the numbers of the rows that a data set has, in their order."""
+    columns = [_open(path) for path in paths]
+    name = paths[0].name
+    if any(table.column_names != ["indices"] for table in columns):
+        raise SourceError(f"{name} has no column 'indices' alone; {DOWNLOAD_AGAIN}")
+    values = np.concatenate([np.asarray(table.column(0)) for table in columns])
+    if values.dtype.kind not in "iu" or not ((values >= 0) & (values < rows)).all():
+        raise SourceError(f"{name}: indices must be 0 to {rows - 1}; {DOWNLOAD_AGAIN}")
+    return values.astype(np.int64)
 
 
 def _schema(file: Any) -> Any:

@@ -282,6 +282,18 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
+def make_parents(out: Path, error: type[HeronError], option: str = "--out") -> None:
+    """Makes the folders that a new file or folder is in; raises `error` where one is a file."""
+    refuse_file_above(out, error, option)
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_file_above(out: Path, error: type[HeronError], option: str = "--out") -> None:
+    """Raises `error` if a path leads through a file."""
+    if files := [path for path in out.absolute().parents if path.is_file()]:
+        raise error(f"{files[0]} is a file, not a folder; choose another {option}")
+
+
 def refuse_taken(
     out: Path, overwrite: bool, error: type[HeronError], option: str = "--out"
 ) -> None:
@@ -290,6 +302,7 @@ def refuse_taken(
     Verbs that write a new file or folder, named by an option, call it before the work, and
     `make_room` after it.
     """
+    refuse_file_above(out, error, option)
     if not is_taken(out):
         return
     if _is_current(out):
@@ -339,7 +352,11 @@ def new_folder(
 
 
 def make_room(out: Path, overwrite: bool, error: type[HeronError], option: str = "--out") -> None:
-    """Moves aside what a path holds, and says so; without `overwrite`, raises `error`."""
+    """Moves aside what a path holds, and says so; without `overwrite`, raises `error`.
+
+    The folders that it is in are made.
+    """
     refuse_taken(out, overwrite, error, option)
     if is_taken(out):
         print(f"what was in {out} is now in {set_aside(out)}", flush=True)
+    make_parents(out, error, option)

@@ -13,6 +13,7 @@ from heron.shards.artefact import MANIFEST
 from heron.shards.atomic import (
     kept_in_cache,
     locked,
+    make_parents,
     remove_partial_files,
     save_json,
     set_aside,
@@ -90,10 +91,7 @@ def _build_here(
     overwrite: bool,
 ) -> tuple[Manifest, bool]:
     """Writes shards into a folder of a disk; returns their manifest, and whether it was there."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ShardError(f"{out} is a file, not a folder; choose another --out") from None
+    make_parents(out / MANIFEST, ShardError)
     remove_partial_files(out)  # of a build that was killed
     if overwrite:
         found = describe_earlier(out)

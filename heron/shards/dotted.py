@@ -2,13 +2,33 @@
 
 import importlib
 import inspect
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeGuard, TypeVar
 
 Base = TypeVar("Base")
+TRUST = "if you trust it, pass --trust-code, or trust_code=True in Python"
 _decisive_files: set[Path] = set()
+_opened: ContextVar[tuple[Path, bool | None] | None] = ContextVar("opened", default=None)
+
+
+@contextmanager
+def opening(folder: Path, trust_code: bool | None) -> Iterator[None]:
+    """While it lasts, `load_class` imports nothing for a folder that may be someone else's.
+
+    With `trust_code` it does, except files below the folder. The outermost of several counts.
+    """
+    token = None if _opened.get() else _opened.set((folder, trust_code))
+    try:
+        yield
+    finally:
+        if token is not None:
+            _opened.reset(token)
 
 
 def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]:
@@ -16,10 +36,21 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
 
     The module must be importable (PYTHONPATH); ValueError where there is no such class. A
     `decisive` class affects a run's numbers, so that `loaded_files` includes its file.
+
+    While a folder is `opening`, a module that this process has not imported itself is refused
+    with a ValueError: what the folder names would choose the code that runs.
     """
     module_name, _, name = path.rpartition(".")
     expected = f"it must be a subclass of {base.__module__}.{base.__qualname__}"
+    opened = None if module_name in sys.modules else _opened.get()
+    if opened and not opened[1]:
+        raise ValueError(
+            f"{path} is code that is not Heron's, and {opened[0]} alone cannot have it run"
+            + ("" if opened[1] is None else f"; {TRUST}")
+        )
     try:
+        if opened:
+            _refuse_below(opened[0], module_name)
         module = importlib.import_module(module_name)
     except Exception as fault:  # user code may raise anything
         raise ValueError(
@@ -39,6 +70,20 @@ def load_class(path: str, base: type[Base], decisive: bool = True) -> type[Base]
     if module.__file__ and decisive:
         _decisive_files.add(Path(module.__file__))
     return loaded
+
+
+def _refuse_below(folder: Path, name: str) -> None:
+    """Raises ImportError for a module that lies below a folder, importing the packages it is in."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        spec = find_spec(".".join(parts[:length]))  # imports the package, which has been checked
+        places = [*(spec.submodule_search_locations or ())] if spec else []
+        places += [spec.origin] if spec and spec.origin and spec.has_location else []
+        for place in map(Path, places):
+            if place.absolute().is_relative_to(folder.absolute()) or place.resolve().is_relative_to(
+                folder.resolve()
+            ):
+                raise ImportError(f"{place} lies in {folder}, of which no file is ever run")
 
 
 def loaded_files() -> list[Path]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 
-from heron.shards.atomic import set_aside
+from heron.shards.atomic import make_parents, set_aside
 from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
@@ -158,6 +158,7 @@ def contact_sheet(
 
 def save_sheet(sheet: Image.Image, path: Path) -> None:
     """Writes a picture; one of the same name is moved aside, as it may be anybody's."""
+    make_parents(path, ShardError, "--sheet")
     if path.is_file():  # a line of its own stream: the answer on the other one may be JSON
         print(f"the former {path} is now {set_aside(path)}", file=sys.stderr)
     sheet.save(path)

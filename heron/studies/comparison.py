@@ -132,7 +132,7 @@ def _test(
 ) -> list[Scored]:
     """Tests the best trial of a search, and classifiers of scikit-learn on its features."""
     evaluator, roles = _open(best.config)
-    model = from_pretrained(best.config.run.dir)
+    model = from_pretrained(best.config.run.dir, trust_code=True)
     model.precision = best.config.train.precision
     _, scores = evaluator.evaluate(model, roles)
     validation = trials[best.number]["validation"]

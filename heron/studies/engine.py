@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import Config, load_config
+from heron.config.experiment import Config, load_saved
 from heron.shards.workers import ALONE, Executor
 from heron.training.tracking import read_result
 
@@ -142,7 +142,7 @@ def is_done(config: Config) -> bool:
     folder = Path(config.run.dir)
     if not (folder / "config.yaml").exists():
         return False
-    saved = load_config(folder / "config.yaml")
+    saved = load_saved(folder, trust_code=None)
     expected = config.in_precision(saved.train.precision)
     if saved.model_copy(update={"run": config.run}) != expected:
         raise ConfigError(

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from heron.config.errors import ConfigError, StudyError
+from heron.config.experiment import dump_config, load_config
 from heron.config.sections import Plain, check, read_tree
+from heron.config.shipped import find_config
+from heron.distributed.agreement import differences
 from heron.shards.artefact import (
     Fingerprint,
     Sha256,
@@ -24,7 +27,7 @@ from heron.studies.study import Study, dump_study
 from heron.studies.trials import Trial
 from heron.training.tracking import read_metrics, read_result
 
-STUDY = "study.yaml"
+STUDY, BASE = "study.yaml", "base.yaml"  # the latter: the experiment that trials began with
 ROWS = "trials.jsonl"
 REMEDY = "remove the line and run the study again: it runs the trials without a line"
 WARM_UP_STEPS = 3  # are slower than the others, and not measured
@@ -114,8 +117,23 @@ class Ledger:
             self.rows[row.trial] = row.model_dump(exclude_unset=True)
 
     def begin(self) -> None:
-        """Writes the study and its rows, once all checks have passed and trials may start."""
+        """Writes the study and its rows, once all checks have passed and trials may start.
+
+        Raises a ConfigError where the experiment's file is no longer the one that trials began
+        with: rows of two experiments would be compared.
+        """
+        base = load_config(find_config(self.study.base), ["run.dir=."])  # each trial sets its own
+        if (self.out / BASE).exists():
+            began = load_config(self.out / BASE).model_dump(mode="json", exclude={"run"})
+            if changes := differences(began, base.model_dump(mode="json", exclude={"run"})):
+                raise ConfigError(
+                    f"{self.study.base} has changed since the study in {self.out} began: "
+                    f"{'; '.join(changes)}; restore it from {self.out / BASE}, choose another "
+                    f"--out, or add --overwrite, which moves the study to {aside_name(self.out)}"
+                )
         self.out.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.out / BASE) as stream:
+            stream.write(dump_config(base).encode())
         with atomic_write(self.out / STUDY) as stream:
             stream.write(dump_study(self.study).encode())
         write_rows(self.out / ROWS, self.rows.values())  # a truncated one was dropped

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from heron.config.errors import CheckpointError
-from heron.config.experiment import Config, dump_config, load_config
+from heron.config.experiment import Config, dump_config, load_saved
 from heron.config.sections import Plain
 from heron.data.streams import MINED
 from heron.distributed.watchdog import Watchdog
@@ -133,7 +133,7 @@ def exploit(source: Path, config: Config, values: Mapping[str, Any]) -> None:
             f"{source} is damaged ({fault}), but {config.run.dir} needs it to continue; restore "
             "it, or start the study again in another folder"
         )
-    donor, run = load_config(source / "config.yaml"), Path(config.run.dir)
+    donor, run = load_saved(source, trust_code=None), Path(config.run.dir)
     snapshot, mined = checkpoint.load(source), Path(donor.run.dir) / MINED
     own = dump_config(config.in_precision(donor.train.precision))
     texts = {"config.yaml": own, "model.json": (source / "model.json").read_text()}

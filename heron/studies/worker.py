@@ -61,7 +61,7 @@ def refuse_incomparable(study: Study, rung: int, scores: Mapping[str, Any]) -> N
     if scores["step"] != rung:
         raise TrainingError(
             f"the run ended at step {scores['step']}, but trials are compared after {rung}; lower "
-            "search.steps, or raise train.epochs"
+            "search.steps, or raise the length of the run, train.epochs or train.total_steps"
         )
 
 

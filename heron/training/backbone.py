@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heron.config.errors import ConfigError
-from heron.config.extras import require
+from heron.config.extras import require, timm_options
 from heron.config.model import Tuning
 from heron.models.networks import HUB, read_json, weights_folder
 
@@ -65,7 +65,10 @@ def read_backbone(words: str, tuning: Tuning, option: str = OPTION) -> Backbone:
     architecture = tree.get("architecture")
     if isinstance(architecture, str):  # as timm's hub writes it
         file = str(folder / "model.safetensors")
-        if isinstance(arguments := tree.get("model_args"), dict) and arguments:
+        arguments = tree.get("model_args") or {}
+        remedy = "if you trust it, add it to the encoder's options in your experiment"
+        timm_options(architecture, arguments, option, remedy)
+        if arguments:
             options = {"options": arguments} | options
         trained = tree.get("pretrained_cfg")
         sizes = trained.get("input_size") if isinstance(trained, dict) else None

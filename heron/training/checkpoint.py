@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from heron.config.data import without_locations
 from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import Config, load_config
+from heron.config.experiment import Config, load_saved
 from heron.distributed.agreement import differences, versions
 from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
 from heron.distributed.watchdog import Watchdog
@@ -317,10 +317,10 @@ def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str
     Raises CheckpointError for weights of another model, which nothing can force.
     """
     try:
-        made_with = load_config(path / "config.yaml")
+        made_with = load_saved(path, trust_code=None)
     except ConfigError as error:
         raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
-    differing = differences(_resume_facts(config), _resume_facts(made_with))
+    differing = differences(resume_facts(config), resume_facts(made_with))
     if config.run.resume == "force" and any(line.startswith("model.") for line in differing):
         raise CheckpointError(
             f"{path} was made with another model: {'; '.join(differing)}; its weights do not fit, "
@@ -374,16 +374,19 @@ def _check_scale(optimizer: State, steps: int) -> None:
         raise ValueError(f"optimizer.safetensors has an impossible loss scale: {numbers}")
 
 
-def _resume_facts(config: Config) -> dict[str, Any]:
-    """Returns the options that decide how a run goes on: not its folder, length or tracking."""
+def resume_facts(config: Config) -> dict[str, Any]:
+    """Returns the options that decide how a run goes on: not its folder, end or tracking.
+
+    Of its length only where the learning rate depends on it.
+    """
     excluded = {"run", "evaluate", "train", "tracking"}
     tree = config.model_dump(mode="json", exclude=excluded)
     tree["data"] = without_locations(tree["data"])
     storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*storage, "on_error", "max_bad_fraction"):
         del tree["data"][key]
-    keys = ["precision", "micro_batch", "compile", "ema"]
-    keys += ["epochs"] if config.optim.schedule == "cosine" else []
+    keys = ["precision", "micro_batch", "compile", "ema", "deterministic"]
+    keys += ["epochs", "total_steps"] if config.optim.schedule == "cosine" else []
     tree["train"] = {key: getattr(config.train, key) for key in keys}
     return tree
 

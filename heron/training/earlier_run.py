@@ -40,10 +40,11 @@ def _refuse_finished(folder: Path, resume: str) -> None:
     if not path.exists():
         return
     try:
-        found = f"a finished run ({_describe(read_result(path))})"
+        result = read_result(path)
+        found, go_on = f"a finished run ({_describe(result)})", _how_to_go_on(folder, result)
     except TrainingError:
-        found = "a run whose result.json is damaged"
-    go_on, anew = "To train it further: run.resume=auto and more train.steps. ", "--overwrite"
+        found, go_on = "a run whose result.json is damaged", ""
+    anew = "--overwrite"
     if resume != "never":  # it was given
         found, go_on = f"{found} and no checkpoint to continue from", ""
         anew = "run.resume=never and --overwrite"
@@ -51,6 +52,21 @@ def _refuse_finished(folder: Path, resume: str) -> None:
         f"{folder} has {found}, which a new run would replace. To keep both: run.dir={aside}. "
         f"{go_on}To start over: {anew}, which moves everything in it to {aside}"
     )
+
+
+def _how_to_go_on(folder: Path, result: Mapping[str, Any]) -> str:
+    """Returns how a finished run is trained further, or "" where its learning rate has ended."""
+    try:
+        config = load_config(folder / "config.yaml")
+    except ConfigError:
+        return ""
+    train, length = config.train, "train.epochs" if config.train.epochs else "train.total_steps"
+    steps, epochs = result.get("steps", 0), result.get("epochs", 0)
+    if epochs < (train.epochs or 0) or steps < (train.total_steps or 0):
+        return "To train it to its end: run.resume=auto train.steps=null. "
+    if config.optim.schedule == "cosine":
+        return ""
+    return f"To train it further: run.resume=auto and more {length}. "
 
 
 def _move_earlier(folder: Path, resume: str) -> str:

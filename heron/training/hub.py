@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from heron.config.errors import CheckpointError
-from heron.config.extras import require
+from heron.config.extras import in_a_line, require
 from heron.shards.artefact import MANIFEST
 from heron.training.saved import CARD, READ
 
@@ -37,7 +37,7 @@ def fetch(address: str) -> Path:
         )
     except Exception as error:  # of the hub, the network or the disk
         raise CheckpointError(
-            f"cannot download {address}: {_first_line(error)}; it must be public, or your token "
+            f"cannot download {address}: {in_a_line(error)}; it must be public, or your token "
             "(HF_TOKEN) must have read access; check the name, the revision and the network"
         ) from error
     if not (folder / MANIFEST).exists():
@@ -68,10 +68,6 @@ def publish(folder: Path, repository: str, private: bool | None = None) -> None:
         )
     except Exception as error:  # of the hub or the network
         raise CheckpointError(
-            f"cannot write to {SCHEME}{name}: {_first_line(error)}; your token (HF_TOKEN) must "
+            f"cannot write to {SCHEME}{name}: {in_a_line(error)}; your token (HF_TOKEN) must "
             "have write access; check the name, the token and the network"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

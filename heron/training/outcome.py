@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from heron.config.experiment import Config
 from heron.config.training import Evaluate
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows
 from heron.evaluation.evaluator import Predictions
 
+UNSCORED = Predictions(None, None, np.empty((0, 0), np.float32), np.empty(0, np.int64))
 LONG_S = 120.0  # of training, compared with which a map costs little
 
 

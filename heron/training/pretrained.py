@@ -5,10 +5,11 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import load_config
+from heron.config.experiment import load_saved
+from heron.config.extras import offline
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
-from heron.models.networks import without_weights
+from heron.models.networks import of_folder
 from heron.shards.artefact import MANIFEST, sha256
 from heron.training.checkpoint import (
     STATE,
@@ -50,10 +51,11 @@ def weights_sha256(checkpoint: Path) -> str:
     return manifest.files["model.safetensors"].sha256
 
 
-def from_pretrained(path: str | Path) -> Heterogeneous:
+def from_pretrained(path: str | Path, trust_code: bool = False) -> Heterogeneous:
     """Returns the model of a checkpoint, or of a run's newest one, on the CPU, in evaluation mode.
 
-    It may have been trained under any strategy.
+    It may have been trained under any strategy, and by anyone: see `load_saved` for `trust_code`,
+    and `networks.of_folder` for what is built.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -61,14 +63,15 @@ def from_pretrained(path: str | Path) -> Heterogeneous:
     path = locate(path)
     signature = Signature.read(path)
     try:
-        config = load_config(path / "config.yaml")
-        model = Heterogeneous(
-            without_weights(config.model),
-            signature.shapes,
-            signature.labels,
-            build_losses(config.objective),
-            config.data.view_names,
-        )
+        config = load_saved(path, trust_code=trust_code)
+        with offline():
+            model = Heterogeneous(
+                of_folder(config.model, trust_code),
+                signature.shapes,
+                signature.labels,
+                build_losses(config.objective),
+                config.data.view_names,
+            )
         model.precision = config.train.precision
         if model.precision == "fp64":
             model.double()

@@ -101,6 +101,20 @@ def model_flops(model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: int
     return step_flops(lambda: meta.embed(inputs, rng_keys, [rows]))
 
 
+def flops(
+    model: Heterogeneous, shapes: Sequence[Sequence[int]], rows: Sequence[int]
+) -> tuple[float | None, int]:
+    """Returns `peak_flops` of a model's device and, where it is known, its `model_flops`, else 0.
+
+    `rows` are of each process. Those of graph encoders depend on the rows, and are not counted.
+    """
+    assert model.precision != "auto"
+    device = next(model.parameters()).device
+    has_graphs = any(len(shape) == 4 for shape in shapes)
+    peak = None if has_graphs else peak_flops(device, model.precision)
+    return peak, model_flops(model, shapes, max(rows)) if peak else 0
+
+
 def utilisation(flops: float, seconds: float, peak: float | None) -> dict[str, float]:
     """Returns the share of a peak that was used, as `mfu`; empty where the peak is unknown."""
     return {"mfu": flops / seconds / peak} if peak and seconds else {}

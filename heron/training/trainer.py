@@ -41,7 +41,7 @@ from heron.training.ema import Ema
 from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
 from heron.training.optim import build_optimizer, learning_rate
-from heron.training.outcome import WriteReport, map_rows, wants_map
+from heron.training.outcome import UNSCORED, WriteReport, map_rows, wants_map
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
 from heron.training.run_log import RunLog
@@ -71,8 +71,9 @@ def train(
     run.resume(lock, overwrite)
     if run.is_done:
         return run.earlier
-    run.train()
-    return run.report()
+    with closing(run.beside):
+        run.train()
+        return run.report()
 
 
 class Trainer:
@@ -99,6 +100,7 @@ class Trainer:
         self.trackers = Trackers(config, watchdog)
         self.stop = False  # whether any process has received a signal
         self.pending: PendingStep | None = None
+        self.scores, self.predictions, self.embedding = Scores(), UNSCORED, UNSCORED
         torch.manual_seed(config.seed)
 
     def open_data(self) -> None:
@@ -144,11 +146,7 @@ class Trainer:
         prepare_products(self.device, precision)
         if precision == "fp64":
             model.double()
-        # The FLOPs of graph encoders depend on the rows, so they are not counted.
-        has_graphs = any(len(shape) == 4 for shape in shapes)
-        self.peak_flops = None if has_graphs else throughput.peak_flops(self.device, precision)
-        rows = max(self.sizes.rows)
-        self.step_flops = throughput.model_flops(model, shapes, rows) if self.peak_flops else 0
+        self.peak_flops, self.step_flops = throughput.flops(model, shapes, self.sizes.rows)
         labelled = streams.labelled_rows
 
         def targets() -> Tensor:
@@ -177,9 +175,10 @@ class Trainer:
             )
         self.start_step = step = snapshot.position.step if snapshot else 0
         if step > self.steps:
+            length = "steps" if config.train.steps else "epochs" if config.train.epochs else None
             raise CheckpointError(
                 f"{self.checkpoints} is at step {step}, past the run's end at step {self.steps}; "
-                "raise train.steps or train.epochs"
+                f"raise train.{length or 'total_steps'}"
             )
         self.moved = "" if step else make_way(self.folder, config.run.resume, overwrite, run_lock)
         if snapshot:
@@ -194,6 +193,8 @@ class Trainer:
             self.strategy.load_optimizer(snapshot.optimizer, step)
         del snapshot  # the model and the optimiser hold its values now
         self.evaluator = Evaluator(self.streams.reader, self.views, config.evaluate, self.watchdog)
+        roles, write = self.streams.roles, self._write_report
+        self.beside = baselines.Beside(config, self.evaluator, roles, write)
         self.miner = None  # of hard negatives, which are read with the labelled batches
         if isinstance(stream := self.streams.labelled, MinedStream):
             self.miner = Miner(config.negatives, stream, self.evaluator, self.checkpoints)
@@ -214,15 +215,17 @@ class Trainer:
         texts = {"config.yaml": self.config_text, SIGNATURE: self.signature.text()}
         saver = Saver(self.checkpoints, config.train.keep_checkpoints, data, texts, self.watchdog)
         with log as self.log, closing(source), self.miner or nullcontext(), saver as self.saver:
-            facts = streams, self.objective, self.sizes, self.strategy, self.micro_batches
-            log.say(preamble(config, *facts), *self.damaged, *filter(None, [self.moved]))
+            parts = self.objective, self.sizes, self.strategy, self.micro_batches
+            log.say(preamble(config, streams, *parts), *self.damaged, *filter(None, [self.moved]))
             self._log_skipped([streams.reader.lost])
             if 0 < at < self.steps and config.train.evaluates_after(at, self.steps_per_epoch):
                 self.evaluate(at)  # the interrupted run may not have done it
             self.train_seconds = log.earlier_s
+            self.beside.start()
             with self.signals.saving():
                 for t in range(at, self.steps):
                     self.step(t, source)
+                    self.beside.look(t + 1, self.steps)
                     self.after_step(t + 1)
             with self.ema.as_model():
                 self._score()
@@ -305,6 +308,7 @@ class Trainer:
             self.saver.begin(position, self.strategy, self.objective, self.ema)
         if self.stop and step < self.steps:
             self.saver.wait()
+            self.beside.report(f"stopped at step {step:,} of {self.steps:,}", step)
             raise Stopped(
                 f"a signal came; step {step} of {self.steps} is saved in {self.checkpoints}"
             )
@@ -320,42 +324,45 @@ class Trainer:
         self.log.scores(step - 1, step / self.steps_per_epoch, scores, role)
 
     def report(self) -> dict[str, Any]:
-        """Trains the baselines and other seeds, and writes the result and the report.
+        """Trains the plain network and other seeds, and writes the result and the report.
 
         The report is written first, so that no one waits for it, and again with what follows.
         """
-        config, roles = self.config, self.streams.roles
+        config = self.config
         if config.evaluate.baselines:
-            steps = self._train_other, self._write_report, print_lines
-            self.scores |= baselines.compare(config, self.evaluator, roles, self.scores, *steps)
+            steps = self._train_other, self._write_report, self.signals.received
+            self.scores |= baselines.compare(config, self.beside, self.scores, *steps)
         if seeds := baselines.other_seeds(config):
-            self._write_report({}, [f"seed {other.seed}" for other in seeds])
+            self._write_report([f"seed {other.seed}" for other in seeds])
         others = [self._train_other(other) for other in seeds]
         result = self._result()
         if self.is_main and (lines := baselines.summary([result, *others], self.folder.name)):
             print_table(*lines, headed=False)
-        collectives.on_main(lambda: self._write_report({}, [], result))  # no process ends before
+        collectives.on_main(lambda: self._write_report([], final=result))  # no process ends before
         return result
 
-    def _write_report(self, found: Scores, to_come: list[str], final: Any = None) -> None:
-        """Writes the report with what was found of the baselines, and names what is to come."""
+    def _write_report(
+        self, to_come: list[str], step: int | None = None, final: dict[str, Any] | None = None
+    ) -> None:
+        """Writes the report with what is known, after `step` steps, and names what is to come."""
         if not self.is_main:
             return
-        result = {**self._result(), **found, "to_come": to_come}
-        found_in = self.predictions, self.embedding, self.streams.reader
+        result = {**self._result(step), **self.beside.scores, "to_come": to_come}
+        outcome = self.predictions, self.embedding, self.streams.reader
         with self.watchdog.busy():
-            report = self.write_report(self.folder, self.config, result, *found_in)
+            report = self.write_report(self.folder, self.config, result, *outcome)
             if final is not None:
                 write_result(self.folder, final)  # last: its presence marks the run as done
         waits = f", to be updated with {', '.join(to_come)}" if to_come else ""
         print_lines(f"report: {report}{waits}")
 
-    def _result(self) -> dict[str, Any]:
-        flops = self.step_flops * self.steps
+    def _result(self, step: int | None = None) -> dict[str, Any]:
+        steps = self.steps if step is None else step
+        flops = self.step_flops * steps
         return {
             **self.scores,
-            "steps": self.steps,
-            "epochs": self.steps / self.steps_per_epoch,
+            "steps": steps,
+            "epochs": steps / self.steps_per_epoch,
             "train_seconds": self.train_seconds,
             "seconds": time.perf_counter() - self.start_time,
             "world_size": self.world,
@@ -383,7 +390,6 @@ class Trainer:
             self.predictions, scores = self.evaluator.evaluate(self.model, roles)
             self.scores |= scores
             self.log.scores(last, epoch, scores)
-        self.embedding = None
         # Clocks differ, so the main process decides.
         if collectives.broadcast_object(wants_map(options.map, self.train_seconds)):
             rows = map_rows(roles, options)

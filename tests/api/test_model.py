@@ -44,6 +44,7 @@ def trained(case: str, folder: Path) -> heron.Run:
             pytest.skip(f"needs Mulan's Scene in {SCENE}")
         files = [str(SCENE / f"scene-{part}.arff") for part in ("train", "test")]
         options = {"arff": files, "xml": str(SCENE / "scene.xml")}
+        options |= {"view_kind": "scene", "noise": "0.01"}
         build(make_source("mulan", options), folder / "data", progress=False)
     return heron.pretrain(config)
 

@@ -1,6 +1,7 @@
 """An encoder and an augmentation in files outside the repository, named by their dotted paths."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
+from heron.cli.main import main
+from heron.config.errors import CheckpointError, ConfigError
 from heron.config.experiment import dump_config, load_config, parse_config
 from heron.config.overrides import as_typed, override
 from heron.config.sections import leaves
@@ -71,6 +73,47 @@ def test_they_train_on_two_processes_as_on_one(my_lab: Path) -> None:
     written = load_config(my_lab / "one" / "config.yaml")
     assert dump_config(parse_config(written.model_dump(mode="json"))) == dump_config(written)
     assert from_pretrained(my_lab / "one").widths[0] == 9
+
+
+def test_a_run_of_ones_own_parts_is_opened_as_the_next_step_says(
+    my_lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (my_lab / "mine.yaml").write_text(dump_config(parse_config(tree(my_lab, "mine"))))
+    assert main(["pretrain", str(my_lab / "mine.yaml")]) == 0
+    (line,) = re.findall("next: heron (embed .*)", capsys.readouterr().err)
+    assert line.endswith(" --trust-code")
+    monkeypatch.chdir(my_lab)
+    words = line.removesuffix(" --trust-code").split()
+
+    def in_a_process_of_its_own(words: list[str]) -> int:
+        for name in [name for name in sys.modules if name.startswith("my_lab")]:
+            del sys.modules[name]
+        return main(words)
+
+    assert in_a_process_of_its_own(words) == 1
+    refused = capsys.readouterr().err
+    assert "model.encoder: my_lab.nets.Tanh is code that is not Heron's" in refused.replace(
+        "\n", " "
+    )
+    assert "data.views.0.augment.0: my_lab.augmentations.Mask is code" in refused.replace("\n", " ")
+    assert in_a_process_of_its_own(line.split()) == 0
+
+
+def test_a_run_resumes_with_ones_own_parts_and_refuses_others(my_lab: Path) -> None:
+    mine = parse_config(tree(my_lab, "mine"))
+    pretrain(mine)
+    changed = {"encoder": {"kind": "mlp", "widths": [9]}}
+    for name in [name for name in sys.modules if name.startswith("my_lab")]:
+        del sys.modules[name]
+    again = {"run": {"dir": str(my_lab / "mine"), "resume": "auto"}}
+    views = {"views": [{"stored": "view1"}, {"stored": "view2"}]}
+    other = parse_config(tree(my_lab, "mine", model=changed, data=views) | again)
+    with pytest.raises(
+        CheckpointError, match=r"my_lab\.nets\.Tanh is code .* alone cannot have it"
+    ):
+        pretrain(other)
+    assert "my_lab.nets" not in sys.modules
+    pretrain(parse_config(tree(my_lab, "mine") | again))  # it has ended: nothing is left to do
 
 
 def test_the_augmentation_acts(my_lab: Path) -> None:

@@ -70,9 +70,8 @@ def test_expected_errors_are_a_line_and_status_1(
         (("shards", "show", tmp_path / "frames", "--sheet", "x.png"), "no view of images"),
         ((*show, tmp_path / "x.txt"), "x.txt: a contact sheet must be one of .png, .jpg"),
         ((*show, tmp_path / "x.png", "--count", 0), "of 0 pictures of split 'train' would be emp"),
-        ((*show, tmp_path / "none" / "x.png"), "No such file or directory"),
         ((*faces, file), "file is a file, not a folder; choose another"),
-        ((*faces, file / "x"), "x is a file, not a folder; choose another --out"),
+        ((*faces, file / "x"), "file is a file, not a folder; choose another --out"),
         ((*frames, "--train", 400), "another build: its train is 300, not 400"),
     ]:
         capsys.readouterr()

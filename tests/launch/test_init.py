@@ -120,8 +120,8 @@ def test_choices_go_with_the_data(tmp_path: Path) -> None:
         "test": "unlabelled",
     }
     assert text["data"]["standardise"] is True and "augment" not in text["data"]["views"][0]
-    assert text["train"]["epochs"] is None
-    assert text["train"]["steps"] == 200 * (48 // 16)  # of the 48 rows that stay labelled
+    assert "epochs" not in text["train"] and "steps" not in text["train"]
+    assert text["train"]["total_steps"] == 200 * (48 // 16)  # of the 48 rows that stay labelled
     assert "# 200 epochs of these rows; more rows, fewer epochs" in experiment("x", facts, "x")
     assert [batch_of(rows) for rows in (5, 100, 1000, 10**6)] == [5, 16, 64, 256]
 
@@ -259,16 +259,21 @@ def test_another_number_of_labels_keeps_the_steps(
     config = load_config(tmp_path / "mine.yaml", words)
     per_epoch = labelled // 4
     assert config.train.length(per_epoch) == (600, 600 / per_epoch)
-    config = load_config(tmp_path / "mine.yaml", [*words, "train.steps=20", *STEPS[1:]])
+    config = load_config(tmp_path / "mine.yaml", [*words, "train.total_steps=20", *STEPS[1:]])
     result = pretrain(config)
     assert (result["steps"], result["epochs"]) == (20, 20 / per_epoch)
     assert f"20 steps = {20 / per_epoch:g} epochs x {per_epoch}\n" in capsys.readouterr().out
 
 
 def test_a_run_has_an_end(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="epochs and steps are both null; set one of them,"):
+    with pytest.raises(ConfigError, match="total_steps are both null; set one of them, such"):
         load_config(find_config("faces"), ["train.epochs=null"])
-    config = load_config(find_config("faces"), ["train.epochs=null", "train.steps=7"])
+    config = load_config(find_config("faces"), ["train.epochs=null", "train.total_steps=7"])
     assert config.train.length(2) == (7, 3.5)
     config = load_config(find_config("faces"), ["train.epochs=3", "train.steps=7"])
     assert (config.train.length(2), config.train.length(4)) == ((6, 3), (7, 3))
+    both = ["train.epochs=3", "train.total_steps=7"]
+    with pytest.raises(ConfigError, match="are both set; set epochs: null for a run of 7 steps"):
+        load_config(find_config("faces"), both)
+    with pytest.raises(ConfigError, match="steps is 9, after the end of the run at total_steps, 7"):
+        load_config(find_config("faces"), ["train.epochs=null", both[1], "train.steps=9"])

@@ -112,6 +112,7 @@ def test_without_its_shards_an_experiment_says_how_to_build_them(
     monkeypatch.chdir(tmp_path)
     assert job.main(["--config", "scene"]) == 1
     command = "heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml"
+    command += " --view-kind scene --noise 0.01"
     assert f"build them with `{command} --out data/scene`" in capsys.readouterr().err
     assert job.main(["--config", "scene", "data.path=other"]) == 1
     assert "cannot read the manifest other/manifest.json" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """Networks of transformers and timm as encoders: features, what is learnt, and what is refused."""
 
+import dataclasses
 import importlib
+import inspect
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -13,14 +15,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
 from heron.config.errors import ConfigError
+from heron.config.extras import NETWORKS, MissingPackage
 from heron.config.model import ModelConfig
 from heron.config.training import Optim
 from heron.losses.unsupervised import Cmc
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Heterogeneous
-from heron.models.networks import with_pretrained_configs, without_weights
+from heron.models.networks import of_folder, with_pretrained_configs, without_weights
 from heron.training.optim import build_optimizer
 from heron.training.strategy import set_rate
 
@@ -240,3 +244,108 @@ def test_networks_of_timm(timm: ModuleType, tmp_path: Path) -> None:
         build_encoder(ModelConfig.model_validate({"encoder": dropping}).encoder, PICTURE, 0)
     with pytest.raises(ConfigError, match="is 'timm', which takes pictures"):
         build_encoder(ModelConfig.model_validate({"encoder": options}).encoder, TEXT, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"attn_implementation": "flash_attention_2"}, "FlashAttention2 has been toggled on"),
+        ({"hidden_act": 3}, "'hidden_act' expected str, got int"),
+        ({"num_attention_heads": 0}, "modulo by zero"),
+        ({"torch_dtype": "nope"}, "has no attribute 'nope'"),
+        ({"model_type": "t5"}, "exactly one of input_ids or inputs_embeds"),
+        ({"return_dict": False}, "'tuple' object has no attribute 'last_hidden_state'"),
+    ],
+)
+def test_what_transformers_raises_names_the_key(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model.encoder: transformers cannot .*{told}.*; its"):
+        made(TEXT, config=BERT | change)
+
+
+def test_a_package_that_does_not_fit_another_names_the_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "peft.py").write_text("raise RuntimeError('operator does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    with pytest.raises(
+        MissingPackage,
+        match=r"lora needs .* peft, which cannot be imported \(operator does not exist\); install",
+    ):
+        made(TEXT, config=BERT, lora={"rank": 2})
+
+
+def opened(folder: Path, encoder: dict[str, Any], shape: list[int], **written: Any) -> Any:
+    """The network and what opens it: saved as Heron writes it, with `written` in its options."""
+    torch.manual_seed(0)
+    model = ModelConfig.model_validate({"encoder": encoder})
+    network, _ = build_encoder(model.encoder, shape, salt=0)
+    again = of_folder(ModelConfig.model_validate({"encoder": encoder | written}), False)
+    other, _ = build_encoder(again.encoder, shape, salt=0)
+    other.load_state_dict(network.state_dict())
+    return network.eval(), other.eval()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BERT | {"architectures": ["BertModel"], "id2label": {"0": "a b/c"}, "_name_or_path": "o/n"},
+        BERT | {"is_decoder": True},
+        BERT | {"attn_implementation": "eager", "torch_dtype": "float32"},
+        {"model_type": "distilbert", "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 8,
+         "max_position_embeddings": 12},
+        {"model_type": "distilbert", "hidden_size": 16, "num_attention_heads": 2,
+         "num_hidden_layers": 1, "hidden_dim": 8, "max_position_embeddings": 12},
+        {"model_type": "llama", "hidden_size": 16, "rope_theta": 5.0, "num_key_value_heads": 2,
+         **SMALL},
+        {"model_type": "modernbert", "hidden_size": 16, "global_rope_theta": 5.0, **SMALL},
+        {"model_type": "llama", "hidden_size": 16, "rope_scaling": {"rope_type": "linear",
+         "factor": 3.0}, "num_key_value_heads": 2, **SMALL},
+    ],
+)  # fmt: skip
+def test_what_a_folder_says_of_its_layers_counts(config: dict[str, Any], tmp_path: Path) -> None:
+    network, again = opened(tmp_path, {"kind": "transformers", "config": config}, TEXT)
+    keys = torch.arange(2)
+    assert torch.equal(network(ids(4, 9), keys), again(ids(4, 9), keys))
+
+
+@pytest.mark.parametrize("kind", sorted(NETWORKS))
+def test_networks_that_a_folder_may_have_load_no_other(kind: str) -> None:
+    section = CONFIG_MAPPING[kind]
+    named = {field.name for field in dataclasses.fields(section)}
+    assert not {name for name in named if "backbone" in name}
+    classes = MODEL_MAPPING[section]
+    module = sys.modules[(classes[0] if isinstance(classes, tuple) else classes).__module__]
+    code = "\n".join(x for x in inspect.getsource(module).splitlines() if ">>>" not in x)
+    for word in ("import timm", "load_backbone", "lazy_load_kernel", "get_kernel(", "AutoModel."):
+        assert word not in code
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "efficientnet_b0"])
+def test_a_fine_tuned_network_of_timm_opens_without_its_first_weights(
+    timm: ModuleType, tmp_path: Path, name: str
+) -> None:
+    options = (
+        {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4} if "vit" in name else {}
+    )
+    encoder = {"kind": "timm", "name": name, "options": options}
+    lora = {"lora": {"rank": 2, "targets": ["qkv"]}} if options else {}
+    network, again = opened(
+        tmp_path, encoder | lora, [32, 32, 3], options=options | {"pretrained": True}
+    )
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(network(x, torch.arange(2)), again(x, torch.arange(2)))
+
+
+def test_a_published_network_that_is_not_on_the_list_needs_to_be_written_out(
+    tmp_path: Path,
+) -> None:
+    mamba = {"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 1, "state_size": 2}
+    made(TEXT, config=mamba).network.save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match="'mamba', which is not built, .*copy its config.json into"
+    ):
+        made(TEXT, weights=str(tmp_path))
+    published = json.loads((tmp_path / "config.json").read_text())
+    made(TEXT, weights=str(tmp_path), config=published)  # as the error says

@@ -1,5 +1,7 @@
 """What errors of data propose, by command."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -8,8 +10,6 @@ from tests.remedies.makers import (
     CATS,
     CLASSES,
     FIELD,
-    MANY,
-    MEAN,
     NUMBERS,
     WITH_TEXTS,
     Case,
@@ -32,6 +32,23 @@ from tests.remedies.makers import (
 )
 from tests.shards.others import cats, jpeg
 
+PARTS = {"x_train": X, "y_train": CLASSES, "x_test": X[:9], "y_test": CLASSES[:9]}
+NOT_USED: list[tuple[Any, list[str], list[str]]] = [  # arrays that do not fit the others
+    (arrays(x=X, labels=CLASSES, age=np.arange(40.0)), ["--ignore", "age"], []),
+    (arrays(x=X, labels=CLASSES, age=np.arange(40.0), z=X[:9]), ["--ignore", "age", "z"], []),
+    (arrays("--view-names", "x", x=X, z=X, labels=CLASSES), ["--ignore", "z"], []),
+    (arrays("--label-kind", "none", x=X, kinds=CLASSES), ["--ignore", "kinds"], []),
+    (arrays(x=X, labels=CLASSES, split=np.arange(40)), ["--ignore", "split"], []),
+    (arrays(**PARTS, x_val=X[:5]), ["--ignore", "x_val"], []),
+    (arrays(**PARTS, meta=np.arange(40.0)), ["--ignore", "meta"], []),
+    (
+        arrays("--labels-name", "y_train", **PARTS),
+        ["--ignore", "y_test", "x_test"],
+        [],
+    ),
+    (mat(X=X, Z=np.ones((40, 3, 4)), Y=CLASSES), ["--ignore", "Z"], []),
+]
+
 CASES = [
     Case(
         "may be a row, or names as pandas writes columns",
@@ -44,20 +61,9 @@ CASES = [
         ["--header", "yes"],
     ),
     Case(
-        ": it gives ",
+        "what is no feature or, if it",
         table(rows("one,two,kind", *(f"{n % 3},{n}.5,{'abc'[n % 3]}" for n in range(40)))),
         ["--keep", "features:one"],
-    ),
-    Case(
-        ": every cell is missing, so there is no mean",
-        table(rows("one,two,kind", *(f",{n}.5,{'abc'[n % 3]}" for n in range(40))), *MEAN),
-        ["--ignore", "one"],
-    ),
-    Case(
-        " categories, and the limit is ",
-        table(rows("one,two,kind", *MANY), "--categories", "one"),
-        ["--ignore", "one"],
-        ["--categories", "one"],
     ),
     Case(
         "in a row; several label columns must be 0 or 1",
@@ -79,10 +85,15 @@ CASES = [
         arrays(x=X, y=CLASSES, gnd=CLASSES),
         ["--labels-name", "y", "--ignore", "gnd"],
     ),
+    *(
+        Case("drop what is not used with --ignore", made, more, without)
+        for made, more, without in NOT_USED
+    ),
     Case(
-        "and neither a view nor labels nor split",
-        arrays(x=X, labels=CLASSES, age=np.arange(40.0)),
-        ["--ignore", "age"],
+        "add it to --view-names, or ",
+        arrays("--view-names", "x", x=X, z=X, labels=CLASSES),
+        ["--view-names", "x", "z"],
+        ["--view-names", "x"],
     ),
     Case(
         "without 1 or 3 channels on either the second axis or the last",
@@ -250,12 +261,6 @@ CASES = [
         indexed(*BUILD_FRAMES, "--overwrite", "--out", "TARS"),
         ["--out", "OUT/new"],
         ["--overwrite", "--out", "OUT/tars"],
-    ),
-    Case(
-        "is a file, not a folder; choose another --out",
-        faces(*BUILD_FRAMES, "--out", "OUT/taken"),
-        ["--out", "OUT/new"],
-        ["--out", "OUT/taken"],
     ),
     Case(
         "a build of Heron; choose another --out, or empty it",

@@ -12,6 +12,7 @@ SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
 ANY = "tests/retrieval/test_any_encoder.py"
 SOME = "tests/retrieval/test_some_views.py"
+ODD = "tests/shards/test_odd_tables.py"
 VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
@@ -71,6 +72,12 @@ PERFORMED = {
     "has no map; build it again": f"{BY_HAND}::test_an_index_without_a_map_is_built_again",
     " what is bad with `--on-error skip`": "tests/shards/test_odd_pictures.py::"
     "test_all_bad_files_are_named_at_once_and_may_be_left_out",
+    "and so no classes; use --label ": f"{ODD}::test_as_pandas_reads_it",
+    "two columns make a view ": f"{ODD}::test_two_columns_of_one_view_are_told_apart",
+    "folder of the pictures with --folder": f"{ODD}::test_pictures_elsewhere_are_asked_for",
+    "what is above the table, or see": f"{ODD}::test_a_title_above_the_table",
+    "has zero bytes": f"{ODD}::test_as_pandas_reads_it",
+    "a single one is read with": f"{ODD}::test_as_pandas_reads_it",
     " has a decimal comma or one of thousands": "tests/shards/test_dialects.py::"
     "test_thousands_and_decimal_commas_are_asked_for",
     "; use fewer workers, run the small ": "tests/studies/test_study.py::"

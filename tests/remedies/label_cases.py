@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.graphs import write_tu
-from tests.remedies.makers import CATS, CLASSES, FIELD, Case, X, arrays, pictures, rows, table, tar
+from tests.remedies.makers import CATS, CLASSES, FIELD, Case, X, arrays, pictures, tar
 from tests.shards import test_cifar, test_mat
 from tests.shards.others import cats, jpeg, npy
 from tests.shards.pickles import dumps2
@@ -68,21 +68,6 @@ LABELLED = [
         "if single labels of a row are unknown: --unknown allow",
         arrays(x=X, labels=some_unknown()),
         ["--unknown", "allow"],
-    ),
-    Case(
-        "or use the column's mean with --missing mean",
-        table(rows("one,two,kind", ",1.5,a", *(f"{n}.5,{n}.25,b" for n in range(40)))),
-        ["--missing", "mean"],
-    ),
-    Case(
-        "must be a finite float32; correct it, remove the column with --ignore",
-        table(rows("one,two,kind", "1e39,1.5,a", *(f"{n}.5,{n}.25,b" for n in range(40)))),
-        ["--ignore", "one"],
-    ),
-    Case(
-        "or name it in --categories",
-        table(rows("one,two,kind", "1e39,1.5,a", *(f"{n % 4}.5,{n}.25,b" for n in range(40)))),
-        ["--categories", "one"],
     ),
     Case(
         " (see --split-names)",

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 # Words of a text that says what is wrong, as the help of an option does not.
 REFUSAL = re.compile(
     r"expected | must |^must |^no file|is missing;|where only|but most|again, with"
+    r"|^add it to|not used with"
 )
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+|`heron [a-z]+")
 

@@ -7,8 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from heron.shards.sources import make_source
-from heron.shards.sources.faces import ATTRIBUTES, draw_attributes
-from heron.shards.sources.portrait import Camera, draw_face, photograph
+from heron.shards.sources.faces import (
+    ATTRIBUTES,
+    Camera,
+    draw_attributes,
+    draw_face,
+    photograph,
+)
 from tests.shards.tiny import whole
 
 

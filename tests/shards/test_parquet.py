@@ -1,5 +1,6 @@
 """The source `parquet`: columns of Parquet files, and data sets that `datasets` saved."""
 
+import json
 import pickle
 import sys
 from io import BytesIO
@@ -278,6 +279,95 @@ def test_files_that_are_none_or_of_two_sets(tmp_path: Path) -> None:
         _ = make_source("parquet", options | {"data": [tmp_path / "empty"]}).splits
     with pytest.raises(SourceError, match="set either data or hub, not both or neither"):
         make_source("parquet", {"vector": ["age"]})
+
+
+def saved(folder: Path, table: Any, **state: Any) -> Path:
+    """What `Dataset.save_to_disk` writes; versions before 2 wrote an indices mapping too."""
+    folder.mkdir()
+    write_arrow(folder / "dataset.arrow", table)
+    state = {"_data_files": [{"filename": "dataset.arrow"}], "_fingerprint": "x"} | state
+    (folder / "state.json").write_text(json.dumps(state))
+    return folder
+
+
+def write_arrow(path: Path, table: Any) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("key", ["_indices_data_files", "_indices_files"])
+def test_a_saved_folder_with_an_indices_mapping(tmp_path: Path, key: str) -> None:
+    """All 30 stored rows were read, in stored order, and are by `datasets` of today."""
+    x, y = np.arange(30.0), np.arange(30) % 2
+    mapped = {key: [{"filename": "a.arrow"}, {"filename": "b.arrow"}], "_split": "train[:10%]"}
+    folder = saved(tmp_path / "d", pa.table({"x": x, "label": y}), **mapped)
+    write_arrow(folder / "a.arrow", pa.table({"indices": pa.array([5, 3], pa.uint64())}))
+    write_arrow(folder / "b.arrow", pa.table({"indices": pa.array([1, 5], pa.uint64())}))
+    other = saved(tmp_path / "e", pa.table({"x": x + 100, "label": y}), _split="test")
+    options: dict[str, object] = {"vector": ["x"], "label": ["label"]}
+    source = make_source("parquet", options | {"data": [other, folder]})
+    assert source.splits == {"test": 30, "train": 4}
+    assert [file.name for file in source.input_files()] == [
+        *("dataset.arrow", "dataset.arrow", "a.arrow", "b.arrow")
+    ]
+    rows = whole(source, "train")
+    np.testing.assert_array_equal(rows.views["x"], [[5], [3], [1], [5]])
+    assert rows.labels.tolist() == [1, 1, 1, 1]
+    np.testing.assert_array_equal(whole(source, "test").views["x"], x[:, None] + 100)
+    for values in (pa.array([5, 30]), pa.array([5, -1]), pa.array([5.0, 1])):
+        write_arrow(folder / "a.arrow", pa.table({"indices": values}))
+        with pytest.raises(SourceError, match=r"a\.arrow: indices must be 0 to 29; download it ag"):
+            _ = make_source("parquet", options | {"data": [folder]}).splits
+    write_arrow(folder / "a.arrow", pa.table({"x": [1.0]}))
+    with pytest.raises(SourceError, match=r"a\.arrow has no column 'indices' alone"):
+        _ = make_source("parquet", options | {"data": [folder]}).splits
+
+
+def test_the_rows_that_found_an_indices_mapping() -> None:
+    folder = Path(__file__).parents[3] / "shared" / "found" / "hf_idx" / "train"
+    if not folder.is_dir():
+        pytest.skip("needs the inputs that were found to fail")
+    with pa.memory_map(str(folder / "dataset.arrow")) as stream:
+        stored = pa.ipc.open_stream(stream).read_all()
+    source = make_source("parquet", {"data": [folder], "vector": ["x"], "label": ["label"]})
+    rows = whole(source, "train")
+    expected = np.array(stored["x"].to_pylist(), np.float32)[[5, 3, 1]]
+    np.testing.assert_array_equal(rows.views["x"], expected)
+    assert rows.labels.tolist() == [stored["label"][n].as_py() for n in (5, 3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"_mask_files": []}, "has '_mask_files', and what that does to rows is not known; load"),
+        ({"_data_files": [{"filename": "dataset.arrow", "take": 3}]}, "has no list of names under"),
+        ({"_data_files": [{"filename": "../dataset.arrow"}]}, "has no list of names under"),
+        ({"_indices_files": [{"filename": "gone.arrow"}]}, "gone.arrow is missing, which its st"),
+        ({"_data_files": []}, "has no list of names under '_data_files'"),
+    ],
+)
+def test_what_a_saved_folder_says_is_used_or_refused(
+    tmp_path: Path, state: dict[str, Any], said: str
+) -> None:
+    folder = saved(tmp_path / "d", pa.table({"x": [1.0, 2.0]}), **state)
+    with pytest.raises(SourceError, match=said):
+        _ = make_source("parquet", {"data": [folder], "vector": ["x"]}).splits
+
+
+def test_class_names_are_those_of_the_folder_and_agree(tmp_path: Path) -> None:
+    """Those of `dataset_info.json` were not read, and those of later files not compared."""
+    for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
+        folder = saved(tmp_path / part, pa.table({"x": [1.0, 2], "y": [0, 1]}), _split=part)
+        feature = {"names": names, "_type": "ClassLabel"}
+        (folder / "dataset_info.json").write_text(json.dumps({"features": {"y": feature}}))
+    options: dict[str, object] = {"vector": ["x"], "label": ["y"]}
+    source = make_source("parquet", options | {"data": [tmp_path / "test"]})
+    assert source.labels.names == ["dog", "cat"]
+    both = {"data": [tmp_path / "train", tmp_path / "test"]}
+    with pytest.raises(
+        SourceError, match="the classes of y are dog, cat, but those of .* cat, dog"
+    ):
+        _ = make_source("parquet", options | both).splits
 
 
 def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

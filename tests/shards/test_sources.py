@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from heron.shards.build import build
-from heron.shards.errors import SourceError
+from heron.shards.errors import ShardError, SourceError
 from heron.shards.sources import make_source
 from tests.shards.tiny import ARFF, XML, arrays_source, mulan_options, whole
 
@@ -15,7 +15,7 @@ SCENE = Path(__file__).parents[3] / "shared" / "data" / "scene"
 
 
 def test_mulan_reads_dense_and_sparse_rows(tmp_path: Path) -> None:
-    source = make_source("mulan", mulan_options(tmp_path) | {"view_kind": "single"})
+    source = make_source("mulan", mulan_options(tmp_path))
     rows = whole(source, "all")
     assert source.labels.names == ["calm", "keen"] and source.dataset == "tiny"
     np.testing.assert_array_equal(rows.views["view1"], [[1.5, 2], [-1, 0.25], [4, 0]])
@@ -30,16 +30,71 @@ def test_mulan_rows_may_begin_with_blanks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.labels, plain.labels)
 
 
-def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [{}, {"view_kind": "columns"}, {"view_kind": "scene"}])
+def test_mulan_noise_is_on_even_rows_of_one_view_and_odd_rows_of_the_other(
+    tmp_path: Path, kind: dict[str, str]
+) -> None:
     options = mulan_options(tmp_path)
-    plain = whole(make_source("mulan", options | {"view_kind": "single"}), "all").views["view1"]
-    source = make_source("mulan", options | {"seed": 5})
-    noisy = whole(source, "all").views
+    plain = whole(make_source("mulan", options), "all").views["view1"]
+    options |= {"seed": 5, "noise": 0.01, **kind}
+    noisy = whole(make_source("mulan", options), "all").views
     same1, same2 = ((np.asarray(noisy[v]) == plain).all(1).tolist() for v in ("view1", "view2"))
     assert same1 == [False, True, False] and same2 == [True, False, True]
     assert np.abs(np.asarray(noisy["view1"]) - plain).max() < 0.2
-    again = make_source("mulan", options | {"seed": 5}).read("all", 0, 3).views["view1"]
+    again = make_source("mulan", options).read("all", 0, 3).views["view1"]
     np.testing.assert_array_equal(again, noisy["view1"])
+
+
+def test_mulan_adds_no_noise_unasked(tmp_path: Path) -> None:
+    """It once added that of Scene to any set."""
+    rows = whole(make_source("mulan", mulan_options(tmp_path)), "all")
+    np.testing.assert_array_equal(rows.views["view1"], [[1.5, 2], [-1, 0.25], [4, 0]])
+    assert list(rows.views) == ["view1"]
+
+
+def test_mulan_noise_follows_the_spread_of_each_column(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = (draw.normal(size=(4000, 4)) * [1e-3, 1, 1e5, 0] + [5, 0, -1e6, 0.1]).astype(np.float32)
+    lines = [f"{','.join(map(repr, row))},0,1" for row in x.astype(float).tolist()]
+    head = "".join(f"@attribute x{n} numeric\n" for n in range(4))
+    text = f"@relation r\n{head}@attribute calm {{0,1}}\n@attribute keen {{0,1}}\n@data\n"
+    source = make_source("mulan", mulan_options(tmp_path, text + "\n".join(lines)) | {"noise": 0.1})
+    views = whole(source, "all").views
+    one = (np.asarray(views["view1"], float) - x)[::2]
+    two = (np.asarray(views["view2"], float) - x)[1::2]
+    spread = np.array([x[:, column].astype(float).std() for column in range(3)])
+    for noise in (one, two):
+        np.testing.assert_allclose(noise[:, :3].std(0) / spread, 0.1, rtol=0.05)
+        assert np.abs(noise[:, :3].mean(0) / spread).max() < 0.01
+        assert (noise[:, 3] == 0).all()
+    np.testing.assert_array_equal(np.asarray(views["view1"])[1::2], x[1::2])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"view_kind": "columns"}, "view_kind is columns, and noise 0; use a noise, such as 0.01"),
+        ({"view_kind": "scene"}, "view_kind is scene, and noise 0; use a noise, such as 0.01"),
+        ({"view_kind": "single", "noise": 0.1}, "and noise 0.1; use a noise, .* none with single"),
+        ({"noise": -1}, "noise must be greater than or equal to 0"),
+    ],
+)
+def test_mulan_noise_that_says_two_things(
+    tmp_path: Path, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(SourceError, match=said):
+        make_source("mulan", mulan_options(tmp_path) | options)
+
+
+def test_mulan_names_the_attribute_that_gives_a_label_away(tmp_path: Path) -> None:
+    """It asked for `features:0`, a view that there is not, and then for `view1:0`."""
+    rows = "".join(f"{n % 2},{n}.5,{n % 2},{n // 3 % 2}\n" for n in range(30))
+    options = mulan_options(tmp_path, ARFF[: ARFF.index("1.5,2")] + rows)
+    for noise in (0.0, 0.1):
+        with pytest.raises(SourceError, match="--keep view1:height"):
+            _ = make_source("mulan", options | {"noise": noise}).splits
+        kept = options | {"keep": ["view1:height"], "noise": noise}
+        assert make_source("mulan", kept).splits == {"all": 30}
 
 
 ONE_LABEL = '<labels xmlns="http://mulan.sourceforge.net/labels"><label name="y"/></labels>'
@@ -63,7 +118,7 @@ def test_mulan_reads_nominal_attributes_and_splits(tmp_path: Path, merged: bool)
     other = mulan_options(tmp_path, NOMINAL.split("0,'dark")[0], name="test")
     both = [*options["arff"], *other["arff"]]  # type: ignore[misc]
     split = {} if merged else {"split_names": ["train", "test"]}
-    words = {"arff": both, "binary_features": True, "view_kind": "single"}
+    words = {"arff": both, "binary_features": True}
     source = make_source("mulan", options | words | split)
     assert source.splits == ({"all": 5} if merged else {"train": 4, "test": 1})
     rows = whole(source, "all" if merged else "train")
@@ -217,9 +272,7 @@ def test_mulan_begins_with_a_byte_order_mark_and_ends_lines_as_windows_does(tmp_
     marked = "\ufeff" + ARFF.replace("@relation", "@attribute depth numeric\n@relation")
     text = marked.replace("\n1.5", "\n7,1.5").replace("\n-1", "\n7,-1")
     text = text.replace("{0 4, 2 1}", "{0 7, 1 4, 3 1}").replace("\n", "\r\n")
-    rows = whole(
-        make_source("mulan", mulan_options(tmp_path, text) | {"view_kind": "single"}), "all"
-    )
+    rows = whole(make_source("mulan", mulan_options(tmp_path, text)), "all")
     np.testing.assert_array_equal(rows.views["view1"], [[7, 1.5, 2], [7, -1, 0.25], [7, 4, 0]])
     np.testing.assert_array_equal(rows.labels, plain.labels)
 
@@ -302,7 +355,7 @@ def test_a_binary_attribute_that_is_no_label_is_a_feature(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = mulan_options(tmp_path, ARFF, XML.replace('<label name="keen"></label>', ""))
-    source = make_source("mulan", options | {"view_kind": "single"})
+    source = make_source("mulan", options)
     assert source.labels.names == ["calm"] and source.splits["all"] > 0
     (view,) = source.views
     assert view.shape == (3,)
@@ -318,9 +371,10 @@ def test_mulan_without_a_feature(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SCENE.exists(), reason=f"no Scene files under {SCENE.name}/ of the data")
-def test_mulan_scene() -> None:
+def test_mulan_scene(tmp_path: Path) -> None:
     arff = [SCENE / "scene-train.arff", SCENE / "scene-test.arff"]
-    source = make_source("mulan", {"arff": arff, "xml": SCENE / "scene.xml"})
+    options = {"arff": arff, "xml": SCENE / "scene.xml", "view_kind": "scene", "noise": 0.01}
+    source = make_source("mulan", options)
     assert source.splits == {"all": 2407}
     assert [(view.name, view.shape) for view in source.views] == [
         ("view1", (294,)),
@@ -331,6 +385,20 @@ def test_mulan_scene() -> None:
     rows = whole(source, "all")
     assert rows.labels.sum(0).tolist() == [427, 364, 397, 433, 533, 431]
     assert rows.views["view2"][0][0] == np.float32(0.646467)
+    clean = whole(make_source("mulan", {"arff": arff, "xml": SCENE / "scene.xml"}), "all")
+    draw = np.random.default_rng(0)
+    for first, view in enumerate(("view1", "view2")):  # as before there was another noise
+        expected = np.array(clean.views["view1"])
+        x = expected[first::2]
+        expected[first::2] += 0.01 * draw.normal(x.mean(), x.std(), x.shape).astype("f4")
+        np.testing.assert_array_equal(rows.views[view], expected)
+    built = build(source, tmp_path / "scene", progress=False)
+    recorded = built.built_from.options
+    assert recorded["view_kind"] == "noise" and recorded["noise"] == 0.01  # as in earlier folders
+    earlier = make_source("mulan", options | {"view_kind": "noise"})
+    assert build(earlier, tmp_path / "scene", progress=False) == built
+    with pytest.raises(ShardError, match="its view_kind is 'noise', not 'single'"):
+        build(make_source("mulan", {"arff": arff, "xml": SCENE / "scene.xml"}), tmp_path / "scene")
 
 
 def test_arrays_infer_and_obey(tmp_path: Path) -> None:

@@ -72,9 +72,10 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("1,?,0\n", {}, "line 1, column 1: found '?'; the cell is missing; fill it"),
-        (HEADER + "1,,0\n", {}, "found ''; the cell is missing"),
-        ("1,?,0\n", {}, "or use the column's mean with --missing mean"),
+        ("1,?,0\n1,2,0\n", {}, "line 1, column 1: found '?'; the cell is missing; correct the"),
+        (HEADER + "1,,0\n1,2,0\n", {}, "line 2, column 'arm span': found ''; the cell is missing"),
+        ("1,NA,0\n1,2,0\n", {}, "correct the cells, or use --missing mean"),
+        ("1,?,0\n2,?,1\n", {}, "column 1: every cell is missing, so there is no mean"),
         ("1,?,0\n2,?,1\n", {"missing": "mean"}, "column 1: every cell is missing, so there is no"),
         (HEADER + "1,tall,0\n", {}, "line 2, column 'arm span': found 'tall'; must be a finite"),
         ("1,2,0\n1,inf,0\n", {}, "line 2, column 1: found 'inf'; must be a finite float32"),
@@ -128,7 +129,7 @@ def test_missing_cells_become_the_mean_of_their_column(tmp_path: Path) -> None:
         (HEADER, {}, "has a header but no rows"),
         ("\n \n", {}, "has no rows; write one per line"),
         (
-            "1|2|3\n",
+            "1:2:3\n",
             {},
             "line 1: 1 column, but there must be two at least, separated by commas, tabs",
         ),

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from heron.api.job import pretrain
 from heron.config.errors import ConfigError
+from heron.config.experiment import dump_config, load_config
 from heron.config.shipped import ACCELERATE
 from heron.shards.artefact import fingerprint, sha256
 from heron.studies.ledger import Ledger, measure, write_rows
@@ -16,7 +18,9 @@ from heron.studies.results import Results, best, read_results
 from heron.studies.study import Study
 from heron.studies.trials import Trial, plan
 from heron.training.earlier_run import begin_anew
-from heron.training.tracking import read_lines
+from heron.training.tracking import read_lines, read_metrics
+from tests.experiments import frames
+from tests.launch.runs import assert_same_weights
 
 TREE: dict[str, Any] = {
     "title": "A study",
@@ -71,13 +75,60 @@ def test_a_row_is_what_docs_say(tmp_path: Path) -> None:
     }
 
 
-def test_a_stopped_row_s_command_makes_the_run_that_was_made(tmp_path: Path) -> None:
-    search = {"sampler": "random", "scheduler": "asha", "trials": 2, "steps": 16, "grace_steps": 4}
-    ledger = Ledger(study(search=search), tmp_path)
-    first, second = plan(ledger.study, ledger.out)
-    stopped = ledger.append(first, "stopped", rung=4)
-    assert " train.steps=4 " in stopped["command"]
-    assert " train.steps=16 " in ledger.append(second, "done")["command"]
+RUNG, END = 4, 8
+SEARCHES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "asha": {"steps": END, "grace_steps": RUNG},
+    "median": {"steps": END, "every_steps": RUNG},
+    "async_hyperband": {"steps": END, "grace_steps": RUNG, "brackets": 2},
+    "pbt": {"steps": END, "every_steps": RUNG},
+}
+
+
+@pytest.mark.parametrize("rung", [RUNG, None], ids=["stopped", "done"])
+@pytest.mark.parametrize("scheduler", SEARCHES)
+def test_a_row_s_command_repeats_the_run_that_went_from_rung_to_rung(
+    tmp_path: Path, scheduler: str, rung: int | None
+) -> None:
+    """Rungs stop a run, they do not shorten the cosine, which ends with the experiment's steps."""
+    length = {"epochs": None, "steps": None, "total_steps": 12}
+    base = frames(tmp_path, optim={"schedule": "cosine", "warmup_epochs": 0}, train=length)
+    (tmp_path / "base.yaml").write_text(dump_config(base))
+    search = {"sampler": "random", "trials": 2, "scheduler": scheduler} | SEARCHES[scheduler]
+    path = str(tmp_path / "base.yaml")
+    ledger = Ledger(study(base=path, search=search, vary={"optim.lr": [0.1, 0.2]}), tmp_path)
+    trial, *_ = plan(ledger.study, ledger.out)
+    stop = None if scheduler == "none" else rung
+    for at in ledger.study.search.rungs:
+        pretrain(trial.config(at))  # as `studies.worker` does
+        if at == stop:
+            break
+    row = ledger.append(trial, "stopped" if stop else "done", rung=stop)
+    _, *words = row["command"].partition(" --config ")[2].split(" ")
+    again = pretrain(load_config(path, words))
+    assert row["result"]["steps"] == again["steps"] == (12 if scheduler == "none" else stop or END)
+    assert row["result"]["fingerprint"] == again["fingerprint"]
+    assert_same_weights(tmp_path / "again/000", trial.run)
+    rates = [line["lr"] for line in read_metrics(trial.run / "metrics.jsonl") if "lr" in line]
+    lr = trial.values["optim.lr"]
+    expected = [lr * (1 + math.cos(math.pi * t / 12)) / 2 for t in range(again["steps"])]
+    assert rates == pytest.approx(expected)
+
+
+def test_a_base_that_changed_since_the_study_began_is_refused(tmp_path: Path) -> None:
+    """Its rows would be of two experiments, under one name."""
+    path = tmp_path / "base.yaml"
+    path.write_text(dump_config(frames(tmp_path)))
+    Ledger(study(base=str(path)), tmp_path / "out").begin()
+    Ledger(study(base=str(path)), tmp_path / "out").begin()
+    path.write_text(dump_config(frames(tmp_path, model={"projection_width": 9})))
+    changed = (
+        r"base.yaml has changed .*: model.projection_width is 9, not 8; restore it from \S+base"
+    )
+    with pytest.raises(ConfigError, match=changed):
+        Ledger(study(base=str(path)), tmp_path / "out").begin()
+    path.write_text((tmp_path / "out/base.yaml").read_text())
+    Ledger(study(base=str(path)), tmp_path / "out").begin()
 
 
 def test_medians_of_few_steps(tmp_path: Path) -> None:
@@ -142,7 +193,11 @@ def test_a_folder_holds_one_study(tmp_path: Path) -> None:
     Ledger(study(workers=9), tmp_path)  # more than the cluster has, say
     assert list(tmp_path.iterdir()) == []
     Ledger(study(), tmp_path).begin()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["study.yaml", "trials.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "base.yaml",
+        "study.yaml",
+        "trials.jsonl",
+    ]
     Ledger(study(), tmp_path)
     with pytest.raises(ConfigError) as error:
         Ledger(study(workers=2), tmp_path)

@@ -390,7 +390,7 @@ def test_a_run_that_cannot_be_compared(tmp_path: Path) -> None:
         refuse_incomparable(study, 10, {"accuracy": 0.5, "step": 7})
     assert str(error.value) == (
         "the run ended at step 7, but trials are compared after 10; lower search.steps, or raise "
-        "train.epochs"
+        "the length of the run, train.epochs or train.total_steps"
     )
 
 

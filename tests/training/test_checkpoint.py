@@ -78,7 +78,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(
 
 
 def test_times_and_memory_of_a_run_that_goes_on(straight: Path, tmp_path: Path) -> None:
-    """Its steps' seconds are those of all; where no step is left, its memory is that of then."""
+    """Its steps' seconds are those of all; where it has no step left, it is the earlier result."""
     copied(straight, tmp_path)
     earlier = json.loads((straight / "run" / "result.json").read_text())
     for length in (9, 12):
@@ -87,8 +87,7 @@ def test_times_and_memory_of_a_run_that_goes_on(straight: Path, tmp_path: Path) 
         taken = [row.get("seconds", 0.0) for row in read_metrics(tmp_path / "run/metrics.jsonl")]
         assert result["train_seconds"] == pytest.approx(sum(taken))
         assert result["train_seconds"] >= earlier["train_seconds"] > 0
-        same = result["peak_memory_bytes"] == earlier["peak_memory_bytes"]
-        assert result["peak_memory_bytes"] > 0 and (same or length > 9)
+        assert (result == earlier) == (length == 9) and result["peak_memory_bytes"] > 0
 
 
 def test_when_all_are_damaged_nothing_begins_anew(straight: Path, tmp_path: Path) -> None:

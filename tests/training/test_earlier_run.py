@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from heron.api.job import pretrain
 from heron.cli.main import main
 from heron.config.errors import ConfigError, TrainingError
+from heron.config.experiment import load_config
 from heron.distributed.watchdog import Watchdog
 from heron.shards.artefact import sha256
 from heron.training.run_lock import LOCK, RunLock, holder
@@ -36,7 +38,7 @@ def test_a_finished_run_is_refused_and_untouched(finished: Path) -> None:
     score = json.loads((finished / "run/result.json").read_text())["f1_weighted"]
     message = (
         rf"run has a finished run \(.*f1_weighted {score:.4f}, 5 steps\), .* run.dir=\S+/run-1\. "
-        rf"To train it further: run.resume=auto and more train.steps\. To start over: --overwrite"
+        rf"To train it to its end: run.resume=auto train.steps=null\. To start over: --overwrite"
     )
     with pytest.raises(TrainingError, match=message):
         pretrain(frames(finished, train={"steps": 2}))
@@ -44,14 +46,38 @@ def test_a_finished_run_is_refused_and_untouched(finished: Path) -> None:
     assert not (finished / "run-1").exists()
 
 
+@pytest.mark.parametrize(
+    ("length", "schedule", "more"),
+    [
+        ({"epochs": 1, "steps": None}, "constant", "train.epochs=2"),
+        ({"total_steps": 3, "epochs": None, "steps": None}, "constant", "train.total_steps=5"),
+        ({"epochs": 1, "steps": None}, "cosine", ""),
+    ],
+)
+def test_a_run_at_its_end_goes_on_where_its_learning_rate_does(
+    tmp_path: Path, length: dict[str, Any], schedule: str, more: str
+) -> None:
+    config = frames(tmp_path, train=length, optim={"schedule": schedule})
+    steps = pretrain(config)["steps"]
+    with pytest.raises(TrainingError) as refused:
+        pretrain(config)
+    remedy = f"To train it further: run.resume=auto and more {more.partition('=')[0]}. "
+    assert ("To train" in str(refused.value)) == bool(more) == (remedy in str(refused.value))
+    if more:
+        words = ["run.resume=auto", more]
+        assert pretrain(load_config(tmp_path / "run/config.yaml", words))["steps"] > steps
+
+
 def test_each_remedy_that_the_refusal_names(finished: Path) -> None:
-    """Another folder, more steps, and a new beginning that keeps the whole old run."""
+    """Another folder, its other steps, and a new beginning that keeps the whole old run."""
     before = contents(finished / "run")
     assert pretrain(frames(finished, "other", train={"steps": 2}))["steps"] == 2
     assert contents(finished / "run") == before
     more = frames(finished, "more", train={"steps": 2})
     pretrain(more)
-    assert pretrain(frames(finished, "more", run={"resume": "auto"}))["steps"] == 5
+    again = ["run.resume=auto", "train.steps=null"]
+    whole = pretrain(load_config(finished / "more/config.yaml", again))
+    assert (whole["steps"], whole["epochs"]) == (22, 2)
     for number in (1, 2):
         whole = contents(finished / "run")
         assert (

@@ -17,6 +17,7 @@ from heron.shards.errors import CONTROL, SourceError, short_repr
 from heron.shards.manifest import KINDS, InputFile, Labels, View
 from heron.shards.sources.leaks import refuse_leaks
 
+ROUNDED = "has whole numbers above 16,777,216, which are rounded to float32"
 SINGLE_SPLIT = "all"  # the only split of a data set that is not split
 Kind = Literal["image", "vector", "text", "graph"]  # of a view
 Missing = Literal["allow"] | None  # whether rows may lack a view
@@ -209,7 +210,7 @@ def vectors(
     """Returns a column of vectors that are converted to float32, and checked, as they are read.
 
     Reading raises SourceError where a value is not finite, or is a whole number that float32 cannot
-    hold.
+    hold, in a column of whole numbers: pandas stores ids as float64 where one is missing.
 
     Args:
         shape: (rows, width).
@@ -220,24 +221,43 @@ def vectors(
     """
 
     def read_checked(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        stored = read(rows)
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
-            values = stored.astype(np.float32, copy=False)
-        valid, expected = np.isfinite(values), ", which is not a finite float32"
-        if missing:
-            valid |= ~rows_with_view(values)[:, None]
-        if valid.all() and stored.dtype.kind in "iu":
-            valid = values == stored
-            expected = f", which float32 cannot represent; the limit for integers is {1 << 24:,}"
-        if len(bad := np.argwhere(~valid)):
-            row, column = bad[0].tolist()
-            raise SourceError(
-                f"{where}, row {rows[row]}, column {column} is {stored[row, column]}{expected}; "
-                f"{remedy}"
-            )
-        return values
+        return as_float32(read(rows), rows, where, remedy, missing)
 
     return Column(shape, read_checked, missing=missing)
+
+
+def as_float32(
+    stored: NDArray[Any],
+    rows: NDArray[np.int64],
+    where: str,
+    remedy: str,
+    missing: Missing = None,
+) -> NDArray[np.float32]:
+    """Converts the rows of these numbers, [rows, width]; raises SourceError as `vectors` says."""
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        values = stored.astype(np.float32, copy=False)
+    valid, expected = np.isfinite(values), ", which is not a finite float32"
+    if missing:
+        valid |= ~rows_with_view(values)[:, None]
+    if valid.all() and stored.dtype.itemsize > 2:
+        valid = holds(values, stored)
+        expected = f", which float32 cannot represent; the limit for integers is {1 << 24:,}"
+    if len(bad := np.argwhere(~valid)):
+        row, column = bad[0].tolist()
+        raise SourceError(
+            f"{where}, row {rows[row]}, column {column} is {stored[row, column]}{expected}; "
+            f"{remedy}"
+        )
+    return values
+
+
+def holds(values: NDArray[np.float32], stored: NDArray[Any]) -> NDArray[np.bool_]:
+    """Returns where a float32 has the same value, or is a rounded one that is not whole."""
+    with np.errstate(invalid="ignore"):
+        if stored.dtype.kind != "f":  # a comparison of int64 with float32 would be one of float64
+            return np.asarray(values.astype(stored.dtype) == stored)
+        counts = (np.abs(stored) < 1 << 53) & (stored == np.floor(stored)) | np.isnan(stored)
+    return np.asarray((values == stored) | np.isnan(stored) | ~counts.all(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +287,8 @@ class Loaded:
 
 class FileSource(Source):
     """Base class of sources that read files: a subclass sets `name` and defines `load` alone."""
+
+    leaves_out: ClassVar[str] = ""  # the option that leaves columns out, VIEW:COLUMN
 
     @property
     def files(self) -> list[Path]:
@@ -322,7 +344,8 @@ class FileSource(Source):
         if loaded.warning:
             logging.getLogger("heron").warning("%s: %s", self.name, loaded.warning)
         if keep is not None:
-            refuse_leaks(loaded.views, loaded.targets, loaded.labels, loaded.columns, keep)
+            known = loaded.views, loaded.targets, loaded.labels, loaded.columns
+            refuse_leaks(*known, keep, self.leaves_out)
         return {split: len(rows) for split, rows in loaded.splits.items()}
 
     def read(self, split: str, start: int, stop: int) -> Rows:

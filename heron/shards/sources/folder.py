@@ -5,7 +5,7 @@ import os
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -239,6 +239,23 @@ def folder_record(folder: Path, paths: list[str]) -> InputFile:
         total += len(data)
         digest.update(os.fsencode(path) + b"\0" + hashlib.sha256(data).digest())
     return InputFile(name=folder.resolve().name, bytes=total, sha256=digest.hexdigest())
+
+
+def path_faults(top: Path, paths: Iterable[str]) -> dict[str, str]:
+    """Returns what is wrong with paths in a folder: they lead out of it, or to no file."""
+    root, faults = top.resolve(), dict[str, str]()
+    for path in paths:
+        if not (root / path).resolve().is_relative_to(root):
+            faults[path] = f"is outside {root.name}"
+        elif not (root / path).is_file():
+            faults[path] = f"is no file in {root.name}"
+    return faults
+
+
+def picture_column(top: Path, paths: Sequence[str], found: Checked) -> Column:
+    """Returns the column of pictures that are files in a folder, a path for each row."""
+    read = read_each(lambda row: (top / paths[row]).read_bytes())
+    return Column((len(paths), *found.shape), read, found.member)
 
 
 def make_keys(paths: list[str]) -> dict[str, str]:

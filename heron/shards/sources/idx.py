@@ -1,10 +1,7 @@
 """The MNIST family: the idx files of images and labels, as their publishers distribute them."""
 
-import gzip
 import math
-import zlib
 from functools import lru_cache
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,11 +12,11 @@ from pydantic import DirectoryPath, Field, model_validator
 from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape
 from heron.shards.manifest import Labels
 from heron.shards.sources.base import Column, FileSource, Loaded, split_ranges
+from heron.shards.sources.zips import open_unpacked
 
 STEMS, KINDS = ("train", "t10k"), ("images-idx3", "labels-idx1")  # in the names of files
 CLASSES = 10
 MAX_UNPACKED_BYTES = 1 << 30  # of a file unpacked; EMNIST, the largest of the family, has 640 MB
-CHUNK = 1 << 20
 UNSIGNED_BYTES = 0x0800  # the magic number of an idx file of them, less its number of axes
 
 
@@ -185,20 +182,12 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     of the axes as big-endian uint32, and the bytes. Raises SourceError if it has anything else.
     """
     start = 4 + 4 * axes
-    with path.open("rb") as raw:
-        gzipped = raw.read(2) == b"\x1f\x8b"  # whatever the name says
-        raw.seek(0)
-        stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=raw) if gzipped else raw
-        try:
-            data = bytearray(stream.read(start))
-            shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
-            size = start + math.prod(shape)
-            # Read no further than the header says, whatever it unpacks to; gzip checks its sum at
-            # the end.
-            while len(data) <= min(size, MAX_UNPACKED_BYTES) and (chunk := stream.read(CHUNK)):
-                data += chunk
-        except (OSError, EOFError, zlib.error) as fault:
-            raise SourceError(f"{path.name}: damaged gzip ({fault}); {DOWNLOAD_AGAIN}") from None
+    with open_unpacked(path) as stream:
+        data = bytearray(stream.read(start))
+        shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
+        size = start + math.prod(shape)
+        # No further than the header says, whatever it unpacks to; gzip checks its sum at the end.
+        data += stream.read(max(0, min(size, MAX_UNPACKED_BYTES) + 1 - len(data)))
     magic, expected = int.from_bytes(data[:4], "big"), UNSIGNED_BYTES + axes
     if len(data) >= 4 and magic != expected:
         problem = (
@@ -213,8 +202,9 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         problem = f"dimensions {format_shape(shape)}, with a 0 among them"
     elif len(data) != size:
         end = "it is cut short" if len(data) < size else "something comes after its end"
+        count = f"{len(data):,}" if len(data) < size else "more"
         problem = (
-            f"{len(data):,} bytes instead of {size:,}, a header of {start} and "
+            f"{count} bytes instead of {size:,}, a header of {start} and "
             f"{format_shape(shape)}: {end}"
         )
     else:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import SourceError, short_repr
+from heron.shards.errors import SourceError, first_few, short_repr
 from heron.shards.manifest import Labels
 from heron.shards.sources.text import parse_number
 
@@ -107,6 +107,31 @@ def encode_sets(
     for row, values in zip(array, rows, strict=True):
         row[[positions[value] for value in values]] = 1
     return Labels(kind="multi_label", names=names or list(map(str, classes))), array
+
+
+def encode_columns(
+    texts: list[list[str]],
+    titles: list[str],
+    files: str,
+    kind: Literal["multi_label", "hierarchical"],
+) -> tuple[Labels, NDArray[Any]]:
+    """Encodes columns of texts: one of classes, or several of 0 and 1, or of levels."""
+    if len(texts) == 1:
+        names, classes = classes_of(texts[0], files)
+        return Labels(kind="multi_class", names=names), classes
+    where = f"{files}: labels"
+    if kind == "hierarchical":
+        return encode_labels(np.array(texts).T, f"{where} {first_few(titles)}", kind)
+    values = [[parse_number(cell) for cell in cells] for cells in texts]
+    for title, cells, numbers in zip(titles, texts, values, strict=True):
+        if bad := [c for c, n in zip(cells, numbers, strict=True) if n not in (-1, 0, 1)]:
+            raise SourceError(
+                f"{files}: label {title} is {bad[0]!r} in a row; several label columns must "
+                "be 0 or 1; use --label-kind hierarchical if they are levels"
+            )
+    array = np.array(values, float).astype(int).T
+    minus_one: MinusOne | None = "no" if (array == -1).any() else None
+    return encode_labels(array, where, kind, titles, minus_one)
 
 
 def classes_of(texts: list[str], where: str) -> tuple[list[str], NDArray[np.int64]]:

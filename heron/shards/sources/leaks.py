@@ -1,27 +1,48 @@
-"""Columns of views that give the label away, which no model should be shown unasked."""
+"""Columns that give the label away, or only tell rows apart: no model should see them unasked."""
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import SourceError
+from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels
 
 SAMPLE = 2000  # rows that clear most columns
 ROWS_PER_VALUE = 5  # fewer agree by chance
-KEEP = "columns that are kept although they give a label away, as VIEW:COLUMN"
+KEEP = "columns that are kept although they give a label away or number the rows, as VIEW:COLUMN"
+LEAKS = "leaks"  # all of them, for an option that leaves out
+MAX_SHOWN = 8  # columns that a message names one by one
+# Names of columns that only tell rows apart, the empty one and those of pandas among them.
+KEYS = re.compile(
+    r"(?i:|unnamed: ?\d+|level_\d+|(.*[\s_.-])?(id|idx|uuid|guid|rowid)|(primary|row|sample|record"
+    r"|item|data)?[\s_.-]*(index|key)|row([\s_.-]*(number|num|nr|no|names?))?)|.*[a-z](Id|ID)|__.*__"
+)
 
 
-def refuse_leaks(
+def names_keys(title: str) -> bool:
+    """Returns whether a column is called id, index, key or alike, in any case, or not at all."""
+    return KEYS.fullmatch(title.strip()) is not None
+
+
+def is_kept(view: str, title: str, keep: Sequence[str]) -> bool:
+    """Returns whether a column is one of those to keep: VIEW:COLUMN, or a pattern with * of it."""
+    name = f"{view}:{title}"
+    return any(name == kept or fnmatchcase(name, kept) for kept in keep)
+
+
+def find_leaks(
     views: Mapping[str, Any],
     targets: NDArray[Any],
     labels: Labels,
     names: Mapping[str, Sequence[str]],
     keep: Sequence[str],
-) -> None:
-    """Raises a SourceError for a column of a view that equals a label, or determines the class.
+) -> dict[tuple[str, int], str]:
+    """Returns what a column gives away, by its view and number: it equals a label, or the class.
 
     Such a column has few values, each of which stands for one class, or for one state of a label,
     in five rows or more. Continuous numbers and keys never are one, and neither is a feature that
@@ -32,23 +53,55 @@ def refuse_leaks(
         targets: the labels, in the form that `labels` describes.
         labels: the kind and names of the labels.
         names: of the columns, by view; without them a column is named by its number.
-        keep: columns that are meant, as `VIEW:COLUMN`.
+        keep: columns that are meant, as `VIEW:COLUMN`, in which * stands for anything.
     """
-    known = np.flatnonzero(labels.is_labelled(targets))
+    known, found = np.flatnonzero(labels.is_labelled(targets)), dict[tuple[str, int], str]()
     if labels.kind in ("none", "complementary") or not len(known):
-        return
+        return found
     states = targets[known].reshape(len(known), -1)
     for view, column, values in _few_valued(views, known, 2 * int(states.max(initial=1)) + 2):
-        title = names[view][column] if view in names else str(column)
-        if f"{view}:{title}" in keep:
+        if is_kept(view, _title(names, view, column), keep):
             continue
         for level, state in enumerate(states.T):
             if label := _given_away(values, state, labels, level):
-                raise SourceError(
-                    f"view {view!r}, column {title!r}: it gives {label} away in all of "
-                    f"{len(known):,} labelled rows; remove the column or, if it is meant to be a "
-                    f"feature, use --keep {view}:{title}"
-                )
+                found.setdefault((view, column), label)
+    return found
+
+
+def _title(names: Mapping[str, Sequence[str]], view: str, column: int) -> str:
+    return names[view][column] if view in names else str(column)
+
+
+def refuse_leaks(
+    views: Mapping[str, Any],
+    targets: NDArray[Any],
+    labels: Labels,
+    names: Mapping[str, Sequence[str]],
+    keep: Sequence[str],
+    ignore: str = "",
+) -> None:
+    """Raises a SourceError that names every column that `find_leaks` finds, and what to do.
+
+    `ignore` is the option of the source that leaves columns out, if it has one.
+    """
+    leaks = find_leaks(views, targets, labels, names, keep)
+    if not leaks:
+        return
+    found = {f"{view}:{_title(names, view, n)}": label for (view, n), label in leaks.items()}
+    given = {label: [n for n, of in found.items() if of == label] for label in found.values()}
+    told = [f"{first_few(n)} give{'s' * (len(n) == 1)} {of} away" for of, n in given.items()]
+    if len(found) == 1:
+        (view, column), label = next(iter(leaks.items()))
+        told = [f"view {view!r}, column {_title(names, view, column)!r}: it gives {label} away"]
+    rows = len(np.flatnonzero(labels.is_labelled(targets)))
+    kept, left = shlex.join(found), shlex.join(found)
+    if len(found) > MAX_SHOWN:
+        kept, left = shlex.join(f"{view}:*" for view in dict.fromkeys(v for v, _ in leaks)), LEAKS
+    remove = f"leave out with {ignore} {left}" if ignore else "remove"
+    raise SourceError(
+        f"{first_few(told)} in all of {rows:,} labelled rows; {remove} what is no feature or, if "
+        f"it is meant to be one, use --keep {kept}"
+    )
 
 
 def _few_valued(

@@ -229,7 +229,8 @@ def _check_real(value: Any, where: str) -> NDArray[Any]:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         raise SourceError(
             f"{where} is a {'complex' if value.dtype.kind == 'c' else 'struct or another object'}, "
-            "not a matrix of real numbers, or texts; drop it with --ignore"
+            "not a matrix of real numbers, or texts; drop it with --ignore "
+            f"{where.rpartition(' ')[2]}"
         )
     return value
 
@@ -256,7 +257,8 @@ def _from_hdf5(opened: Any, item: Any, where: str, in_cell: bool = False) -> Any
         arrays = arrays if len(arrays) == 3 else [np.empty(0), np.empty(0, int), arrays[-1]]
         return _dense(csc_array(tuple(arrays), shape=(rows, columns)), where)
     if isinstance(item, h5py.Group):
-        raise SourceError(f"{where} has a struct or another object; drop it with --ignore")
+        name = where.rpartition(" ")[2]
+        raise SourceError(f"{where} has a struct or another object; drop it with --ignore {name}")
     if "MATLAB_empty" in item.attrs:  # its numbers are its shape
         return [] if kind == "cell" else np.array("") if kind == "char" else np.empty((0, 0))
     if kind == "cell" and not in_cell:

@@ -2,17 +2,17 @@
 
 from collections import Counter
 from itertools import zip_longest
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, FilePath, model_validator
+from pydantic import Field, FilePath, field_validator, model_validator
 
 from heron.shards.errors import SourceError, first_few
 from heron.shards.manifest import Labels, Name
 from heron.shards.sources.arff import BINARY, ArffFile, is_numeric, read_arff, type_of
-from heron.shards.sources.base import SINGLE_SPLIT, FileSource, Loaded, split_ranges
+from heron.shards.sources.base import ROUNDED, SINGLE_SPLIT, FileSource, Loaded, holds, split_ranges
 from heron.shards.sources.leaks import KEEP, refuse_leaks
 
 NAMESPACE = "{http://mulan.sourceforge.net/labels}"
@@ -29,8 +29,10 @@ class Mulan(FileSource):
     name: ClassVar[str] = "mulan"
     left_out: ClassVar[tuple[str, ...]] = ("keep",)
     examples: ClassVar[str] = (
-        "heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml "
-        "--out data/scene"
+        "heron shards build mulan --arff flags-train.arff flags-test.arff --xml flags.xml "
+        "--split-names train test --out data/flags\n"
+        "  heron shards build mulan --arff scene-train.arff scene-test.arff --xml scene.xml "
+        "--view-kind scene --noise 0.01 --out data/scene"
     )
 
     arff: list[FilePath] = Field(min_length=1, description="ARFF files, in the order of their rows")
@@ -44,18 +46,41 @@ class Mulan(FileSource):
         "reported; false: they are reported, since one may be a label that the XML lacks",
     )
     keep: list[str] = Field([], description=KEEP)
-    view_kind: Literal["noise", "single"] = Field(
-        "noise",
-        description="noise: two views, the first with Gaussian noise on even rows, the second on "
-        "odd ones; single: one view, the features as they are",
+    view_kind: Literal["single", "columns", "scene"] | None = Field(
+        None,
+        description="single: one view, the features as they are; columns, scene: two, the first "
+        "with Gaussian noise on even rows, the second on odd ones, of the spread of each column, "
+        "or as HeroCon adds it to Scene, of the mean and the spread of all values together "
+        "(default: columns with a noise, else single)",
     )
-    noise: float = Field(0.01, ge=0, description="factor of the noise")
+    noise: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="size of the noise, as a share of the spread"
+    )
+
+    @field_validator("view_kind", mode="before")
+    @classmethod
+    def _earlier_name(cls, value: Any) -> Any:
+        return "scene" if value == "noise" else value
 
     @model_validator(mode="after")
-    def _check_split_names(self) -> Self:
+    def _check_options(self) -> Self:
         if self.split_names and len(self.split_names) != len(self.arff):
             raise ValueError(f"{len(self.split_names)} split_names for {len(self.arff)} files")
+        if (self._kind == "single") == bool(self.noise):
+            raise ValueError(
+                f"view_kind is {self._kind}, and noise {self.noise:g}; use a noise, such as 0.01 "
+                "for HeroCon's Scene, with columns and scene, and none with single"
+            )
         return self
+
+    @property
+    def _kind(self) -> str:
+        return self.view_kind or ("columns" if self.noise else "single")
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options, as earlier folders have them."""
+        recorded = {"view_kind": self._kind.replace("scene", "noise"), "noise": self.noise or 0.01}
+        return super().options() | recorded
 
     @property
     def dataset(self) -> str:
@@ -86,13 +111,17 @@ class Mulan(FileSource):
         said = (
             f"{first_few(binary)}: {{0,1}} and not in {self.xml.name}, and so features, not labels"
         )
-        refuse_leaks({"features": clean}, targets, described, {}, self.keep)  # views have noise
+        columns = dict.fromkeys(("view1", "view2"), _feature_names(tables[0], names))
+        refuse_leaks({"view1": clean}, targets, described, columns, self.keep)  # without noise
         return Loaded(
             views=self._views(clean),
+            columns=columns,
             targets=targets,
             labels=described,
             splits=split_ranges(counts, merge=False),
-            warning=said if binary and not self.binary_features else "",
+            warning="; ".join(
+                [said] * bool(binary and not self.binary_features) + _rounded(tables)
+            ),
         )
 
     def _label_names(self) -> list[str]:
@@ -109,14 +138,15 @@ class Mulan(FileSource):
         return names
 
     def _views(self, features: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Returns one view, or two with noise, which has the moments of all rows it is added to."""
-        if self.view_kind == "single":
+        """Returns one view, or two with noise."""
+        if self._kind == "single":
             return {"view1": features}
-        random = np.random.default_rng(self.seed)
+        random, spread = np.random.default_rng(self.seed), features.std(0, dtype=np.float64)
         views = {"view1": features.copy(), "view2": features.copy()}
         for first, values in enumerate(views.values()):
             rows = values[first::2]
-            rows += self.noise * random.normal(rows.mean(), rows.std(), rows.shape).astype("f4")
+            mean, std = (rows.mean(), rows.std()) if self._kind == "scene" else (0, spread)
+            rows += self.noise * random.normal(mean, std, rows.shape).astype("f4")
         return views
 
     def _check_attributes(self, table: ArffFile, labels: list[str]) -> None:
@@ -138,6 +168,28 @@ def _declaration(attribute: tuple[str, tuple[str, ...]]) -> str:
     """Returns an attribute's name, and its values in their order where each is a feature."""
     name, kind = attribute
     return repr(name) if is_numeric(kind) else f"{name!r} {type_of(kind)}"
+
+
+def _rounded(tables: list[ArffFile]) -> list[str]:
+    """Says which attribute has numbers that float32 cannot hold."""
+    with np.errstate(over="ignore"):
+        found = [
+            name
+            for table in tables
+            for name, values in zip(table.kinds, table.values.T, strict=True)
+            if not holds(values.astype(np.float32), values).all()
+        ]
+    return [f"{first_few([*dict.fromkeys(found)])} {ROUNDED}"] if found else []
+
+
+def _feature_names(table: ArffFile, labels: list[str]) -> list[str]:
+    """Returns the names of the columns of the features, `name=value` for nominal ones."""
+    return [
+        name if is_numeric(kind) else f"{name}={value}"
+        for name, kind in table.kinds.items()
+        for value in (kind[:1] if is_numeric(kind) else kind) or ("",)
+        if name not in labels
+    ]
 
 
 def _split_columns(

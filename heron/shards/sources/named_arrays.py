@@ -29,6 +29,7 @@ CHANNEL_COUNTS = 1, 3  # numbers of channels that are not taken for a height or 
 NUMBERS = "fiub"  # kinds of dtypes
 WHOLE_NUMBERS = "iub"
 PICTURE_AXES = 3, 4  # of uint8
+VIEWS = "save numbers as [rows, width], or pictures as uint8, which views are"
 WHOLE_LABELS = (
     "labels must be integers; if single labels of a row are unknown: --unknown allow; a class "
     "that is unknown is -1"
@@ -130,6 +131,7 @@ class NamedArrays(FileSource):
             return False
         if labels.ndim == 2 and labels.shape[1] > 1:
             return bool(len(array) == labels.shape[1])
+        labels = np.asarray(labels)
         least, most = labels.min(initial=0), labels.max(initial=0)
         counted_from = (
             0 if 0 in labels else 1
@@ -166,11 +168,12 @@ class NamedArrays(FileSource):
         lengths |= {} if split is None else {SPLIT: len(split)}
         first = names[0] if targets is None else self.label_array
         rows = lengths[first]
+        other = [name for name, length in lengths.items() if length != rows]
         for name, length in lengths.items():
             if length != rows:
                 raise SourceError(
                     f"{self.where(name)}: {name!r} has {length} rows but {first!r} has {rows}; "
-                    "every array must have the same rows"
+                    f"every array must have the same rows; {self._ignoring(other)}"
                 )
         split_names = [] if split is None else dict.fromkeys(split.tolist())
         return Loaded(
@@ -194,16 +197,19 @@ class NamedArrays(FileSource):
             )
         if unused:
             array = self.array(unused[0])
+            remedy = self._ignoring(unused) if views else VIEWS
+            if self._can_be_view(unused[0]):
+                remedy = f"add it to --view-names, or {remedy}"
             raise SourceError(
                 f"{titles}: {unused[0]!r} is {array.dtype} {array.shape}, and neither a view nor "
-                "labels nor split; add it to --view-names, or drop what is not used with "
-                f"--ignore {' '.join(unused)}"
+                f"labels nor split; {remedy}"
             )
         if not views:
-            raise SourceError(
-                f"{titles}: no 2-D array of numbers and no uint8 one in three dimensions or four, "
-                "which views are"
-            )
+            raise SourceError(f"{titles}: no array is left for a view; {VIEWS}")
+
+    def _ignoring(self, names: Sequence[str]) -> str:
+        """Says how not to use some arrays."""
+        return f"drop what is not used with --ignore {' '.join([*self.ignore, *names])}"
 
     def _is_integral(self, name: str) -> bool:
         """Returns whether an array has whole numbers, and does not hold pictures."""
@@ -238,7 +244,7 @@ class NamedArrays(FileSource):
             where = f"{self.where(name)}: view {name!r}"
             allowed: Literal["allow"] | None = "allow" if self.missing == "allow" else None
             remedy = "fill, scale or drop it first"
-            if not allowed:
+            if not allowed and not self._is_integral(name):
                 remedy += ", or `--missing allow` rows that are NaN throughout"
             return vectors(array.shape, lambda rows: self.array(name)[rows], where, remedy, allowed)
         channels_first = self._channels_first(name)
@@ -273,7 +279,7 @@ class NamedArrays(FileSource):
         if split.dtype.kind != "U" or split.ndim != 1:
             raise SourceError(
                 f"{self.where(SPLIT)}: {SPLIT!r} must be strings [rows], got {split.dtype} "
-                f"{split.shape}"
+                f"{split.shape}; {self._ignoring([SPLIT])}"
             )
         return split
 

@@ -22,6 +22,7 @@ from heron.shards.sources.base import (
     Column,
     FileOrFolder,
     Loaded,
+    as_float32,
     split_ranges,
     vectors,
 )
@@ -34,8 +35,8 @@ from heron.shards.sources.labels import (
     encode_labels,
     encode_sets,
 )
-from heron.shards.sources.leaks import KEEP
-from heron.shards.sources.parquet_files import fetch, find_files, group_by_split
+from heron.shards.sources.leaks import KEEP, names_keys
+from heron.shards.sources.parquet_files import Part, fetch, find_files, group_by_split
 
 if TYPE_CHECKING:
     from heron.shards.arrow import ArrowRows
@@ -106,7 +107,7 @@ class Parquet(PictureSource):
     @property
     def files(self) -> list[Path]:
         """The files of all splits, in the order of the splits."""
-        return [path for paths in self._paths.values() for path in paths]
+        return [path for part in self._parts for path in (*part.files, *part.indices)]
 
     @property
     def block_rows(self) -> int | None:  # type: ignore[override]
@@ -124,7 +125,7 @@ class Parquet(PictureSource):
         views = self._views()
         labels, targets = self._labels()
         counts = iter(self._rows.rows)
-        sizes = {split: sum(islice(counts, len(paths))) for split, paths in self._paths.items()}
+        sizes = {split: sum(islice(counts, len(parts))) for split, parts in self._splits.items()}
         splits = split_ranges(sizes, merge=False)
         bad = [int(name.rpartition(" ")[2]) for name in self.skipped]
         left = {name: np.setdiff1d(rows, bad) if bad else rows for name, rows in splits.items()}
@@ -141,9 +142,14 @@ class Parquet(PictureSource):
             labels=labels,
             splits=kept,
             keys=keys if self.block_rows is None else None,
+            columns={
+                view: columns
+                for view, (kind, columns) in self._view_columns.items()
+                if kind == "vector" and len(columns) == views[view].shape[1]
+            },
             warning="; ".join(
                 [f"read as {_words(self._chosen)}"] * (not self._is_asked)
-                + [f"not read: columns {first_few(unused)}"] * bool(unused)
+                + [f"not read: columns {first_few(unused)} (see --vector)"] * bool(unused)
             ),
         )
 
@@ -151,21 +157,26 @@ class Parquet(PictureSource):
     def _rows(self) -> ArrowRows:
         from heron.shards.arrow import ArrowRows  # imported late: it loads pyarrow
 
-        return ArrowRows(self.files)
+        return ArrowRows(self._parts)
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [part for parts in self._splits.values() for part in parts]
 
     @cached_property
-    def _paths(self) -> dict[str, list[Path]]:
-        splits: dict[str, list[Path]] = {}
+    def _splits(self) -> dict[str, list[Part]]:
+        splits: dict[str, list[Part]] = {}
         if self.hub:
             splits = group_by_split(fetch(self.hub, self.subset))
         for path in self.data or []:
             folder = path / (self.subset or "") if path.is_dir() else path
-            for split, files in find_files(folder).items():
-                splits.setdefault(split, []).extend(files)
+            for split, parts in find_files(folder).items():
+                splits.setdefault(split, []).extend(parts)
         if SINGLE_SPLIT in splits and len(splits) > 1:
-            other = next(paths[0].name for split, paths in splits.items() if split != SINGLE_SPLIT)
+            first = {split: parts[0].files[0].name for split, parts in splits.items()}
+            other = next(name for split, name in first.items() if split != SINGLE_SPLIT)
             raise SourceError(
-                f"{splits[SINGLE_SPLIT][0].name} is in no split, but {other} is in one; rename it "
+                f"{first[SINGLE_SPLIT]} is in no split, but {other} is in one; rename it "
                 "with the word train, val or test in its name, or its folder's"
             )
         return splits
@@ -273,7 +284,7 @@ class Parquet(PictureSource):
                     )
             array = np.array(columns, int).T
             return encode_labels(array, where, "multi_label", label, self.minus_one)
-        names = _class_names(self._rows.features.get(label[0]))
+        names = self._rows.class_names(label[0])
         values, labelled = columns[0], np.array([value is not None for value in columns[0]])
         if not labelled.all() and self.missing_label == "error":
             raise SourceError(
@@ -308,7 +319,7 @@ def guess_columns(rows: ArrowRows) -> dict[str, list[str]]:
     sample = np.arange(min(sum(rows.rows), SAMPLE))
     for field in rows.schema:
         name = field.name
-        if name.startswith("__") or set(name) & {"=", ","}:  # an index of pandas, no option
+        if set(name) & {"=", ","} or _is_key(rows, name):  # no option, or no feature
             continue
         values = rows.take(name, sample[:8]).drop_null()
         first = next((value for value in values.to_pylist() if value is not None), None)
@@ -316,7 +327,7 @@ def guess_columns(rows: ArrowRows) -> dict[str, list[str]]:
             data = first.get("bytes") if isinstance(first, dict) else first
             if any(magic.match(data or b"") for magic in MAGIC.values()):
                 found["image"].append(name)
-        elif _class_names(rows.features.get(name)) or name.lower() in LABEL_NAMES:
+        elif rows.class_names(name) or name.lower() in LABEL_NAMES:
             named.append(name)
         elif isinstance(first, list) and first and isinstance(first[0], float | list):
             found["vector"].append(name)
@@ -335,6 +346,17 @@ def guess_columns(rows: ArrowRows) -> dict[str, list[str]]:
             found["vector"] = [f"features={','.join(numbers)}"] if len(numbers) > 1 else numbers
     found["label"] = named or ([] if found["text"] else classes)
     return found
+
+
+def _is_key(rows: ArrowRows, name: str) -> bool:
+    """Returns whether a column is an index of pandas, or called a key and unlike in each row."""
+    if name in ((rows.schema.pandas_metadata or {}).get("index_columns") or ()):
+        return True
+    dtype = rows.schema.field(name).type
+    if not names_keys(name) or not ("int" in str(dtype) or "string" in str(dtype)):
+        return False
+    values = rows.take(name, np.arange(sum(rows.rows)))
+    return 1 < len(values.unique()) == len(values) and not values.null_count
 
 
 def _words(options: Mapping[str, list[str]]) -> str:
@@ -404,16 +426,11 @@ def _vectors(
         array: NDArray[Any] = np.asarray(values).reshape(len(indices), -1)
         return array
 
-    return lambda indices: np.hstack([read_column(column, indices) for column in columns])
+    def read(indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Reads columns side by side; as float32 where their common dtype could round them."""
+        arrays = [read_column(column, indices) for column in columns]
+        if len({array.dtype for array in arrays}) == 1:
+            return np.hstack(arrays)
+        return np.hstack([as_float32(array, indices, where, FILL) for array in arrays])
 
-
-def _class_names(feature: Any) -> list[str] | None:
-    """Returns the class names that `datasets` records for a column, or for its lists."""
-    while isinstance(feature, list) and feature:
-        feature = feature[0]
-    while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
-        feature = feature["feature"]
-    names = feature.get("names") if isinstance(feature, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return None
-    return names if len(set(names)) == len(names) else None
+    return read

@@ -1,28 +1,42 @@
-"""Reads tables such as CSV files, by pyarrow where they are plain, and their columns of numbers."""
+"""Sheets of cells, such as CSV files have: their columns, what is in them, and how to name them."""
 
-import codecs
-import csv
 import re
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import SourceError
-from heron.shards.sources.labels import classes_of
-from heron.shards.sources.text import DECIMAL, MISSING, is_missing, parse_number, resembles_number
+from heron.shards.dotted import without_case
+from heron.shards.errors import SourceError, first_few
+from heron.shards.picture import SUFFIXES
+from heron.shards.sources.labels import LABEL_NAMES, classes_of
+from heron.shards.sources.leaks import names_keys
+from heron.shards.sources.text import (
+    DECIMAL,
+    MISSING,
+    Dialect,
+    are_rising,
+    counts_up,
+    is_missing,
+    parse_number,
+    read_lines,
+    resembles_number,
+    whole_number,
+)
 
-MAX_HEAD_LINES = 100  # that tell how a table is written
+MIN_ROWS = 10  # of fewer, cells differ or count up by chance
+MIN_NAMES = 6  # numbers that rise in the first line alone, and are names
+SENTENCE_WORDS = 5  # in the mean; names and addresses have fewer
 MAX_CATEGORIES = 1000  # of a column
-CHUNK, ROWS_PER_CHUNK = 1 << 20, 1 << 13
-UNNAMED = "", "Unnamed: 0"  # titles of an index that pandas wrote
-SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "space": " "}
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+")
+THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
+Place = tuple[int, int]  # the number of a sheet, and that of a column in it
+ENDINGS = tuple(f".{suffix}" for suffix in SUFFIXES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +48,8 @@ class Sheet:
     names: list[str] | None
     columns: list[Any]  # pyarrow's strings
     rows: int
-    dialect: "Dialect"
+    dialect: Dialect
+    faults: dict[int, str]  # lines with more or fewer cells, which are no rows
     notes: list[str] = field(default_factory=list)  # what was taken for something else
 
     @property
@@ -56,15 +71,23 @@ class Sheet:
         cells: list[str] = self.columns[column].to_pylist()
         return cells
 
+    def present(self, column: int) -> list[str]:
+        """Returns the cells of a column that are not missing."""
+        return [cell for cell in self.cells(column) if not is_missing(cell)]
+
     def line(self, row: int) -> int:
         """Returns the number of the line that a row ends on, which takes a reading of the file."""
-        return next(islice(_lines(self.path, self.dialect), row + (self.names is not None), None))[
-            0
-        ]
+        lines = (n for n, _ in read_lines(self.path, self.dialect) if n not in self.faults)
+        return next(islice(lines, row + (self.names is not None), None))
+
+    @property
+    def titles(self) -> list[str]:
+        """The names of the columns, or some made of the view and their numbers."""
+        return self.names or [f"{self.view}-{column}" for column in range(self.width)]
 
     def title(self, column: int) -> str:
         """Returns the name of a column, or one made of the view and its number."""
-        return self.names[column] if self.names else f"{self.view}-{column}"
+        return self.titles[column]
 
     def shown(self, column: int) -> str:
         """Returns how messages name a column."""
@@ -74,195 +97,236 @@ class Sheet:
         """Returns a cell, with a point where it is a number with a decimal comma."""
         return cell.replace(",", ".") if self.dialect.comma and DECIMAL.fullmatch(cell) else cell
 
-    def numbers(self, column: int, may_miss: bool) -> NDArray[np.float64] | None:
+    def has_header(self, labels: set[int]) -> bool:
+        """Returns whether the first line names the columns; SourceError where it is ambiguous.
+
+        The columns of the labels, `labels`, may have texts in the first row too.
+        """
+        first = [self.plain(column[0].as_py()) for column in self.columns]
+        features = [n for n, c in enumerate(first) if n not in labels and not is_missing(c)]
+        cells = [first[n] for n in features]
+        if any(
+            first[n].lower() in LABEL_NAMES
+            or parse_number(first[n]) is None
+            and all(parse_number(cell) is not None for cell in self.cells(n)[1:])
+            for n in labels
+        ):
+            return True
+        if len(cells) > 1 and are_rising(cells):
+            counted = counts_up(first) or (len(cells) >= MIN_NAMES and counts_up(cells))
+            fractions = [
+                self.rows > 1 and all(whole_number(c) is None for c in self.cells(n)[1:])
+                for n in (range(self.width) if counted else features)
+            ]
+            rows = zip(*(self.columns[n][1:100].to_pylist() for n in features), strict=True)
+            alone = len(cells) >= MIN_NAMES and not any(are_rising([*row]) for row in rows)
+            if counted and (any(fractions) or (alone and self.rows > MIN_ROWS)):
+                return True
+            if all(fractions) or (alone and cells[0] == "0"):
+                return True
+            if counted or alone:
+                raise SourceError(
+                    f"{self.file}, line {self.line(0)}: {first_few(first)} may be a row, or names "
+                    "as pandas writes columns; use --header yes or --header no"
+                )
+        words = [cell for cell in cells if parse_number(cell) is None]
+        numbers = [cell for cell in cells if resembles_number(cell)]
+        if words and numbers:
+            raise SourceError(
+                f"{self.file}, line {self.line(0)} has {words[0]!r}, as in a header, and "
+                f"{numbers[0]!r}, as in a row; choose with --header yes or --header no"
+            )
+        return bool(words)
+
+    def lines_above(self) -> list[str]:
+        """Says which lines are no rows: a first one of numbers, and comments before it."""
+        said, names, skipped = [], self.names or [], self.dialect.skipped
+        if sum(whole_number(name) is not None for name in names) > 1:
+            said.append(
+                f"{self.file}: the first line, {', '.join(names[:4])}, ..., is taken for names of "
+                "columns (--header no: for a row)"
+            )
+        return [*said, *[f"{self.file}: {skipped} first lines are comments"] * bool(skipped)]
+
+    def is_key(self, column: int) -> bool:
+        """Returns whether a column tells the rows apart, and says nothing else of them.
+
+        Its cells differ, and are whole numbers that have a key's name, or none as pandas and R
+        write them, or are the first of their lines and so dense that they differ by no accident;
+        or they are texts with such a name. Fractions are none, and neither are named numbers
+        that do not count the rows.
+        """
+        named = self.names is not None and names_keys(self.names[column])
+        if not named and (column or self.rows < MIN_ROWS or self.width < 3):
+            return False
+        cells = self.cells(column)
+        if not 1 < len(set(cells)) == len(cells) or any(map(is_missing, cells)):
+            return False
+        numbers = [n for n in map(parse_number, cells) if n is not None and n.is_integer()]
+        if len(numbers) < len(cells):
+            return named and not any(map(resembles_number, cells))
+        if named or self.names is not None:
+            return named or sorted(numbers) == [*range(self.rows)]
+        return self.rows**2 > 20 * (max(numbers) - min(numbers) + 1)
+
+    def is_paths(self, column: int) -> bool:
+        """Returns whether a column has the paths of pictures."""
+        first = self.columns[column][0].as_py()
+        if not is_missing(first) and not first.lower().endswith(ENDINGS):
+            return False
+        present = self.present(column)
+        return bool(present) and all(cell.lower().endswith(ENDINGS) for cell in present)
+
+    def is_sentences(self, column: int) -> bool:
+        """Returns whether a column has texts: sentences, few of them twice."""
+        first = self.columns[column][:MIN_ROWS].to_pylist()
+        if sum(len(cell.split()) for cell in first) < SENTENCE_WORDS * len(first) / 2:
+            return False
+        cells = self.present(column)
+        words = sum(len(cell.split()) for cell in cells)
+        return words >= SENTENCE_WORDS * max(1, len(cells)) and not self.is_category(column, 1)
+
+    def is_category(self, column: int, least: int = MIN_ROWS) -> bool:
+        """Returns whether a column has few values: half as many as rows, where there are some."""
+        distinct = len(set(self.present(column)))
+        return distinct <= MAX_CATEGORIES and (self.rows < least or 2 * distinct <= self.rows)
+
+    def numbers(self, column: int) -> NDArray[np.float64] | None:
         """Returns a column of numbers, NaN where one is missing; None where a cell is neither.
 
         Raises SourceError where a comma may be of decimals or of thousands.
         """
-        cells = self.columns[column]
-        values = None if self.dialect.comma == "asked" else parse_column(cells, ".")
-        if values is None and self.dialect.comma:
+        cells, comma = self.columns[column], self.dialect.comma
+        where = f"{self.file}, column {self.shown(column)}"
+        values = None if comma == "asked" else parse_column(cells, ".")
+        if values is None and comma:
             values = parse_column(cells, ",")
             texts = [c for c in self.cells(column) if "," in c] if values is not None else []
-            if texts and self.dialect.comma == "likely":
-                where = f"{self.file}, column {self.shown(column)}"
+            if texts and comma == "likely":
                 if all(THOUSANDS.fullmatch(text) for text in texts):
                     raise SourceError(
                         f"{where}: {texts[0]!r} has a decimal comma or one of thousands; use "
-                        "--decimal comma, or write no thousands"
+                        "--decimal comma, or --decimal point for thousands"
                     )
                 self.notes.append(f"{where}: {texts[0]} is read with a decimal comma")
+        if values is None and comma != "asked":
+            values = self._marked_numbers(column, where)
         if values is None or not (np.abs(values[~np.isnan(values)]) <= FLOAT32_MAX).all():
             return None
-        return values if may_miss or not np.isnan(values).any() else None
-
-    def values(self, column: int, category: bool, may_miss: bool) -> NDArray[np.float64]:
-        """Returns a column as numbers [rows, 1], or as 0 and 1 for each of its categories."""
-        if not category and (numbers := self.numbers(column, may_miss)) is not None:
-            return numbers[:, None]
-        cells = [self.plain(cell) for cell in self.cells(column)]
-        where = f"column {self.shown(column)}"
-        present = [cell for cell in cells if category and not is_missing(cell)]
-        names = classes_of(present, f"{self.file}, {where}")[0]
-        if len(names) > MAX_CATEGORIES:
-            raise SourceError(
-                f"{self.file}, {where}: {len(names):,} categories, and the limit is "
-                f"{MAX_CATEGORIES:,}; remove the column with --ignore"
-            )
-        values = np.zeros((len(cells), len(names) if category else 1))
-        positions = {name: position for position, name in enumerate(names)}
-        for row, cell in enumerate(cells):
-            missing, fault = is_missing(cell), None
-            value = parse_number(cell)
-            if missing and not may_miss:
-                fault = (
-                    "the cell is missing; fill it first, or use the column's mean with --missing "
-                    "mean"
-                )
-            elif not missing and not category and (value is None or not abs(value) <= FLOAT32_MAX):
-                fault = (
-                    "must be a finite float32; correct it, remove the column with --ignore, or "
-                    "name it in --categories"
-                )
-            if fault:
-                raise SourceError(
-                    f"{self.file}, line {self.line(row)}, {where}: found {cell!r}; {fault}"
-                )
-            if missing:
-                values[row] = np.nan
-            elif category:
-                values[row, positions[cell]] = 1
-            else:
-                values[row] = value
         return values
 
+    def _marked_numbers(self, column: int, where: str) -> NDArray[np.float64] | None:
+        """Returns numbers that all end with %, or whose commas part thousands, with a note."""
+        from pyarrow import compute
 
-class Dialect(NamedTuple):
-    """How the cells of a file are parted, and its text encoded."""
-
-    separator: str
-    encoding: str
-    comma: Literal["asked", "likely", ""]  # whether commas begin fractions
-
-
-def dialect_of(
-    path: Path, separator: str | None, encoding: str | None, decimal: str = "auto"
-) -> Dialect:
-    """Returns how a table is written; SourceError where that is ambiguous.
-
-    `separator` is a comma, tab, semicolon or space; None: the one that splits the first line. An
-    `encoding` of None is UTF-8, or UTF-16 by a byte order mark.
-    """
-    with path.open("rb") as stream:
-        begins_as_utf16 = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    encoding = encoding or ("utf-16" if begins_as_utf16 else "utf-8-sig")
-    try:
-        with path.open(encoding=encoding, newline="") as stream:
-            head = [line for line in islice(stream, MAX_HEAD_LINES) if line.strip()]
-        separator = separator or _separator(path.name, head)
-    except (csv.Error, UnicodeError) as fault:
-        raise _unreadable(path, fault) from None
-    comma: Literal["asked", "likely", ""] = "asked" if decimal == "comma" else ""
-    if decimal == "auto" and separator != ",":
-        comma = "likely"
-    return Dialect(separator, encoding, comma)
-
-
-def _unreadable(path: Path, fault: Exception) -> SourceError:
-    reason = "a table must be UTF-8"
-    if isinstance(fault, UnicodeError):
-        reason += ", or UTF-16 with a byte order mark; use --encoding latin-1 if it is"
-    return SourceError(f"cannot read {path.name} ({fault}); {reason}")
-
-
-def read_columns(path: Path, dialect: Dialect, alone: bool = True) -> list[Any]:
-    """Returns the cells of every line that is not blank, a column of strings each.
-
-    A table that is `alone` has two columns at least; beside others one may be the labels.
-    """
-    columns = _read_plain(path, dialect)
-    if columns is None:
-        columns = _read_quoted(path, dialect, alone)
-    return columns
-
-
-def _read_plain(path: Path, dialect: Dialect) -> list[Any] | None:
-    """Reads a file as pyarrow does; None where it has quotes, or anything odd."""
-    import pyarrow as pa
-    from pyarrow import compute, csv
-
-    if dialect.separator == " " or dialect.encoding != "utf-8-sig":
-        return None
-    spaces, tabs = False, dialect.separator != "\t"
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            if b'"' in chunk:
-                return None
-            spaces = spaces or b" " in chunk or (tabs and b"\t" in chunk)
-        stream.seek(0)
-        head = next(filter(bytes.strip, stream), b"")
-    width = head.count(dialect.separator.encode()) + 1
-    try:
-        found = csv.read_csv(
-            path,
-            csv.ReadOptions(column_names=[str(n) for n in range(width)], block_size=CHUNK),
-            csv.ParseOptions(delimiter=dialect.separator, quote_char=False),
-            csv.ConvertOptions(column_types={str(n): pa.string() for n in range(width)}),
+        present = self.present(column)
+        commas = [cell for cell in present if "," in cell]
+        percent = bool(present) and all(cell.endswith("%") for cell in present)
+        if not percent and not (commas and all(map(THOUSANDS.fullmatch, commas))):
+            return None
+        mark, shown = ("%", present[0]) if percent else (",", commas[0])
+        plain = compute.utf8_trim_whitespace(
+            compute.replace_substring(self.columns[column], mark, "")
         )
-    except pa.ArrowInvalid:  # such as lines of several lengths: the fault is found below
-        return None
-    if width < 2 or not len(found):
-        return None
-    return [compute.ascii_trim(x, " \t") if spaces else x for x in found.columns]
+        values = parse_column(plain, ".")
+        if values is not None:
+            self.notes.append(f"{where}: {shown} is read as {shown.replace(mark, '')}")
+        return values
+
+    def indicators(self, column: int) -> NDArray[np.float64]:
+        """Returns 0 and 1 for each category of a column, in their order, NaN for missing cells."""
+        cells = [self.plain(cell) for cell in self.cells(column)]
+        missing = np.array([is_missing(cell) for cell in cells])
+        present = [cell for cell in cells if not is_missing(cell)]
+        names, found = classes_of(present, f"{self.file}, column {self.shown(column)}")
+        values = np.full((len(cells), len(names)), np.nan)
+        values[~missing] = np.eye(len(names))[found]
+        return values
+
+    def odd_row(self, column: int) -> int:
+        """Returns the first row of a column whose cell is no number, or else is missing."""
+        cells = [self.plain(cell) for cell in self.cells(column)]
+        odd = [not is_missing(cell) and not is_float32(cell) for cell in cells]
+        return (odd if any(odd) else [is_missing(cell) for cell in cells]).index(True)
 
 
-def _read_quoted(path: Path, dialect: Dialect, alone: bool) -> list[Any]:
-    import pyarrow as pa
+class Sheets:
+    """The sheets of a table, side by side, and its columns as users name them."""
 
-    chunks, rows, first, width = list[list[Any]](), list[list[str]](), 0, 0
+    def __init__(self, sheets: Sequence[Sheet]) -> None:
+        """Takes the sheets in their order."""
+        self.sheets = sheets
 
-    def flush() -> None:
-        chunks.append([pa.array(column, pa.string()) for column in zip(*rows, strict=True)])
-        rows.clear()
+    def check_rows(self, key: str | None) -> None:
+        """Raises a SourceError unless the sheets have as many rows, and the same cells of a key."""
+        first, *others = self.sheets
+        for sheet in others:
+            if len(sheet) != len(first):
+                raise SourceError(
+                    f"{sheet.file} has {len(sheet):,} rows but {first.file} {len(first):,}; every "
+                    "file must have the same rows"
+                )
+        if key is None:
+            return
+        keys = {number: self.sheets[number].cells(at) for number, at in self.find(key)}
+        for number, sheet in enumerate(self.sheets):
+            if number not in keys:
+                raise SourceError(
+                    f"{sheet.file} has no column {key!r}, the key that every file needs"
+                )
+            for row, (cell, expected) in enumerate(zip(keys[number], keys[0], strict=True)):
+                if cell != expected:
+                    raise SourceError(
+                        f"{sheet.file}, line {sheet.line(row)}: {key} is {cell!r}, but "
+                        f"{expected!r} in that row of {first.file}; sort both files alike"
+                    )
 
-    for line, cells in _lines(path, dialect):
-        if not width:
-            first, width = line, len(cells)
-        elif (len(rows), len(chunks), len(cells)) == (1, 0, width + 1) and not any(
-            map(resembles_number, rows[0])
-        ):  # R gives the column of its row names no name
-            rows[0].insert(0, "")
-            width += 1
-        single = len(cells) == 1 and (alone or "|" in cells[0])  # separated by something unknown
-        if single or len(cells) != width:
-            expected = "two at least, separated by commas, tabs, semicolons or spaces"
-            if width > 1:
-                expected = f"{width}, as in line {first}"
-            raise SourceError(
-                f"{path.name}, line {line}: {len(cells)} column{'s' * (len(cells) > 1)}, but "
-                f"there must be {expected}"
+    def find_one(self, name: str, option: str) -> Place:
+        """Returns the only column of a name or number; SourceError unless there is exactly one."""
+        columns = self.find(name)
+        if len(columns) == 1:
+            return columns[0]
+        sheet, *others = self.sheets
+        names = f"names {', '.join(sheet.names)}" if sheet.names else "there are no names"
+        expected = f"or a number from {-sheet.width} to {sheet.width - 1}"
+        if others:
+            names = "names " + "; ".join(
+                f"{s.view}: {first_few(s.names or [])}" for s in self.sheets
             )
-        rows.append(cells)
-        if len(rows) == ROWS_PER_CHUNK:
-            flush()
-    if not width:
-        raise SourceError(f"{path.name} has no rows; write one per line")
-    flush()
-    chunks = [chunk for chunk in chunks if chunk]
-    return [pa.chunked_array(parts) for parts in zip(*chunks, strict=True)]
+            expected = f"such as VIEW:{name}"
+        raise SourceError(
+            f"{', '.join(s.file for s in self.sheets)}: {len(columns) or 'no'} "
+            f"column{'s are' if columns else ' is'} named {name!r}; {names}; use a name that one "
+            f"column has, {expected}; see {option} and --header"
+        )
+
+    def find(self, name: str) -> list[Place]:
+        """Returns the columns of a name or number; with several files a number needs its VIEW:."""
+        titles = [name.removeprefix(f"{sheet.view}:") for sheet in self.sheets]
+        named = list(zip(titles, self.sheets, strict=True))
+        if not any(title in sheet.titles for title, sheet in named):
+            titles = [without_case(title, sheet.titles) for title, sheet in named]
+        columns = []
+        for number, (title, sheet) in enumerate(zip(titles, self.sheets, strict=True)):
+            columns += [(number, i) for i, other in enumerate(sheet.titles) if other == title]
+            index, numbers_allowed = whole_number(title), title != name or len(self.sheets) == 1
+            if title not in sheet.titles and index is not None and numbers_allowed:
+                columns += [(number, index % sheet.width)] * (-sheet.width <= index < sheet.width)
+        return columns
+
+    def typed(self, place: Place) -> str:
+        """Returns what one types to name a column: its name, or its number."""
+        sheet = self.sheets[place[0]]
+        view = f"{sheet.view}:" * (len(self.sheets) > 1)
+        title = f"{view}{sheet.title(place[1])}"
+        fits = title and not title.startswith("-") and self.find(title) == [place]
+        return shlex.quote(title if fits else f"{view}{place[1]}")
 
 
-def _lines(path: Path, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line and the cells of each row, more strictly than pyarrow reads them."""
-    try:
-        with path.open(encoding=dialect.encoding, newline="") as stream:
-            lines = (line.rstrip(" \r\n") + "\n" for line in stream)
-            reader = _reader(lines, dialect.separator)
-            for cells in reader:
-                if len(cells) > 1 or (cells and cells[0].strip()):
-                    yield reader.line_num, [cell.strip(" \t") for cell in cells]
-    except (csv.Error, UnicodeError) as fault:
-        raise _unreadable(path, fault) from None
+def is_float32(cell: str) -> bool:
+    """Returns whether a cell is a finite number that float32 holds."""
+    value = parse_number(cell)
+    return value is not None and abs(value) <= FLOAT32_MAX
 
 
 def parse_column(column: Any, decimal: str) -> NDArray[np.float64] | None:
@@ -288,28 +352,9 @@ def parse_column(column: Any, decimal: str) -> NDArray[np.float64] | None:
         return None
 
 
-def _reader(lines: Iterable[str], separator: str) -> Any:
-    return csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+def blanked(column: Any, cells: Sequence[str]) -> Any:
+    """Returns a column whose cells of these values are empty."""
+    import pyarrow as pa
+    from pyarrow import compute
 
-
-def _split(line: str, separator: str) -> list[str]:
-    try:
-        return next(_reader([line], separator), [])
-    except csv.Error:  # it is quoted, and parted otherwise
-        return []
-
-
-def _separator(file: str, lines: list[str]) -> str:
-    """Returns the separator of the cells of a table; SourceError if two may be."""
-    first, *rest = lines or [""]
-    counts = {name: len(_split(first, mark)) for name, mark in SEPARATORS.items()}
-    candidates = [name for name, count in counts.items() if count > 1 and name != "space"]
-    if "comma" in candidates:  # which may be a decimal one
-        others = [name for name, count in counts.items() if count > 1 and name != "comma"]
-        cells = [c for name in others for line in rest for c in _split(line, SEPARATORS[name])]
-        if cells and all(DECIMAL.fullmatch(cell.strip()) for cell in cells if "," in cell):
-            candidates.remove("comma")
-    if len(candidates) > 1:
-        splits = " and ".join(f"by {name}s into {counts[name]}" for name in candidates)
-        raise SourceError(f"{file}: its first line can be split {splits} cells; choose --separator")
-    return SEPARATORS[candidates[0] if candidates else "comma" if counts["space"] < 2 else "space"]
+    return compute.if_else(compute.is_in(column, pa.array(cells)), "", column) if cells else column

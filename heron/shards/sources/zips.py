@@ -1,15 +1,121 @@
-"""Opens, lists and reads the zip files of a publisher."""
+"""Opens, lists and reads what a publisher packed, and tells what a file is by its first bytes."""
 
+import bz2
+import gzip
+import io
+import lzma
 import os
+import re
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 from heron.shards.errors import DOWNLOAD_AGAIN, SourceError
+from heron.shards.matlab import MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO
+from heron.shards.picture import MAGIC, SUFFIXES
 
 ZIP = b"PK\x03\x04"  # how a zip begins
+PACKERS: dict[str, tuple[bytes, Any]] = {
+    "gzip": (b"\x1f\x8b", gzip.open),
+    "bzip2": (b"BZh", bz2.open),
+    "xz": (b"\xfd7zXZ\0", lzma.open),
+}
+PACKED = (".gz", ".bz2", ".xz", ".zip")
 MAX_MEMBER_BYTES = 1 << 27  # of a member; CelebA's longest has 26 MB
 HTML = "an HTML page (a download quota page?)"
+READ = "; read it with `heron shards build "
+AS_CSV = "; save it as CSV, and pass that"
+FOLDER = f"{READ}folder --folder FOLDER`, of folders of classes"
+KINDS = {  # how a file that is no table begins, and what it is
+    rb"PAR1|ARROW1": f"a Parquet or Arrow file{READ}parquet --data {{path}}`",
+    rb"\x93NUMPY": f"an array of NumPy{READ}arrays --npy x={{path}} labels=FILE`",
+    rb"\x89HDF|MATLAB 5": f"a MATLAB or HDF5 file{READ}mat --mat {{path}}`",
+    rb"(?i)(\s*%.*\n|\s)*@relation": f"an ARFF file{READ}mulan --arff {{path}} --xml LABELS.xml`",
+    rb"\x80[\x02-\x05]": f"a pickle, which may run any code as it is opened{AS_CSV}",
+    rb"\xd0\xcf\x11\xe0": f"a workbook of Excel{AS_CSV}",
+    rb"SQLite format 3|%PDF": f"a data base of SQLite, or a PDF{AS_CSV}",
+    rb"\s*(\[\s*[\[{\]\"]|\{\s*[\"}])": f"JSON{AS_CSV}",
+    rb"(?s).{257}ustar": "a tar; unpack it, or index it with `heron shards index FOLDER`",
+}
+CONTENTS = {  # what a zip is by a name in it
+    r"xl/workbook\.xml": f"a workbook of Excel{AS_CSV}",
+    r".*\.npy": f"an archive of NumPy{READ}arrays --npz {{path}}`",
+    rf"(?i).*\.({'|'.join(SUFFIXES)})": f"a zip of pictures{READ}folder --folder {{path}}`",
+}
+
+
+def refuse_other_kinds(path: Path) -> None:
+    """Raises a SourceError that names what a file is, and what reads it, if it is not a table."""
+    with open_unpacked(path) as stream:
+        head = stream.read(512)
+    found = [kind for start, kind in KINDS.items() if re.match(start, head)]
+    if is_html(head):
+        found.append(f"{HTML}, or XML; {DOWNLOAD_AGAIN}")
+    if b"\0" in head:  # a text may begin with BM
+        found += [f"a picture ({kind}){FOLDER}" for kind, mark in MAGIC.items() if mark.match(head)]
+    if head.startswith(ZIP):
+        names = list_zip(open_zip(path, "a table"), path)
+        found += [
+            kind for name, kind in CONTENTS.items() if any(re.fullmatch(name, n) for n in names)
+        ]
+        if len(names) != 1:
+            found.append(f"a zip of {len(names)} files; unpack it, and pass those that are tables")
+    if found:
+        raise SourceError(f"{path.name} is no table but {found[0].format(path=path)}")
+
+
+UNPACK_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError)
+
+
+class Unpacked(io.RawIOBase):
+    """What a file unpacks to, read no further than a limit, so that a bomb does no harm."""
+
+    def __init__(self, path: Path, packer: str, stream: Any) -> None:
+        """Takes the file, what packed it, and the stream that unpacks it."""
+        self.path, self.packer, self.stream, self.position = path, packer, stream, 0
+        self.limit = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads bytes; SourceError where the file is damaged, or unpacks to too many."""
+        try:
+            data = self.stream.read(len(buffer))
+        except (*UNPACK_ERRORS, zipfile.BadZipFile) as fault:
+            raise SourceError(
+                f"{self.path.name}: damaged {self.packer} ({fault}); {DOWNLOAD_AGAIN}"
+            ) from None
+        self.position += len(data)
+        if self.position > self.limit:
+            raise SourceError(
+                f"{self.path.name} unpacks to more than {self.limit:,} bytes, the limit; unpack it "
+                "yourself, and pass the file"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def open_unpacked(path: Path) -> io.BufferedReader:
+    """Opens a file for its bytes, unpacked if it is by gzip, bzip2, xz, or in a zip by itself."""
+    with path.open("rb") as stream:
+        head = stream.read(8)
+    for packer, (magic, unpack) in PACKERS.items():
+        if head.startswith(magic):
+            return io.BufferedReader(Unpacked(path, packer, unpack(path)))
+    if head.startswith(ZIP):
+        archive = open_zip(path, "a table, or a zip of one")
+        names = list_zip(archive, path)
+        if len(names) == 1 and not any(re.fullmatch(kind, names[0]) for kind in CONTENTS):
+            return io.BufferedReader(Unpacked(path, "zip", archive.open(names[0])))
+    return path.open("rb")
+
+
+def stem_of(path: Path) -> str:
+    """Returns the name of a file without its suffix, nor that of what packed it."""
+    return (path.with_suffix("") if path.suffix.lower() in PACKED else path).stem
 
 
 def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
