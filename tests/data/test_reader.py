@@ -20,6 +20,7 @@ from heron.data.views import Views
 from heron.shards.build import build
 from heron.shards.errors import ShardError
 from heron.shards.sources import make_source
+from tests.evaluation.known import write
 from tests.experiments import frames
 
 
@@ -257,3 +258,13 @@ def test_a_flip_mirrors_about_half_of_the_images(images: Path) -> None:
         assert 6 <= sum(mirrored) <= 18
         flipped.append(mirrored)
     assert flipped[0] != flipped[1]
+
+
+@pytest.mark.parametrize("kind", ["multi_label", "multi_class", "hierarchical", "complementary"])
+def test_the_truth_of_rows_is_what_was_written(kind: str, tmp_path: Path) -> None:
+    """In the order that is asked for; a row without a label is 0, an unknown label NaN."""
+    known, rows = write(tmp_path, kind, whole=False), np.array([70, 1, 44, 46, 20, 3, 0])
+    unlabelled = np.isnan(known.y[rows]).all(1)
+    assert unlabelled.sum() == 3
+    expected = np.where(unlabelled[:, None], 0, known.y[rows])
+    np.testing.assert_array_equal(Reader(tmp_path / "known").ground_truth(rows), expected)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, roc_auc_score
 
 from heron.api.job import pretrain
 from heron.data.reader import Reader
@@ -19,11 +19,12 @@ from heron.evaluation.metrics import label_f1
 from heron.report import charts
 from heron.report.charts import MAX_POINTS, confusion, curves, label_map
 from heron.report.pages import PageLinks
-from heron.report.run_report import confused_classes, nearest_rows
+from heron.report.run_report import _labels, confused_classes, nearest_rows
 from heron.training import outcome
 from heron.training.outcome import LONG_S, wants_map
 from tests import ranks
 from tests.axe import violations
+from tests.evaluation.known import NAMES, write
 from tests.evaluation.test_run_baselines import small
 from tests.experiments import frames
 
@@ -134,6 +135,26 @@ def test_confused_classes_open_the_page_of_an_index(
     monkeypatch.setattr(charts, "MAX_CLASSES", len(names) - 1)
     of_many = confused_classes(predictions, reader, PageLinks())
     assert of_many == {"chart": None, "worst": found["worst"]}
+
+
+@pytest.mark.parametrize("kind", ["multi_label", "multi_class"])
+def test_each_label_of_the_table_has_its_own_numbers(kind: str, tmp_path: Path) -> None:
+    """Rows, F1 and AUC by scikit-learn beside the label's name, the best AUC first."""
+    folder = tmp_path / kind
+    folder.mkdir()
+    known = write(folder, kind, whole=True)
+    probability, y = known.probability(known.test), known.y[known.test]
+    given = Predictions(probability.astype("f4"), None, y.astype("f4"), known.test)
+    shown = _labels(given, Reader(folder / "known"), 0.3)
+    classes = np.eye(4)[probability.argmax(1)]
+    f1 = f1_score(y, probability > 0.3 if kind == "multi_label" else classes, average=None)
+    auc = [roc_auc_score(y[:, a], probability[:, a]) for a in range(4)]
+    assert [row["number"] for row in shown] == np.argsort(-np.array(auc)).tolist()
+    assert len(set(f1)) == 4  # else two that change places would not show
+    for row in shown:
+        a = row["number"]
+        assert row["name"] == NAMES[a] and row["support"] == y[:, a].sum()
+        assert (row["f1"], row["auc"]) == (pytest.approx(f1[a]), pytest.approx(auc[a]))
 
 
 def test_f1_of_each_label_is_that_of_scikit_learn() -> None:
