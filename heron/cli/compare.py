@@ -249,11 +249,13 @@ def _shortened(
         return replace(settings, overrides=[*words, *_whole_run(read_result(kept)["steps"])])
     short = replace(settings, overrides=[*words, *_whole_run(PROBE_STEPS)])
     settings = replace(settings, overrides=words)
+    most = math.inf  # the experiment's own length
     step = fixed = 0.0  # seconds of a step, and of all but the steps, of a run of each method
     for name in methods:
         trial = short.trial(short.experiment(name, folds[0]), 0, settings.out / "probe" / name)
         began = time.monotonic()
-        train(trial.config, settings.out / LOG)
+        result = train(trial.config, settings.out / LOG)
+        most = min(most, own.train.length(round(result["steps"] / result["epochs"]))[0])
         metrics = (Path(trial.config.run.dir) / "metrics.jsonl").read_text().splitlines()
         seconds = [r["seconds"] for r in map(json.loads, metrics) if "seconds" in r]
         step += sorted(seconds)[len(seconds) // 2]
@@ -263,7 +265,6 @@ def _shortened(
         measure_raw(settings.score, settings.experiment(methods[0], folds[0]), kind)
     spent = (time.monotonic() - began) * (len(folds) + 1)
     left = max(QUICK_SECONDS - spent, QUICK_SECONDS * QUICK_LEAST) - fixed * (len(folds) + 1)
-    most = own.train.steps or own.train.total_steps or math.inf
     steps = int(min(most, max(MIN_STEPS, left / step / settings.trials / len(folds))))
     print(
         f"a step of {' and '.join(methods)} takes {step * 1000:.0f} ms, scikit-learn a fold "

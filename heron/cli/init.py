@@ -12,7 +12,7 @@ from heron.config.errors import ConfigError
 from heron.config.model import Tuning
 from heron.config.overrides import as_typed
 from heron.shards.artefact import Count
-from heron.shards.atomic import atomic_write, locked, make_parents
+from heron.shards.atomic import make_parents, new_file
 from heron.shards.manifest import View
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def init(
     text = experiment(data, facts, out.stem)
     config = parse_config(parse_yaml(text, str(out)))
     make_parents(out, ConfigError)
-    with locked(out), atomic_write(out) as stream:
+    with new_file(out, False, ConfigError) as stream:
         stream.write(f"# heron pretrain {out}\n{text}".encode())
     terms = " + ".join(config.objective.terms())
     print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")

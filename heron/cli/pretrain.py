@@ -66,9 +66,9 @@ def launchers(out: Annotated[Path, "folder to write"]) -> None:
 
     heron launchers cluster
     """
-    if out.exists():
-        raise ConfigError(f"{out} already exists; choose a new folder")
     with locked(out):
+        if out.exists():
+            raise ConfigError(f"{out} already exists; choose a new folder")
         for name in LAUNCHERS:
             shutil.copytree(LAUNCH / name, out / name)
     for path in sorted(path for path in out.rglob("*") if path.is_file()):

@@ -122,6 +122,7 @@ def load_config(
     with opening(folder, True) if (folder / "model.json").exists() else nullcontext():
         for text in overrides:
             override(tree, text, Config)
+        _keep_one_length(tree, {text.partition("=")[0] for text in overrides})
         if method is not None:
             _apply_method(method, tree)
         return parse_config(tree)
@@ -157,6 +158,15 @@ def _name_total_steps(tree: dict[str, Any]) -> None:
     train = tree.get("train")
     if isinstance(train, dict) and train.get("epochs", 1) is None and "total_steps" not in train:
         train["total_steps"] = train.pop("steps", None)
+
+
+def _keep_one_length(tree: dict[str, Any], overridden: set[str]) -> None:
+    """Has an override of a run's length, in epochs or in steps, replace the other one."""
+    train = tree.get("train")
+    for given, other in (("epochs", "total_steps"), ("total_steps", "epochs")):
+        alone = f"train.{given}" in overridden and f"train.{other}" not in overridden
+        if alone and isinstance(train, dict) and train.get(given) is not None:
+            train[other] = None
 
 
 def _apply_method(method: str, tree: dict[str, Any]) -> None:

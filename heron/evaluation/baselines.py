@@ -109,8 +109,12 @@ class Beside:
 
     def report(self, state: str, step: int) -> None:
         """Writes the report of `step` steps if a baseline is known; `state` is the network's."""
-        if self.scores:
+        if not self.scores:
+            return
+        try:
             self._write_report([f"the network ({state})", *self.to_come], step)
+        except Exception as error:  # a disk, a chart: other processes train on
+            print(f"the report cannot be written yet: {error}", flush=True)
 
     def wait(self, stopped: Callable[[], object]) -> Scores:
         """Returns the scores of all that is wanted; every process must call it.

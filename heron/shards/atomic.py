@@ -30,6 +30,7 @@ from heron.shards.errors import (
 
 IS_CURRENT = "is the current folder or one above it, which cannot be moved aside"
 NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system without locks
+MAX_NAME = 240  # bytes of a file's name, beside which a lock has a name
 POLL_S = 0.1  # between two looks at a lock
 
 
@@ -110,11 +111,12 @@ def locked(out: object, lock: Path | None = None, wait: bool = False) -> Iterato
     """
     if lock is None:
         target = Path(str(out)).resolve()
-        lock = target.with_name(f".{target.name or 'root'}.lock")
         with suppress(OSError):
-            lock.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(lock.parent, os.W_OK):
-            lock = kept_in_cache("lock", target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+        lock, place = kept_in_cache("lock", target), target.parent
+        has_room = 0 < len(os.fsencode(target.name)) < MAX_NAME and place.is_dir()
+        if has_room and os.access(place, os.W_OK):
+            lock = place / f".{target.name}.lock"
     with suppress(OSError):
         lock.parent.mkdir(parents=True, exist_ok=True)
     announced = False

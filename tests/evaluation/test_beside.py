@@ -4,6 +4,7 @@ A run that is stopped has them in its folder and its report; a resumed one does 
 the scores are those of scikit-learn on the arrays that were written.
 """
 
+import errno
 import json
 import os
 import signal
@@ -291,3 +292,21 @@ def test_the_network_has_the_bits_that_it_has_without_them(tmp_path: Path) -> No
     assert weights[0] == weights[1]
     report = (Path(on.run.dir) / "report.html").read_text()
     assert "Still to come" not in report and "forest 0." in report
+
+
+def test_a_report_that_cannot_be_written_ends_no_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The other processes would wait for the one that writes it."""
+
+    class Told(Beside):
+        scores = {"logistic_auc_macro": 0.8}
+        to_come: list[str] = []
+
+    def full(to_come: list[str], step: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "report.html")
+
+    beside = Told.__new__(Told)
+    beside._write_report = full
+    beside.report("at step 3 of 9", 3)
+    assert "the report cannot be written yet: [Errno 28] No space" in capsys.readouterr().out

@@ -209,8 +209,8 @@ def test_a_quick_comparison_names_what_to_do_next(
     assert run(*words) == 0
     told, err = capsys.readouterr()
     assert told.startswith("quick: about 0 minutes for 2 folds of dnn and own, 1 trial of each")
-    assert json.loads((out / "quick.json").read_text()) == {"steps": 3}
-    assert ": runs of 3 steps\n" in told and "16 labelled, 4 validation" in told
+    assert json.loads((out / "quick.json").read_text()) == {"steps": 2}  # its two epochs
+    assert ": runs of 2 steps\n" in told and "16 labelled, 4 validation" in told
     tree = json.loads((out / "compare.json").read_text())
     assert [*tree["rows"]] == ["dnn", "own", "logistic on raw features"]
     assert f"; take {tree['take']}." in tree["verdicts"][0]

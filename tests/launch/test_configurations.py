@@ -104,7 +104,7 @@ def place(tmp_path: Path) -> Path:
     fake(
         tmp_path,
         "srun",
-        f'echo srun "$@" >> {called}; shift\n'
+        f'echo srun "$@" >> {called}; while [[ $1 = --* ]]; do shift; done\n'
         "for SLURM_PROCID in 0 1 2 3; do\n"
         "  export SLURM_PROCID SLURM_LOCALID=$((SLURM_PROCID % 2))\n"
         '  "$@" || exit $?\n'

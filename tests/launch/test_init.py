@@ -275,5 +275,7 @@ def test_a_run_has_an_end(tmp_path: Path) -> None:
     both = ["train.epochs=3", "train.total_steps=7"]
     with pytest.raises(ConfigError, match="are both set; set epochs: null for a run of 7 steps"):
         load_config(find_config("faces"), both)
+    faces = load_config(find_config("faces"), [both[1]])  # the one replaces the other
+    assert (faces.train.epochs, faces.train.total_steps) == (None, 7)
     with pytest.raises(ConfigError, match="steps is 9, after the end of the run at total_steps, 7"):
         load_config(find_config("faces"), ["train.epochs=null", both[1], "train.steps=9"])

@@ -472,3 +472,17 @@ def test_arrays_with_words_of_splits_that_are_none(tmp_path: Path) -> None:
             "a_test",
             *("a" for _ in more if "a" in more),
         ]
+
+
+@pytest.mark.parametrize("parts", [("train_mask", "val_mask", "test_mask"), ("a_train", "a_test")])
+def test_arrays_beside_labels_of_all_rows_are_no_splits(
+    tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    """The masks of a graph's nodes, or two views of the same rows; labels are whole."""
+    arrays: dict[str, Any] = {name: AUDIO[:, :2] for name in parts}
+    np.savez(tmp_path / "mine.npz", x=AUDIO, labels=LABELS, **arrays)
+    source = make_source("arrays", {"npz": tmp_path / "mine.npz"})
+    build(source, tmp_path / "out", progress=False)
+    manifest = Reader(tmp_path / "out").manifest
+    assert {view.name for view in manifest.views} == {"x", *parts}
+    assert [*manifest.splits] == ["all"]

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from heron.shards.atomic import Kept, aside_name, atomic_write, named, new_folder, set_aside
-from heron.shards.errors import ShardError, SourceError
+from heron.shards.atomic import (
+    Kept,
+    aside_name,
+    atomic_write,
+    locked,
+    named,
+    new_folder,
+    set_aside,
+)
+from heron.shards.errors import InUse, ShardError, SourceError
 from tests.shards.others import jpeg, run, write_tar
 
 
@@ -129,3 +137,10 @@ def test_the_name_beside_a_folder_that_is_given_without_its_name(
     with pytest.raises(IsADirectoryError), atomic_write(Path(".")) as stream:
         stream.write(b"a file")
     assert sorted(path.name for path in (tmp_path / "faces").rglob("*")) == ["a.onnx", "deep"]
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "/"])
+def test_what_has_no_room_for_a_lock_beside_it_is_locked(tmp_path: Path, name: str) -> None:
+    refused = pytest.raises(InUse, match="is being written by process")
+    with locked(tmp_path / name), refused, locked(tmp_path / name):
+        pass

@@ -507,3 +507,79 @@ def test_processes_read_the_same_rows(tmp_path: Path) -> None:
     left = NUMBERS["a"].drop(index=[2, 5]).to_numpy(np.float32)
     found = reader.read("features", np.arange(reader.starts[-1]))
     np.testing.assert_array_equal(found[:, 0], left)
+
+
+def features(folder: Path) -> np.ndarray[Any, Any]:
+    """The features of a table that was built in a folder, [rows, columns]."""
+    reader = Reader(folder / "o")
+    return reader.read("features", np.arange(reader.starts[-1]))
+
+
+def test_rows_that_begin_with_a_hash_are_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hex colours: 150 rows in, 150 rows out; a comment above some is still none, and said."""
+    rows = [f"#{n:06x},{n / 7:.3f},{n % 3}" for n in range(150)]
+    some = ["# made by hand", *rows[:3], *(row[1:] for row in rows[3:])]
+    for lines_of, said in ((rows, False), (some, True)):
+        (tmp_path / "t.csv").write_text("\n".join(lines_of) + "\n")
+        assert build(tmp_path, ["--header", "no", "--ignore", "0", "--overwrite"]) == 0
+        assert features(tmp_path)[:, 0] == pytest.approx([n / 7 for n in range(150)], abs=1e-3)
+        assert ("1 first lines are comments" in caplog.text) == said
+
+
+def test_hashtags_of_one_column_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "t.csv").write_text("#tag is what this text begins with\n" + "\n".join(WORDS))
+    assert build(tmp_path, ["--header", "no", "--label", "none", "--separator", "comma"]) == 0
+    assert "1 first lines are comments" in caplog.text
+
+
+def test_leaks_are_no_name_of_a_column(tmp_path: Path) -> None:
+    text = csv(NUMBERS.assign(kind=CODES), header=False)
+    (tmp_path / "t.csv").write_text(text)
+    assert build(tmp_path, ["--ignore", "leaks"]) == 0
+    assert len(features(tmp_path)) == ROWS
+
+
+def test_fractions_with_a_comma_are_no_thousands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [f"0,{100 + n}" for n in range(ROWS)]
+    (tmp_path / "t.csv").write_text(csv(FRAME.assign(a=values)))
+    assert build(tmp_path, []) == 1
+    assert "found '0,100'" in capsys.readouterr().err
+    (tmp_path / "t.csv").write_text(csv(pd.DataFrame({"a": values, "kind": KIND})))
+    assert build(tmp_path, ["--decimal", "comma"]) == 0
+    assert features(tmp_path)[:, 0] == pytest.approx([(100 + n) / 1000 for n in range(ROWS)])
+
+
+def test_missing_numbers_are_not_those_of_categories(tmp_path: Path) -> None:
+    frame = FRAME.assign(a=[0.0 if n == 5 else 1.5 + n % 4 for n in range(ROWS)])
+    frame = frame.assign(c=[f"c{code}" for code in CODES])
+    (tmp_path / "t.csv").write_text(csv(frame))
+    assert build(tmp_path, ["--na", "0", "--missing", "mean", "--categories", "c"]) == 0
+    expected = categories(frame.drop(columns="kind"), "c").to_numpy(float)
+    expected[5, 0] = np.delete(expected[:, 0], 5).mean()
+    assert features(tmp_path) == pytest.approx(expected, abs=1e-6)
+
+
+def test_no_number_is_missing_and_the_word_none_stays(tmp_path: Path) -> None:
+    codes = ["none" if n % 4 == 0 else f"b{n % 3}" for n in range(ROWS)]
+    frame = FRAME.assign(a=[-999 if n % 9 == 0 else n / 3 for n in range(ROWS)], c=codes)
+    (tmp_path / "t.csv").write_text(csv(frame))
+    assert build(tmp_path, ["--na", "none", "--categories", "c"]) == 0
+    expected = categories(frame.drop(columns="kind"), "c").to_numpy(float)
+    assert features(tmp_path) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_text_that_begins_like_bzip2_is_a_text(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(csv(FRAME.rename(columns={"a": "BZh code"})))
+    assert build(tmp_path, []) == 0
+    (tmp_path / "u.csv").write_bytes(bz2.compress(csv().encode(), 3))
+    assert (
+        main(
+            ["shards", "build", "table", "--csv", str(tmp_path / "u.csv")]
+            + ["--out", str(tmp_path / "u")]
+        )
+        == 0
+    )

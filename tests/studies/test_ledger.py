@@ -123,7 +123,7 @@ def test_a_base_that_changed_since_the_study_began_is_refused(tmp_path: Path) ->
     Ledger(study(base=str(path)), tmp_path / "out").begin()
     path.write_text(dump_config(frames(tmp_path, model={"projection_width": 9})))
     changed = (
-        r"base.yaml has changed .*: model.projection_width is 9, not 8; restore it from \S+base"
+        r"has changed since the study in .*: model.projection_width is 9, not 8; restore it fr"
     )
     with pytest.raises(ConfigError, match=changed):
         Ledger(study(base=str(path)), tmp_path / "out").begin()

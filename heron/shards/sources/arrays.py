@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, FilePath, model_validator
 
 from heron.shards.errors import ShardError, SourceError, first_few
 from heron.shards.index import NPY_ERRORS, read_npz
+from heron.shards.sources.labels import LABEL_NAMES
 from heron.shards.sources.named_arrays import SPLIT, NamedArrays
 from heron.shards.sources.text import WORDS
 
@@ -161,6 +162,8 @@ class Arrays(NamedArrays):
         parts = {stem: splits for stem, splits in parts.items() if len(splits) > 1}
         if not parts or SPLIT in {*names, *parts} or asked & found or {*parts} & {*names}:
             return {}
+        if not LABEL_NAMES & {stem.lower() for stem in parts} and {*names} - {*self.ignore} - found:
+            return {}  # such as train_mask beside the labels of all rows
         shared = set.intersection(*map(set, parts.values()))
         odd = [n for splits in parts.values() for s, n in splits.items() if s not in shared]
         if "train" in shared and odd:

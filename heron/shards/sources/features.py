@@ -194,7 +194,7 @@ def read_features(
             values = sheet.indicators(column)
         if values is not None:
             values = values.reshape(len(sheet), -1)
-            if absent:
+            if absent and not category:  # whose cells were blanked before
                 values[np.isin(values, absent)] = np.nan
         fault, options = _fault(sheet, column, values, may_miss, na is None)
         if values is None and category:

@@ -34,7 +34,7 @@ MIN_NAMES = 6  # numbers that rise in the first line alone, and are names
 SENTENCE_WORDS = 5  # in the mean; names and addresses have fewer
 MAX_CATEGORIES = 1000  # of a column
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]+)?")
 Place = tuple[int, int]  # the number of a sheet, and that of a column in it
 ENDINGS = tuple(f".{suffix}" for suffix in SUFFIXES)
 
@@ -139,14 +139,14 @@ class Sheet:
         return bool(words)
 
     def lines_above(self) -> list[str]:
-        """Says which lines are no rows: a first one of numbers, and comments before it."""
-        said, names, skipped = [], self.names or [], self.dialect.skipped
+        """Says which first line of numbers is no row."""
+        said, names = [], self.names or []
         if sum(whole_number(name) is not None for name in names) > 1:
             said.append(
                 f"{self.file}: the first line, {', '.join(names[:4])}, ..., is taken for names of "
                 "columns (--header no: for a row)"
             )
-        return [*said, *[f"{self.file}: {skipped} first lines are comments"] * bool(skipped)]
+        return said
 
     def is_key(self, column: int) -> bool:
         """Returns whether a column tells the rows apart, and says nothing else of them.

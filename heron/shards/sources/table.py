@@ -218,6 +218,8 @@ class Table(ColumnViews):
                 notes.append(f"{sheet.file}: read as UTF-16")
             if self.header == "auto":
                 notes += sheet.lines_above()
+            if skipped := sheet.dialect.skipped:
+                notes.append(f"{sheet.file}: {skipped} first lines are comments")
             for column in sorted(c for n, c in self._row_keys if n == number):
                 keep = shlex.quote(f"{sheet.view}:{sheet.title(column)}")
                 notes.append(
@@ -250,7 +252,10 @@ class Table(ColumnViews):
             if faults and len(self.csv) > 1:
                 line, fault = next(iter(faults.items()))
                 raise SourceError(f"{path.name}, line {line}: {fault}; correct it")
-            columns = [blanked(column, self.na or ()) for column in columns]
+            columns = [
+                blanked(column, [cell for cell in self.na or () if cell != NONE])
+                for column in columns
+            ]
             sheet = Sheet(view, path, None, columns, len(columns[0]), dialect, faults)
             if self._has_header(sheet):
                 names = [column[0].as_py().removeprefix("#").strip() for column in sheet.columns]
@@ -269,7 +274,9 @@ class Table(ColumnViews):
         labels = [NONE] if self.label is None and len(self.csv) > 1 else self.label or ["-1"]
         requested = [*labels, *(self.ignore or ()), *(self.categories or ()), self.key or NONE]
         columns = [
-            name.removeprefix(f"{sheet.view}:") for name in requested if name not in (NONE, "all")
+            name.removeprefix(f"{sheet.view}:")
+            for name in requested
+            if name not in (NONE, "all", LEAKS)
         ]
         if any(
             whole_number(name) is None

@@ -5,7 +5,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -98,13 +98,14 @@ def dialect_of(
                 f"{path.name} has zero bytes, as no text in {encoding} has; use --encoding utf-16 "
                 "if it is, or else the source that reads such files"
             )
-        skipped = next((n for n, line in enumerate(head) if not _is_comment(line)), len(head))
+        skipped = next((n for n, line in enumerate(head) if not _is_comment(line)), 0)
         marks = [line.strip()[4:] for line in head[:skipped] if line.startswith("sep=")]
         lines = [line for line in head[skipped:] if line.strip()]
         separator = separator or next(iter(marks), None) or _separator(path.name, lines)
-        if skipped and lines and not marks:  # as NumPy writes the names of columns
-            names, first = (_split(line, separator) for line in (head[skipped - 1][1:], lines[0]))
-            skipped -= 1 < len(names) == len(first)
+        if skipped and not marks:  # names of columns as NumPy writes them, or rows of hashtags
+            width = len(_split(lines[0], separator))
+            alike = (1 < len(_split(line[1:], separator)) == width for line in head[:skipped][::-1])
+            skipped -= len([*takewhile(bool, alike)])
     except (csv.Error, UnicodeError) as fault:
         raise _unreadable(path, fault) from None
     comma: Literal["asked", "likely", ""] = "asked" if decimal == "comma" else ""

@@ -16,9 +16,9 @@ from heron.shards.matlab import MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO
 from heron.shards.picture import MAGIC, SUFFIXES
 
 ZIP = b"PK\x03\x04"  # how a zip begins
-PACKERS: dict[str, tuple[bytes, Any]] = {
+PACKERS: dict[str, tuple[bytes | tuple[bytes, ...], Any]] = {
     "gzip": (b"\x1f\x8b", gzip.open),
-    "bzip2": (b"BZh", bz2.open),
+    "bzip2": (tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), bz2.open),
     "xz": (b"\xfd7zXZ\0", lzma.open),
 }
 PACKED = (".gz", ".bz2", ".xz", ".zip")
@@ -101,7 +101,7 @@ class Unpacked(io.RawIOBase):
 def open_unpacked(path: Path) -> io.BufferedReader:
     """Opens a file for its bytes, unpacked if it is by gzip, bzip2, xz, or in a zip by itself."""
     with path.open("rb") as stream:
-        head = stream.read(8)
+        head = stream.read(10)
     for packer, (magic, unpack) in PACKERS.items():
         if head.startswith(magic):
             return io.BufferedReader(Unpacked(path, packer, unpack(path)))
