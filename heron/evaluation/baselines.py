@@ -41,8 +41,9 @@ LOOK_S = 0.5  # between two looks for a signal
 class Beside:
     """scikit-learn's baselines, which a process of their own fits while the networks train.
 
-    It computes where a core of the main process's machine is idle, reads the data itself, says what
-    it has found, and ends with the main process, however that ends. It writes the scores of each
+    Beside a GPU it computes where a core of the main process's machine is idle; where the cores
+    train, it has its share of them, or it would never end. It reads the data itself, says what it
+    has found, and ends with the main process, however that ends. It writes the scores of each
     baseline to the run's folder; a later start fits only what is not there for the same data,
     options and versions. On the other processes nothing is wanted, and nothing happens.
     """
@@ -61,6 +62,7 @@ class Beside:
         self._path, self._write_report = Path(config.run.dir) / FILE, write_report
         self._watchdog, self._threads = evaluator.watchdog, torch.get_num_threads()
         self._process: subprocess.Popen[bytes] | None = None
+        self._beside_gpu = self._gives_way = evaluator.views.device.type == "cuda"
         data = config.data.model_dump(mode="json") | {"build": None}
         data["fingerprint"] = evaluator.reader.manifest.fingerprint
         data["views"] = [view | {"augment": []} for view in data["views"]]
@@ -85,10 +87,11 @@ class Beside:
         known = _read(self._path, self._facts) if self._wanted else {}
         return [NAMES[kind] for kind in self._wanted if kind not in known]
 
-    def start(self, idle: bool = True) -> None:
+    def start(self, idle: bool | None = None) -> None:
         """Begins with what is to come, where `idle` on idle cores alone; says what is known."""
         if not self._wanted:
             return
+        idle = self._gives_way = self._beside_gpu if idle is None else idle
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "heron.evaluation.baselines"],
@@ -119,7 +122,7 @@ class Beside:
     def wait(self, stopped: Callable[[], object]) -> Scores:
         """Returns the scores of all that is wanted; every process must call it.
 
-        What is not fitted yet gets cores of its own: others may be using all of them.
+        What idle cores have not fitted begins again with its share of them: there may be none.
 
         Raises:
             Stopped: `stopped()` is true before all is fitted.
@@ -127,8 +130,9 @@ class Beside:
         """
 
         def work() -> Scores:
-            self.close()
-            if self.to_come:
+            if self._gives_way or (self._process and self._process.poll() is not None):
+                self.close()
+            if self.to_come and not self._process:
                 self.start(idle=False)
             with self._watchdog.busy():
                 while self._process and (status := self._process.poll()) is None:

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,22 @@ def test_a_report_that_cannot_be_written_ends_no_training(
     beside._write_report = full
     beside.report("at step 3 of 9", 3)
     assert "the report cannot be written yet: [Errno 28] No space" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_where_the_cores_train_it_has_its_share_of_them(tmp_path: Path, gpu: bool) -> None:
+    """On idle cores alone it had fitted nothing when a run of five minutes was stopped."""
+    write(tmp_path, "multi_class", whole=True)
+    (tmp_path / "run").mkdir()
+    made, _ = beside(tmp_path, "multi_class", **ON)
+    assert not made._beside_gpu  # of these tests
+    made._beside_gpu = gpu
+    made.start()
+    assert made._process
+    policies = set[int]()
+    while made._process.poll() is None and policies != {os.SCHED_OTHER, os.SCHED_IDLE}:
+        with suppress(ProcessLookupError):
+            policies.add(os.sched_getscheduler(made._process.pid))
+        time.sleep(0.02)
+    assert (os.SCHED_IDLE in policies) == gpu and (gpu or not made.to_come)
+    made.close()

@@ -17,7 +17,7 @@ VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
 PERFORMED = {
-    " has changed since the study in ": "tests/studies/test_ledger.py::"
+    "has changed since the study in ": "tests/studies/test_ledger.py::"
     "test_a_base_that_changed_since_the_study_began_is_refused",
     " already has files; choose another --out": (
         "tests/retrieval/test_locations.py::test_other_settings_and_files_of_others_are_refused"
