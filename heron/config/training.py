@@ -128,6 +128,11 @@ class Train(Section):
     timeout_s: Natural = 600
     cpu_threads: Natural | None = None
 
+    @property
+    def length_key(self) -> str:
+        """The key that has the run's length."""
+        return "train.epochs" if self.epochs else "train.total_steps"
+
     def length(self, steps_per_epoch: int) -> tuple[int, float]:
         """Returns after how many steps a run ends, and the epochs that its schedule extends over.
 

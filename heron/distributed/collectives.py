@@ -109,6 +109,25 @@ def on_main(work: Callable[[], T]) -> T:
     return cast(T, result)
 
 
+def on_all(work: Callable[[], T]) -> T:
+    """Returns the result of `work`; an error on one process is raised on all, lest they hang.
+
+    The others raise one of its kind that names its rank.
+    """
+    error: Exception | None = None
+    try:
+        result = work()
+    except (HeronError, OSError) as caught:
+        error = caught
+    errors = gather_objects(error)
+    if error is not None:
+        raise error
+    for other, its in enumerate(errors):
+        if its is not None:
+            raise type(its)(f"rank {other}: {its}")
+    return result
+
+
 def gather_if_any(value: Any) -> list[Any]:
     """Returns `gather_objects`, or [] after one number is exchanged where all values are falsy."""
     if world_size() == 1:

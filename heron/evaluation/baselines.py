@@ -38,7 +38,7 @@ FILE = "baselines.json"  # in the run's folder
 LOOK_S = 0.5  # between two looks for a signal
 
 
-class Beside:
+class BackgroundBaselines:
     """scikit-learn's baselines, which a process of their own fits while the networks train.
 
     Beside a GPU it computes where a core of the main process's machine is idle; where the cores
@@ -169,7 +169,7 @@ def _read(path: Path, facts: str) -> dict[str, dict[str, float | None]]:
 
 def compare(
     config: Config,
-    beside: Beside,
+    background: BackgroundBaselines,
     scores: Scores,  # of the run itself
     train: Callable[[Config], Mapping[str, Any]],  # trains, and returns what result.json holds
     progress: Callable[[list[str]], None],  # told of baselines to come
@@ -182,16 +182,16 @@ def compare(
     are named `plain_...`, `logistic_...` and `forest_...`, the last two with the options that
     cross-validation chose.
     """
-    if not beside.possible:
+    if not background.possible:
         return {}
     plain_config = plain(config)
     same = plain_config is not None and plain_config.objective == config.objective
     to_come = [] if plain_config is None or same else ["the plain network"]
-    if to_come or beside.to_come:
-        progress([*beside.to_come, *to_come])
+    if to_come or background.to_come:
+        progress([*background.to_come, *to_come])
     plain_scores = scores if same else train(plain_config) if plain_config else {}
     found = {f"plain_{k}": plain_scores[k] for k in scores if k in plain_scores}
-    return beside.wait(stopped) | found
+    return background.wait(stopped) | found
 
 
 def plain(config: Config) -> Config | None:
@@ -279,7 +279,7 @@ def _scores_of(
 
 
 def main() -> None:
-    """Fits what a line on standard input asks for, and writes its file: see `Beside`.
+    """Fits what a line on standard input asks for, and writes its file: see `BackgroundBaselines`.
 
     It ends where standard input does.
     """

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from heron.data.batches import (
 )
 from heron.data.rows import Rows
 from heron.distributed.agreement import differences
-from heron.distributed.collectives import gather_objects, rank, world_size
+from heron.distributed.collectives import gather_objects, on_all, rank, world_size
 from heron.retrieval.embedding_model import (
     EmbeddingModel,
     check_data,
@@ -61,13 +61,11 @@ from heron.shards.atomic import (
     remove_partial_files,
     save_json,
 )
-from heron.shards.errors import HeronError, short_repr
+from heron.shards.errors import short_repr
 from heron.shards.remote import Missing
 from heron.shards.terminal import Bar
 from heron.training.launch import start_processes
 from heron.training.pretrained import locate, weights_sha256
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -242,8 +240,8 @@ def embed(
     checkpoint = locate(run)
     config = load_for_data(checkpoint, overrides, trust_code)
     device = start_processes(config).device
-    _fail_together(lambda: check_data(config.data, overrides))
-    model = _fail_together(lambda: EmbeddingModel.open(checkpoint, config, device, trust_code))
+    on_all(lambda: check_data(config.data, overrides))
+    model = on_all(lambda: EmbeddingModel.open(checkpoint, config, device, trust_code))
     weights = weights_sha256(checkpoint)
     return embed_by(model, weights, str(run), config, out, choice, progress, overwrite)
 
@@ -259,7 +257,7 @@ def embed_by(
     overwrite: bool = False,
 ) -> Embeddings:
     """Embeds a model's data set: see `embed`."""
-    embedder, plan = _fail_together(lambda: open_embedder(model, weights, config, out, choice))
+    embedder, plan = on_all(lambda: open_embedder(model, weights, config, out, choice))
     for other_rank, other_plan in enumerate(gather_objects(plan)):
         if differ := differences(plan, other_plan):
             raise RetrievalError(
@@ -272,28 +270,12 @@ def embed_by(
             held.enter_context(locked(embedder.out, embedder.out.lock))
             start_folder(embedder, plan, overwrite)
 
-        _fail_together(lambda: start() if rank() == 0 else None)
-        _fail_together(lambda: embedder.run_missing(embedder.run, progress and rank() == 0))
-        parts = _fail_together(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
+        on_all(lambda: start() if rank() == 0 else None)
+        on_all(lambda: embedder.run_missing(embedder.run, progress and rank() == 0))
+        parts = on_all(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
         by_rank = gather_objects(parts)
-        _fail_together(lambda: finish(embedder, plan, run, by_rank) if rank() == 0 else None)
+        on_all(lambda: finish(embedder, plan, run, by_rank) if rank() == 0 else None)
     return Embeddings.open(out, verify=False)  # it has just been written
-
-
-def _fail_together(work: Callable[[], T]) -> T:
-    """Returns the result of `work`; a fault in one process is raised in all, lest they hang."""
-    fault: Exception | None = None
-    try:
-        result = work()
-    except (HeronError, OSError) as error:
-        fault = error
-    texts = gather_objects("" if fault is None else str(fault))
-    if fault is not None:
-        raise fault
-    for other_rank, text in enumerate(texts):
-        if text:
-            raise RetrievalError(f"rank {other_rank}: {text}")
-    return result
 
 
 def open_embedder(

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import types
 
-from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, first_few
+from heron.shards.errors import DOWNLOAD_AGAIN, FILL, SourceError, first_few, short_repr
 
 MAX_GROUP_BYTES = 1 << 32  # of a row group, which is held whole
 # Files, those of the indices of the rows that there are, and what `datasets` says of the columns.
@@ -57,6 +58,7 @@ class ArrowRows:
             self._recorded |= dict.fromkeys(files, features) if features else {}
             first += rows
         self._stored = np.concatenate(stored) if any(part[1] for part in parts) else None
+        self._first_lengths: dict[str, set[int]] = {}  # of the lists in a column's first row
         self._cached: dict[str, tuple[int, Any]] = {}  # column: number and values of a row group
 
     def class_names(self, column: str) -> list[str] | None:
@@ -83,6 +85,51 @@ class ArrowRows:
         inverse[order] = np.arange(len(rows))
         return pa.concat_arrays(chunks).take(pa.array(inverse)) if chunks else pa.array([])
 
+    def files_of(
+        self, column: str, kind: str, where: str, indices: NDArray[np.int64]
+    ) -> list[bytes]:
+        """Returns a column's texts, or files of pictures; SourceError, which says `where`."""
+        payloads = []
+        values = self.take(column, indices).to_pylist()
+        for row, value in zip(indices.tolist(), values, strict=True):
+            if kind == "image" and isinstance(value, dict):
+                value = value.get("bytes")
+            if kind == "text" and isinstance(value, str):
+                value = value.encode()
+            if not isinstance(value, bytes):
+                raise SourceError(
+                    f"{where}, row {row} must be text, got {short_repr(value)}; {FILL}"
+                )
+            payloads.append(value)
+        return payloads
+
+    def numbers_of(self, column: str, where: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a column of numbers, or of lists of them, [rows, columns]; as `files_of`."""
+        values = self.take(column, indices)
+        if column not in self._first_lengths:
+            self._first_lengths[column] = _lengths(self.take(column, np.zeros(1, np.int64)))
+        widths = _lengths(values) | self._first_lengths[column]
+        while True:
+            if len(widths) > 1:
+                raise SourceError(
+                    f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
+                    f"every row must have the same number; {FILL}"
+                )
+            if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
+                break
+            values = values.flatten()
+            widths = _lengths(values)
+        dtype = values.type
+        numeric = types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype)
+        if not numeric or values.null_count or len(values) % len(indices):
+            problem = "with rows that are missing or of several lengths" * numeric
+            raise SourceError(
+                f"{where}: {column} is {dtype} {problem}; every row must have the same number of "
+                f"numbers; {FILL}"
+            )
+        array: NDArray[Any] = np.asarray(values).reshape(len(indices), -1)
+        return array
+
     def _group(self, column: str, group: int) -> Any:
         if self._cached.get(column, (-1, None))[0] != group:
             file_index, local_group = self._groups[group]
@@ -105,6 +152,11 @@ class ArrowRows:
                 ) from None
             self._cached[column] = group, values
         return self._cached[column][1]
+
+
+def _lengths(lists: Any) -> set[int]:
+    listed = types.is_list(lists.type) or types.is_large_list(lists.type)
+    return set(lists.value_lengths().drop_null().to_pylist()) if listed else set()
 
 
 def _storage_array(values: Any) -> Any:

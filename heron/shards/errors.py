@@ -12,6 +12,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
 AGAIN = "run the same command again: what is finished is kept"  # where the disk was full
 REBUILD = "build or index it again with --overwrite"
 DOWNLOAD_AGAIN = "download it again"
+FILL = "fill the row, or drop it first"
 RESTORE = f"restore it from a good copy or {REBUILD}"
 MAX_QUOTED = 60  # characters of a quoted value
 MAX_MESSAGE = 4000  # characters of a whole message

@@ -60,13 +60,13 @@ def _how_to_go_on(folder: Path, result: Mapping[str, Any]) -> str:
         config = load_config(folder / "config.yaml")
     except ConfigError:
         return ""
-    train, length = config.train, "train.epochs" if config.train.epochs else "train.total_steps"
+    train = config.train
     steps, epochs = result.get("steps", 0), result.get("epochs", 0)
     if epochs < (train.epochs or 0) or steps < (train.total_steps or 0):
         return "To train it to its end: run.resume=auto train.steps=null. "
     if config.optim.schedule == "cosine":
         return ""
-    return f"To train it further: run.resume=auto and more {length}. "
+    return f"To train it further: run.resume=auto and more {train.length_key}. "
 
 
 def _move_earlier(folder: Path, resume: str) -> str:

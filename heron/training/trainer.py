@@ -71,7 +71,7 @@ def train(
     run.resume(lock, overwrite)
     if run.is_done:
         return run.earlier
-    with closing(run.beside):
+    with closing(run.background):
         run.train()
         return run.report()
 
@@ -147,12 +147,8 @@ class Trainer:
         if precision == "fp64":
             model.double()
         self.peak_flops, self.step_flops = throughput.flops(model, shapes, self.sizes.rows)
-        labelled = streams.labelled_rows
-
-        def targets() -> Tensor:
-            return torch.from_numpy(streams.targets(labelled))
-
-        objective.build_memories(RunSpec(model, torch.from_numpy(labelled), labels, targets, terms))
+        labelled = torch.from_numpy(streams.labelled_rows)
+        objective.build_memories(RunSpec(model, labelled, labels, self._targets, terms))
         micro_batch, self.has_norm = config.train.micro_batch, has_norm(model)
         self.micro_batches = strategy.count_micro_batches(micro_batch, self.sizes, self.has_norm)
         for module in (model, *objective.memories.values()):
@@ -165,6 +161,9 @@ class Trainer:
             self.views.compile(COMPILER)
         self.model = model
 
+    def _targets(self) -> Tensor:
+        return torch.from_numpy(self.streams.targets(self.streams.labelled_rows))
+
     def resume(self, run_lock: RunLock, overwrite: bool) -> None:
         """Resumes from the newest checkpoint; without, an earlier run is refused or moved aside."""
         config, model, snapshot = self.config, self.model, None
@@ -175,10 +174,9 @@ class Trainer:
             )
         self.start_step = step = snapshot.position.step if snapshot else 0
         if step > self.steps:
-            length = "steps" if config.train.steps else "epochs" if config.train.epochs else None
             raise CheckpointError(
                 f"{self.checkpoints} is at step {step}, past the run's end at step {self.steps}; "
-                f"raise train.{length or 'total_steps'}"
+                f"raise {'train.steps' if config.train.steps else config.train.length_key}"
             )
         self.moved = "" if step else make_way(self.folder, config.run.resume, overwrite, run_lock)
         if snapshot:
@@ -194,7 +192,7 @@ class Trainer:
         del snapshot  # the model and the optimiser hold its values now
         self.evaluator = Evaluator(self.streams.reader, self.views, config.evaluate, self.watchdog)
         roles, write = self.streams.roles, self._write_report
-        self.beside = baselines.Beside(config, self.evaluator, roles, write)
+        self.background = baselines.BackgroundBaselines(config, self.evaluator, roles, write)
         self.miner = None  # of hard negatives, which are read with the labelled batches
         if isinstance(stream := self.streams.labelled, MinedStream):
             self.miner = Miner(config.negatives, stream, self.evaluator, self.checkpoints)
@@ -221,11 +219,11 @@ class Trainer:
             if 0 < at < self.steps and config.train.evaluates_after(at, self.steps_per_epoch):
                 self.evaluate(at)  # the interrupted run may not have done it
             self.train_seconds = log.earlier_s
-            self.beside.start()
+            self.background.start()
             with self.signals.saving():
                 for t in range(at, self.steps):
                     self.step(t, source)
-                    self.beside.look(t + 1, self.steps)
+                    self.background.look(t + 1, self.steps)
                     self.after_step(t + 1)
             with self.ema.as_model():
                 self._score()
@@ -308,7 +306,7 @@ class Trainer:
             self.saver.begin(position, self.strategy, self.objective, self.ema)
         if self.stop and step < self.steps:
             self.saver.wait()
-            self.beside.report(f"stopped at step {step:,} of {self.steps:,}", step)
+            self.background.report(f"stopped at step {step:,} of {self.steps:,}", step)
             raise Stopped(
                 f"a signal came; step {step} of {self.steps} is saved in {self.checkpoints}"
             )
@@ -328,37 +326,36 @@ class Trainer:
 
         The report is written first, so that no one waits for it, and again with what follows.
         """
-        config = self.config
-        if config.evaluate.baselines:
+        if self.config.evaluate.baselines:
             steps = self._train_other, self._write_report, self.signals.received
-            self.scores |= baselines.compare(config, self.beside, self.scores, *steps)
-        if seeds := baselines.other_seeds(config):
+            self.scores |= baselines.compare(self.config, self.background, self.scores, *steps)
+        if seeds := baselines.other_seeds(self.config):
             self._write_report([f"seed {other.seed}" for other in seeds])
         others = [self._train_other(other) for other in seeds]
         result = self._result()
         if self.is_main and (lines := baselines.summary([result, *others], self.folder.name)):
             print_table(*lines, headed=False)
-        collectives.on_main(lambda: self._write_report([], final=result))  # no process ends before
+
+        def finish() -> None:
+            self._write_report([])
+            write_result(self.folder, result)  # last: its presence marks the run as done
+
+        collectives.on_main(finish)  # no process ends before
         return result
 
-    def _write_report(
-        self, to_come: list[str], step: int | None = None, final: dict[str, Any] | None = None
-    ) -> None:
+    def _write_report(self, to_come: list[str], step: int | None = None) -> None:
         """Writes the report with what is known, after `step` steps, and names what is to come."""
         if not self.is_main:
             return
-        result = {**self._result(step), **self.beside.scores, "to_come": to_come}
+        result = {**self._result(step), **self.background.scores, "to_come": to_come}
         outcome = self.predictions, self.embedding, self.streams.reader
         with self.watchdog.busy():
             report = self.write_report(self.folder, self.config, result, *outcome)
-            if final is not None:
-                write_result(self.folder, final)  # last: its presence marks the run as done
         waits = f", to be updated with {', '.join(to_come)}" if to_come else ""
         print_lines(f"report: {report}{waits}")
 
     def _result(self, step: int | None = None) -> dict[str, Any]:
         steps = self.steps if step is None else step
-        flops = self.step_flops * steps
         return {
             **self.scores,
             "steps": steps,
@@ -371,7 +368,7 @@ class Trainer:
             "peak_memory_bytes": throughput.peak_memory(self.device),
             "strategy": self.strategy.describe(),
             "precision": self.config.train.precision,
-            **throughput.utilisation(flops, self.train_seconds, self.peak_flops),
+            **throughput.utilisation(self.step_flops * steps, self.train_seconds, self.peak_flops),
             "contrast": describe_path(self.objective.paths, self.device),
             "version": __version__,
             "fingerprint": run_fingerprint(self.config, self.data_fingerprint),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from heron.shards.dotted import suggest, without_case
-from heron.shards.errors import SourceError, first_few, list_faults, short_repr
+from heron.shards.errors import FILL, SourceError, first_few, list_faults, short_repr
 from heron.shards.manifest import Labels
 from heron.shards.picture import MAGIC
 from heron.shards.sources.base import (
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 SAMPLE = 1000  # rows that tell texts from classes
 BATCH = 1024  # pictures checked together
-FILL = "fill the row, or drop it first"
 
 
 class Parquet(PictureSource):
@@ -243,17 +242,24 @@ class Parquet(PictureSource):
         for view, (kind, columns) in self._view_columns.items():
             where = f"{self.dataset}: column {', '.join(columns)}"
             if kind != "vector":
-                read_bytes = _bytes_reader(self._rows, columns[0], kind, where)
+                read_bytes = partial(self._rows.files_of, columns[0], kind, where)
                 extent: tuple[int, ...] = (-1,)
                 member = None
                 if kind == "image":
                     extent, member, _ = self.checked[0][view]
                 views[view] = Column((sum(self._rows.rows), *extent), read_bytes, member)
                 continue
-            read = _vectors(self._rows, columns, where)
+            read = partial(self._numbers, columns, where)
             shape = sum(self._rows.rows), read(np.zeros(1, np.int64)).shape[1]
             views[view] = vectors(shape, read, f"{where}: view {view!r}", FILL)
         return views
+
+    def _numbers(self, columns: list[str], where: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Reads columns side by side; as float32 where their common dtype could round them."""
+        arrays = [self._rows.numbers_of(column, where, indices) for column in columns]
+        if len({array.dtype for array in arrays}) == 1:
+            return np.hstack(arrays)
+        return np.hstack([as_float32(array, indices, where, FILL) for array in arrays])
 
     @property
     def picture_views(self) -> list[str]:
@@ -363,74 +369,3 @@ def _words(options: Mapping[str, list[str]]) -> str:
     """Returns the options as they are typed."""
     given = {option: columns for option, columns in options.items() if columns}
     return " ".join(f"--{o} {' '.join(map(shlex.quote, columns))}" for o, columns in given.items())
-
-
-def _bytes_reader(
-    rows: ArrowRows, column: str, kind: str, where: str
-) -> Callable[[NDArray[np.int64]], list[bytes]]:
-    """Returns a function that reads texts, or files of pictures."""
-
-    def read(indices: NDArray[np.int64]) -> list[bytes]:
-        payloads = []
-        values = rows.take(column, indices).to_pylist()
-        for row, value in zip(indices.tolist(), values, strict=True):
-            if kind == "image" and isinstance(value, dict):
-                value = value.get("bytes")
-            if kind == "text" and isinstance(value, str):
-                value = value.encode()
-            if not isinstance(value, bytes):
-                raise SourceError(
-                    f"{where}, row {row} must be text, got {short_repr(value)}; {FILL}"
-                )
-            payloads.append(value)
-        return payloads
-
-    return read
-
-
-def _vectors(
-    rows: ArrowRows, columns: list[str], where: str
-) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
-    """Returns a function that reads columns of numbers, or of lists of them, side by side."""
-    from pyarrow import types
-
-    def lengths(lists: Any) -> set[int]:
-        listed = types.is_list(lists.type) or types.is_large_list(lists.type)
-        return set(lists.value_lengths().drop_null().to_pylist()) if listed else set()
-
-    @cache
-    def first_lengths(column: str) -> set[int]:
-        return lengths(rows.take(column, np.zeros(1, np.int64)))
-
-    def read_column(column: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        values = rows.take(column, indices)
-        widths = lengths(values) | first_lengths(column)
-        while True:
-            if len(widths) > 1:
-                raise SourceError(
-                    f"{where}: lists of {' and '.join(map(str, sorted(widths)[:2]))} values; "
-                    f"every row must have the same number; {FILL}"
-                )
-            if not hasattr(values, "flatten") or types.is_struct(values.type) or values.null_count:
-                break
-            values = values.flatten()
-            widths = lengths(values)
-        dtype = values.type
-        numeric = types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype)
-        if not numeric or values.null_count or len(values) % len(indices):
-            problem = "with rows that are missing or of several lengths" * numeric
-            raise SourceError(
-                f"{where}: {column} is {dtype} {problem}; every row must have the same number of "
-                f"numbers; {FILL}"
-            )
-        array: NDArray[Any] = np.asarray(values).reshape(len(indices), -1)
-        return array
-
-    def read(indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads columns side by side; as float32 where their common dtype could round them."""
-        arrays = [read_column(column, indices) for column in columns]
-        if len({array.dtype for array in arrays}) == 1:
-            return np.hstack(arrays)
-        return np.hstack([as_float32(array, indices, where, FILL) for array in arrays])
-
-    return read

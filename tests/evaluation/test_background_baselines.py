@@ -25,7 +25,7 @@ from heron.api.job import main as job
 from heron.api.job import pretrain
 from heron.config.errors import Stopped, TrainingError
 from heron.config.experiment import dump_config
-from heron.evaluation.baselines import FILE, Beside
+from heron.evaluation.baselines import FILE, BackgroundBaselines
 from heron.evaluation.metrics import fitted_threshold
 from heron.training.tracking import read_metrics
 from heron.training.trainer import Trainer
@@ -39,11 +39,11 @@ KEPT: dict[str, Any] = {"data": {"protocol": {"validation": 0.4}}}
 FITTED: dict[str, Any] = {"evaluate": {**ON["evaluate"], "threshold": "fitted"}}
 
 
-def beside(folder: Path, kind: str, **changes: Any) -> tuple[Beside, Reports]:
+def beside(folder: Path, kind: str, **changes: Any) -> tuple[BackgroundBaselines, Reports]:
     """The baselines of a known set, and where the reports that it asks for are noted."""
     evaluator, _, streams = opened(folder, kind, **changes)
     asked: Reports = []
-    made = Beside(
+    made = BackgroundBaselines(
         config(folder, kind, **changes),
         evaluator,
         streams.roles,
@@ -300,7 +300,7 @@ def test_a_report_that_cannot_be_written_ends_no_training(
 ) -> None:
     """The other processes would wait for the one that writes it."""
 
-    class Told(Beside):
+    class Told(BackgroundBaselines):
         scores = {"logistic_auc_macro": 0.8}
         to_come: list[str] = []
 
