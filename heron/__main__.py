@@ -1,10 +1,14 @@
 """The command line, as `heron VERB` and as `python -m heron VERB`."""
 
 import sys
+from collections.abc import Sequence
+
+from heron.config.cores import share_cores
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; where only the losses are installed, says what it needs beside them."""
+    share_cores()  # before the verbs import torch
     try:
         from heron.cli.main import main as run
     except ModuleNotFoundError as missing:
@@ -17,7 +21,7 @@ def main() -> int:
         )
         print(text, file=sys.stderr)
         return 1
-    return run()
+    return run(argv)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import sys
 
-from heron.api.job import main
+from heron.config.cores import share_cores
 
 if __name__ == "__main__":
+    share_cores()  # before torch is imported
+    from heron.api.job import main
+
     sys.exit(main())

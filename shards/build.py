@@ -2,7 +2,7 @@
 
 import sys
 
-from heron.cli.main import main
+from heron.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(["shards", "build", *sys.argv[1:]]))

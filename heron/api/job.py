@@ -16,6 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from heron.config.cores import share_cores
+
+if __name__ == "__main__":
+    share_cores()  # before torch is imported
+
 from heron.config.errors import (
     INTERRUPTED,
     LOST,

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from heron.config.augmentations import Blur, Color, Crop, Flip
+from heron.config.cores import cores_per_process
 from heron.config.data import Data
 from heron.data.decoders import Decoder
 from heron.shards.errors import ShardError
@@ -303,12 +304,6 @@ def _to_batch(buffer: Buffer, sizes: list[int], lost: dict[int, str]) -> Batch:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def cores_per_process() -> int:
-    """Returns the number of cores per process of this machine, at least one."""
-    all_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (all_cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def worker_count(data: Data) -> int:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from heron.config.cores import SPIN_KEYS, THREADS, chosen_here
 from heron.config.errors import TrainingError
 from heron.config.extras import require
 from heron.shards.errors import ShardError
@@ -36,7 +37,13 @@ def connected(address: str | None, what: str = "a study") -> Iterator[None]:
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray's would be readable in ~/.ray
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = require("ray", what)
-    options: dict[str, object] = {} if address else {"include_dashboard": False}
+    # Elsewhere, too, threads wait as they do here; how many a task has, Ray says (see `cores`).
+    waits = {key: os.environ[key] for key in SPIN_KEYS if key in os.environ}
+    options: dict[str, object] = {"include_dashboard": False}
+    if address:
+        options = {"runtime_env": {"env_vars": waits}}
+    if THREADS in chosen_here:
+        os.environ.pop(THREADS, None)
     try:
         if address and address != "auto":  # Ray itself would try for two minutes
             host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -119,10 +119,9 @@ def is_parallel(address: str | None, at_once: int | None) -> bool:
 def train(config: Config, log: Path | None) -> dict[str, Any]:
     """Returns the result of a run, training it first where it has none; its output to a log."""
     from heron.api.job import pretrain
-    from heron.models.networks import with_pretrained_configs
+    from heron.training.saved import as_saved
 
-    model = with_pretrained_configs(config.model)  # as the run saves it
-    config = config.model_copy(update={"model": model})
+    config = as_saved(config)
     folder = Path(config.run.dir)
     if not is_done(config):
         if log is None:

@@ -9,10 +9,10 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from heron.config.cores import cores_per_process
 from heron.config.errors import TrainingError
 from heron.config.experiment import Config
 from heron.config.training import Precision
-from heron.data.batches import cores_per_process
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous, run_facts
 from heron.distributed.watchdog import leave

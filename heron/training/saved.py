@@ -12,7 +12,7 @@ from heron.config.errors import CheckpointError
 from heron.config.experiment import Config, RunFolder, dump_config
 from heron.distributed.agreement import versions
 from heron.models.heterogeneous import Heterogeneous
-from heron.models.networks import without_weights
+from heron.models.networks import with_pretrained_configs, without_weights
 from heron.shards.artefact import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -31,6 +31,11 @@ from heron.training.tracking import scores_of
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yaml", "README.md"
 LICENCE = "# license: apache-2.0  # yours to choose: https://hf.co/docs/hub/repositories-licenses"
 READ = WEIGHTS, CONFIG, SIGNATURE  # files that are checked; the card may be edited
+
+
+def as_saved(config: Config) -> Config:
+    """Returns an experiment as its run saves it: to be built without the weights it begins with."""
+    return config.model_copy(update={"model": with_pretrained_configs(config.model)})
 
 
 class SavedModel(Artefact):

@@ -31,7 +31,6 @@ from heron.losses.objective import Objective, gather_batch
 from heron.losses.products import describe_path
 from heron.losses.run import RunSpec, StepEnd
 from heron.models.heterogeneous import Heterogeneous
-from heron.models.networks import with_pretrained_configs
 from heron.models.recompute import recompute_blocks
 from heron.shards.terminal import print_lines, print_table
 from heron.training import checkpoint, strategy, throughput
@@ -45,6 +44,7 @@ from heron.training.outcome import UNSCORED, WriteReport, map_rows, wants_map
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
 from heron.training.run_log import RunLog
+from heron.training.saved import as_saved
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
 from heron.training.tracking import write_result, write_start
@@ -87,7 +87,7 @@ class Trainer:
     ) -> None:
         """Starts the processes; all seed the generator alike, which only initial weights use."""
         self.start_time = time.perf_counter()
-        config = config.model_copy(update={"model": with_pretrained_configs(config.model)})
+        config = as_saved(config)
         self.config, self.watchdog, self.signals = config, watchdog, signals
         self.write_report = write_report
         self.folder = Path(config.run.dir)

@@ -25,7 +25,7 @@ from heron.shards.workers import Processes
 from tests.launch import runs
 from tests.shards.others import cats, write_wds
 from tests.shards.test_build import contents
-from tests.studies.nodes import TOKEN, Losing, Nodes, joined
+from tests.studies.nodes import SPINS, TOKEN, Losing, Nodes, joined
 
 SHARDS = 6
 
@@ -56,6 +56,12 @@ def nodes() -> Iterator[Nodes]:
     """The cluster, joined by this process."""
     with joined() as cluster:
         yield cluster
+
+
+def test_threads_wait_on_every_node_as_they_do_here(nodes: Nodes) -> None:
+    """The cluster began before this process chose, in an environment of its own."""
+    found = [spins for _, spins in Tasks().map(os.getenv, ["GOMP_SPINCOUNT", "OMP_NUM_THREADS"])]
+    assert sorted(map(str, found)) == ["1", SPINS]
 
 
 @pytest.fixture(scope="module")

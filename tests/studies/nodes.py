@@ -17,6 +17,7 @@ from heron.distributed.cluster import Tasks, connected
 from heron.shards.workers import Item, Result
 from tests.launch import runs
 
+SPINS = "777"  # of the threads that this process chooses
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 
 
@@ -63,6 +64,7 @@ def joined() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch, running() as cluster:
         for name, value in TOKEN.items():
             patch.setenv(name, value)
+        patch.setenv("GOMP_SPINCOUNT", SPINS)
         with connected(cluster.address, "the tests"):
             yield cluster
 
