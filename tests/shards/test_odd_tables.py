@@ -234,6 +234,14 @@ def test_sentences_and_pictures_are_views(
     )
 
 
+def test_a_picture_in_the_first_line_is_a_row(tmp_path: Path) -> None:
+    """A list of pictures and their sentences or classes has no number that tells it apart."""
+    frame = pictures(tmp_path)
+    for other, label in ((KIND, "-1"), (WORDS, "none")):
+        text = csv(frame[["path"]].assign(other=other), header=False)
+        assert len(table(tmp_path, text, label=[label]).load().keys) == ROWS
+
+
 def test_pictures_elsewhere_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

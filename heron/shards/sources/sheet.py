@@ -105,6 +105,8 @@ class Sheet:
         first = [self.plain(column[0].as_py()) for column in self.columns]
         features = [n for n, c in enumerate(first) if n not in labels and not is_missing(c)]
         cells = [first[n] for n in features]
+        if any(not is_missing(cell) and self.is_paths(n) for n, cell in enumerate(first)):
+            return False  # a name of the column would be no path of a picture
         if any(
             first[n].lower() in LABEL_NAMES
             or parse_number(first[n]) is None
