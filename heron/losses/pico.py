@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from heron.config.sections import Natural, Share
 from heron.config.terms import Temperature
+from heron.data.graphs import group_sums
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import TrainingSetLoss, complementary_columns
 from heron.losses.contrast import contrast
@@ -22,7 +23,6 @@ from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, MomentumQueue, 
 from heron.losses.mulco import mulco
 from heron.losses.pairs import Pairs, Rows, as_slice
 from heron.losses.run import RunSpec
-from heron.models.group_sums import group_sums
 from heron.shards.artefact import Count
 
 

@@ -7,13 +7,13 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from heron.config.terms import CLASS_LABELS, Needs, Temperature
+from heron.data.graphs import group_sums
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
 from heron.losses.engine import class_numbers, count_members, unit, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.mirroring import Mirroring
 from heron.losses.pairs import Pairs, Present, Rows, as_slice, join_views, own_row_positions
-from heron.models.group_sums import group_sums
 
 
 class Supcon(LabelledLoss):

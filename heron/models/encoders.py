@@ -12,9 +12,8 @@ from heron.config.errors import ConfigError
 from heron.config.extras import require
 from heron.config.model import Cnn, Convnet, Gin, Linear, Mlp, Network, OwnEncoder, Resnet, Vgg
 from heron.config.model import Encoder as EncoderConfig
-from heron.data.graphs import NONE, parted
+from heron.data.graphs import NONE, group_sums, parted
 from heron.data.random_keys import opaque_uniforms, uniforms
-from heron.models.group_sums import group_sums
 from heron.models.networks import build_network
 
 
