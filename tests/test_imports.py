@@ -11,7 +11,7 @@ from tests import ranks
 
 ROOT = Path(__file__).parent.parent
 LATE = {  # loaded by the functions that need them: most take as long as half of torch
-    *("deepspeed", "faiss", "fsspec", "h5py", "kornia", "matplotlib", "pandas", "pyarrow", "ray"),
+    *("deepspeed", "faiss", "fsspec", "h5py", "matplotlib", "pandas", "pyarrow", "ray"),
     *("rich", "scipy", "sklearn", "tensorboard", "transformers"),
 }
 HELP = "import contextlib, heron.cli.main as cli\nwith contextlib.suppress(SystemExit): cli.main"

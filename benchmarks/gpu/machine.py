@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gpu.common import DEVICE, DRY, clock, fault, say, unit, work_folder
 
 PACKAGES = (
-    "transformers", "accelerate", "deepspeed", "pandas", "pydantic", "timm", "kornia", "faiss-cpu",
+    "transformers", "accelerate", "deepspeed", "pandas", "pydantic", "timm", "faiss-cpu",
     "webdataset", "triton",
 )  # fmt: skip
 

@@ -24,8 +24,8 @@ PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17)) +
 )
 WHEELS = (
     "pydantic==2.14.3", "pydantic_core==2.50.4", "annotated-types==0.8.0",
-    "typing-inspection==0.4.5", "typing_extensions==4.16.0", "simplejpeg==1.9.0", "kornia==0.9.0",
-    "kornia_rs==0.2.0", "faiss-cpu==1.15.1", "greenlet==3.5.6", "plotly==7.1.0",
+    "typing-inspection==0.4.5", "typing_extensions==4.16.0", "simplejpeg==1.9.0",
+    "faiss-cpu==1.15.1", "greenlet==3.5.6", "plotly==7.1.0",
     "webdataset==1.0.2", "braceexpand==0.1.7", "hjson==3.1.0", "beartype==0.23.1", "inf-cl==1.2.1",
     "siglip-kernel==0.1.2",
 )  # fmt: skip

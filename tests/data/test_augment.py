@@ -1,12 +1,15 @@
 """Augmentations against what they are by definition, and against a loop over pixels."""
 
+import colorsys
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from heron.config.augmentations import Blur, Color, Crop, Flip
 from heron.config.data import ModelView
@@ -113,6 +116,37 @@ def test_color_by_its_options() -> None:
     assert kept == (DRAWN[:, 5] >= 0.5).tolist()
     assert some.min() >= 0
     assert some.max() <= 1
+
+
+def distorted(
+    picture: NDArray[np.float64], brightness: float, contrast: float, saturation: float, turn: float
+) -> NDArray[np.float64]:
+    """A picture [height, width, 3], pixel by pixel, by Python's own HSV."""
+    luma = [0.299, 0.587, 0.114]
+    y = np.clip(picture * brightness, 0, 1)
+    y = np.clip(contrast * y + (1 - contrast) * (y @ luma).mean(), 0, 1)
+    y = np.clip(saturation * y + (1 - saturation) * (y @ luma)[..., None], 0, 1)
+    for place in np.ndindex(y.shape[:2]):
+        hue, *others = colorsys.rgb_to_hsv(*y[place])
+        y[place] = colorsys.hsv_to_rgb((hue + turn) % 1, *others)
+    return y
+
+
+@pytest.mark.parametrize("colors", ["any", "corners", "greys"])
+@pytest.mark.parametrize(
+    "options", [Color(grey=0.0), Color(strength=1.0, hue=0.5, grey=0.0)], ids=str
+)
+def test_color_is_that_of_hsv(colors: str, options: Color) -> None:
+    """Of any colours, of those where two or three channels are equal, and of greys."""
+    torch.manual_seed(0)
+    x, draws = torch.rand(6, 3, 5, 4, dtype=torch.float64), torch.rand(6, DRAWS).double()
+    x = {"any": x, "corners": x.round(), "greys": x[:, :1].expand_as(x).clone()}[colors]
+    found = color(x, options, draws)
+    factor, turn = 1 + options.strength * (2 * draws - 1), (2 * draws[:, 3] - 1) * options.hue
+    for picture, n in zip(found, range(len(x)), strict=True):
+        given = x[n].permute(1, 2, 0).numpy()
+        expected = distorted(given, *factor[n, :3].tolist(), float(turn[n]))
+        np.testing.assert_allclose(picture.permute(1, 2, 0).numpy(), expected, atol=1e-12)
 
 
 def test_flip_and_blur() -> None:
