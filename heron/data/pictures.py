@@ -255,7 +255,7 @@ def color(x: Images, options: Color, draws: Draws) -> Images:
 
 def _grey(x: Images) -> Float[Tensor, "batch 1 height width"]:
     """Returns the luma of RGB images (ITU-R BT.601)."""
-    red, green, blue = x.split(1, 1)
+    red, green, blue = torch.split(x, 1, 1)
     return (red * 0.299).add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
@@ -266,7 +266,7 @@ def _turn_hue(x: Images, turn: Float[Tensor, " batch"]) -> Images:
     two differ by, over the chroma c = max - min. A channel is max - c clip(min(k, 4 - k), 0, 1),
     where k is the hue plus 5, 3 or 1, modulo 6.
     """
-    red, green, blue = x.split(1, 1)
+    red, green, blue = torch.split(x, 1, 1)
     low, top = torch.aminmax(x, dim=1, keepdim=True)
     chroma = top - low
     hue = torch.where(

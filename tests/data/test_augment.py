@@ -119,11 +119,12 @@ def test_color_by_its_options() -> None:
 
 
 def distorted(
-    picture: NDArray[np.float64], brightness: float, contrast: float, saturation: float, turn: float
+    picture: NDArray[np.float64], factors: list[float], turn: float
 ) -> NDArray[np.float64]:
     """A picture [height, width, 3], pixel by pixel, by Python's own HSV."""
-    luma = [0.299, 0.587, 0.114]
-    y = np.clip(picture * brightness, 0, 1)
+    brightness, contrast, saturation = factors
+    luma = np.array([0.299, 0.587, 0.114])
+    y: NDArray[np.float64] = np.clip(picture * brightness, 0, 1)
     y = np.clip(contrast * y + (1 - contrast) * (y @ luma).mean(), 0, 1)
     y = np.clip(saturation * y + (1 - saturation) * (y @ luma)[..., None], 0, 1)
     for place in np.ndindex(y.shape[:2]):
@@ -145,7 +146,7 @@ def test_color_is_that_of_hsv(colors: str, options: Color) -> None:
     factor, turn = 1 + options.strength * (2 * draws - 1), (2 * draws[:, 3] - 1) * options.hue
     for picture, n in zip(found, range(len(x)), strict=True):
         given = x[n].permute(1, 2, 0).numpy()
-        expected = distorted(given, *factor[n, :3].tolist(), float(turn[n]))
+        expected = distorted(given, factor[n, :3].tolist(), float(turn[n]))
         np.testing.assert_allclose(picture.permute(1, 2, 0).numpy(), expected, atol=1e-12)
 
 

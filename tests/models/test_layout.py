@@ -26,9 +26,8 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.__name__.partition(".")[0]
-        if name in ("clone", "_to_copy", "copy_") and isinstance(result, Tensor):
-            if result.dim() == 4 and len(result) == ROWS:
-                self.found[name] += 1
+        of_pictures = isinstance(result, Tensor) and result.dim() == 4 and len(result) == ROWS
+        self.found[name] += of_pictures and name in ("clone", "_to_copy", "copy_")
         return result
 
 
@@ -49,11 +48,11 @@ def test_a_network_copies_no_picture_but_to_its_type(
         with torch.autocast("cpu", torch.bfloat16):
             y = encoder(x, torch.arange(ROWS))
         y.float().sum().backward()
-    assert copies.found == {"_to_copy": 1} | flattened
+    assert +copies.found == {"_to_copy": 1} | flattened
 
 
 def test_another_layout_is_seen() -> None:
     x = torch.rand(ROWS, 3, SIDE, SIDE)
     with Copies() as copies:
         x.contiguous(memory_format=torch.channels_last)
-    assert copies.found == {"clone": 1}
+    assert +copies.found == {"clone": 1}
