@@ -12,6 +12,7 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
@@ -53,9 +54,8 @@ def measure(encoder: Encoder, rows: int, size: int, steps: int, keep_memory: boo
 
 def alone(*args: object) -> Measured:
     """Measures one setting in a process of its own."""
-    with CONTEXT.Pool(1) as pool:
-        result: Measured = pool.apply(measure, args)
-    return result
+    with ProcessPoolExecutor(1, CONTEXT) as pool:  # `Pool` may wait for ever for one that it ends
+        return pool.submit(measure, *args).result()  # type: ignore[arg-type]
 
 
 def main(words: Sequence[str] | None = None) -> None:

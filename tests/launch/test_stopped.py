@@ -114,10 +114,12 @@ def test_who_saves_after_an_error_of_another_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is told to end, saves, and says so; the run has failed all the same."""
+    ready = tmp_path / "ready"
     saves = "import signal, sys, time\ntold = []\nsignal.signal(15, lambda *_: told.append(1))\n"
-    saves += "while not told: time.sleep(.05)\ntime.sleep(1)\n"
+    saves += f"open({str(ready)!r}, 'w')\nwhile not told: time.sleep(.05)\ntime.sleep(1)\n"
     saves += f"open({str(tmp_path / 'saved')!r}, 'w')\nsys.exit(75)"
-    assert together(monkeypatch, "import sys; sys.exit(1)", saves)[0] == 1
+    fails = f"import os, sys, time\nwhile not os.path.exists({str(ready)!r}): time.sleep(.05)\n"
+    assert together(monkeypatch, f"{fails}sys.exit(1)", saves)[0] == 1
     assert (tmp_path / "saved").exists()
 
 
