@@ -12,7 +12,15 @@ from heron.losses.contrast import contrast
 from heron.losses.engine import class_numbers, count_members, unit, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.mirroring import Mirroring
-from heron.losses.pairs import Pairs, Present, Rows, as_slice, join_views, own_row_positions
+from heron.losses.pairs import (
+    Pairs,
+    Present,
+    Rows,
+    as_slice,
+    join_views,
+    key_numbers,
+    own_row_positions,
+)
 from heron.models.group_sums import group_sums
 
 
@@ -74,12 +82,11 @@ def supcon(
     dtype = working_dtype(z[0].dtype, tau)
     batch, own_rows = len(z[0]), as_slice(rows)
     number = class_numbers(label, batch, "supcon")
-    vectors = [unit(view).to(dtype) for view in z]
+    vectors = unit(torch.stack(list(z))).to(dtype)
     keys, classes = join_views(vectors, present), join_views([number] * len(z), present)
-    positions = torch.arange(len(classes), device=keys.device)
     anchors = join_views(vectors, present, own_rows)
     own = own_row_positions(batch, len(z), present, own_rows, keys.device)
-    own_classes = classes[own]
+    own_classes = classes if len(own) == len(classes) else classes[own]
 
     members = count_members(classes, batch)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
@@ -97,5 +104,7 @@ def supcon(
         total = torch.where(has_positive, sums[:, 0], 1.0)
         return torch.where(has_positive, total.log() - attraction, 0.0).sum() * mean
 
-    pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=positions, exclude=own[:, None])
+    tags = key_numbers(len(classes), keys.device)
+    own_tags = tags if len(own) == len(tags) else own.int()
+    pairs = Pairs([anchors / tau], [keys], own_tags, tags, exclude=own[:, None])
     return contrast(pairs, finish, [attraction, positive_count], mirroring=mirroring)

@@ -200,13 +200,27 @@ def headroom(bound: Tensor) -> Tensor:
     return torch.where((power > 0) & power.isfinite(), power, 1.0)
 
 
+def constant(numbers: Tensor) -> Tensor:
+    """Marks numbers that are never written again, whose `tile_ranges` are kept."""
+    numbers.is_constant = True  # type: ignore[attr-defined]
+    return numbers
+
+
 def tile_ranges(numbers: Tensor, size: int) -> Tensor:
     """Returns the smallest and the largest of each `size` numbers, [2, tiles]."""
+    kept = hasattr(numbers, "is_constant")
+    return _kept_ranges(numbers, size) if kept else _tile_ranges(numbers, size)
+
+
+def _tile_ranges(numbers: Tensor, size: int) -> Tensor:
     padded = pad(numbers, (0, -len(numbers) % size))
     if len(numbers):
         padded[len(numbers) :] = numbers[-1]
     low, high = padded.view(-1, size).aminmax(dim=1)
     return torch.stack([low, high])
+
+
+_kept_ranges = functools.lru_cache(maxsize=64)(_tile_ranges)
 
 
 def launch(
