@@ -31,29 +31,55 @@ MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the mac
 
 
 class _Unit(torch.autograd.Function):
+    """Its gradient is taken by hand: autograd would launch fourteen kernels for it."""
+
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, x: Tensor, dtype: torch.dtype, tau: float | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         length.masked_fill_(length == 0, 1.0)
         vectors = x / length
         ctx.save_for_backward(vectors, length)
-        return vectors
+        ctx.tau = tau  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        result = vectors.to(dtype)
+        return result if tau is None else (result, result / tau)
 
     @staticmethod
     @first_derivative
-    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> Tensor:
-        (grad,), (vectors, length) = grad_outputs, ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        vectors, length = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad = grads[0]
+        if len(grads) > 1 and grads[1] is not None:
+            zero = torch.zeros_like(grads[1]) if grad is None else grad
+            grad = torch.add(zero, grads[1], alpha=1 / ctx.tau)  # type: ignore[attr-defined]
+        if grad is None:
+            return None, None, None
+        grad = grad.to(vectors.dtype)
         along = (grad * vectors).sum(-1, keepdim=True)
-        return torch.addcmul(grad, vectors, along, value=-1).div_(length)
+        return torch.addcmul(grad, vectors, along, value=-1).div_(length), None, None
+
+
+def _at_least_float(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-    """Scales rows to unit length in at least float32; zero rows stay zero (finite gradient).
-
-    The gradient is taken by hand: autograd would launch fourteen kernels for it.
-    """
-    vectors: Tensor = _Unit.apply(x if x.dtype == torch.float64 else x.float())  # type: ignore[no-untyped-call]
+    """Scales rows to unit length in at least float32; zero rows stay zero (finite gradient)."""
+    x = _at_least_float(x)
+    vectors: Tensor = _Unit.apply(x, x.dtype, None)  # type: ignore[no-untyped-call]
     return vectors
+
+
+def unit_and_scaled(
+    views: Sequence[Float[Tensor, "batch dim"]], tau: float, dtype: torch.dtype
+) -> tuple[Float[Tensor, "views batch dim"], Float[Tensor, "views batch dim"]]:
+    """Returns the views' rows as unit vectors, `unit`, and these divided by tau, in a dtype."""
+    both: tuple[Tensor, Tensor] = _Unit.apply(  # type: ignore[no-untyped-call]
+        _at_least_float(torch.stack(list(views))), dtype, tau
+    )
+    return both
 
 
 def sum_of(shares: Sequence[Tensor]) -> Float[Tensor, ""]:

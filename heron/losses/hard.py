@@ -196,12 +196,12 @@ def hard(
     if label is None and positives == "label":
         raise ValueError("positives by label need labels; use augmentation")
     power, floor = _eta_power_and_floor(hardening, beta, threshold)
-    vectors = unit_views(z, tau / (1 + power), "hard")
+    vectors, scaled = unit_views(z, tau, "hard", tau / (1 + power))
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     samples = torch.arange(batch, device=z[0].device)
     tags = samples if label is None else class_numbers(label, batch, "hard")
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)], present)
-    anchors, keys = join_views(vectors, present, own), join_views(vectors, present)
+    anchors, keys = join_views(scaled, present, own), join_views(vectors, present)
     key_tag = join_views([tags] * count, present)
     anchor_tag = key_tag if len(anchors) == len(keys) else join_views([tags] * count, present, own)
     exclude = None
@@ -210,7 +210,7 @@ def hard(
     sizes, log_m = count_members(key_tag, batch), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
     pairs = Pairs(
-        [anchors / tau],
+        [anchors],
         [keys],
         anchor_tag=anchor_tag,
         key_tag=key_tag,
@@ -231,7 +231,8 @@ def hard(
         return _over_class_pairs(pairs, log_total, of_pairs, positions, mirroring, rows)
     all_pairs = count * (count - 1) * max(batch, 1)
     mean = 1 / (all_pairs if present is None else pair_count(present, range(count)))
-    view_pairs = view_positives(vectors, range(count), tau, own, present)
+    cosine, *exists = view_positives(vectors, range(count), own, present)
+    view_pairs = [cosine / tau, *exists]
     return _over_view_pairs(pairs, log_total, mean, constants, view_pairs, mirroring)
 
 
@@ -358,7 +359,7 @@ def debiased(
     Raises:
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
-    vectors = unit_views(z, tau, "debiased")
+    vectors, scaled = unit_views(z, tau, "debiased")
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     numbers = numbers_of(batch, count, own, z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
@@ -369,13 +370,13 @@ def debiased(
         return torch.log1p(negative_sum * torch.exp(-positive)).sum() * mean
 
     pairs = Pairs(
-        [join_views(vectors, None, own) / tau],
+        [join_views(scaled, None, own)],
         [join_views(vectors, None)],
         numbers.anchors,
         numbers.keys,
         exclude=numbers.own_keys,
     )
-    positive = view_positives(vectors, range(count), tau, own)
+    positive = [cosine / tau for cosine in view_positives(vectors, range(count), own)]
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)])
     return contrast(pairs, finish, positive, mirroring=mirroring)
 

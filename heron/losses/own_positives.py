@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heron.losses.contrast import contrast
-from heron.losses.engine import sum_of, unit, working_dtype
+from heron.losses.engine import sum_of, unit_and_scaled, working_dtype
 from heron.losses.mirroring import Mirroring, mirrored_sums
 from heron.losses.pairs import (
     OwnRows,
@@ -53,7 +53,7 @@ def all_views_loss(
     if anchor_views == all_views:
         mirror = range(len(heads))[::-1]
         mirroring = Mirroring.of(rows, batch, mirror, [0] * len(heads), [all_views], present)
-    per_anchor = positives(vectors, anchor_views, tau, own, present)
+    per_anchor = positives(vectors, anchor_views, own, present)
     if len(counted) < len(anchor_views):
         is_counted = [x.new_full((len(x),), float(u in counted)) for u, x in enumerate(vectors)]
         weight = join_views(is_counted, present, own, anchor_views)[:, None]
@@ -62,7 +62,7 @@ def all_views_loss(
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         scaled = sums if scale == 1 else scale * sums
-        loss = torch.log1p(scaled * torch.exp(-per_anchor[0]))
+        loss = torch.log1p(scaled * torch.exp(per_anchor[0] * (-1 / tau)))
         return (loss * per_anchor[1] if len(per_anchor) > 1 else loss).sum() * mean
 
     pairs = Pairs(
@@ -162,32 +162,34 @@ def cross_view_loss(
     return sum_of(shares)
 
 
-def unit_views(z: Sequence[Tensor], tau: float, term: str) -> Float[Tensor, "views batch dim"]:
-    """Returns the projections as unit vectors in the working type; errors as in `nt_xent`."""
-    dtype = working_dtype(z[0].dtype, tau)
+def unit_views(z: Sequence[Tensor], tau: float, term: str, least_tau: float | None = None) -> Head:
+    """Returns the projections as unit vectors, and these divided by tau, in the working type.
+
+    That is the type of `least_tau`, if it is given. Errors are those of `nt_xent`.
+    """
+    dtype = working_dtype(z[0].dtype, least_tau or tau)
     if len(z) < 2:
         raise ValueError(
             f"{term} needs at least 2 views, got {len(z)}; a single-view data set needs two "
             "augmentations of its view"
         )
-    return unit(torch.stack(list(z))).to(dtype)
+    return unit_and_scaled(z, tau, dtype)
 
 
 def positives(
     vectors: Float[Tensor, "views batch dim"],
     anchor_views: range,
-    tau: float,
     rows: slice,
     present: Present = None,
 ) -> list[Tensor]:
-    """Returns the logits, cos / tau, of anchors with their samples' other views.
+    """Returns the cosines of anchors with their samples' other views.
 
     The shape is [anchors, views - 1]; view u's k-th other view is u + k, counted around. Where
     samples lack views, a tensor of that shape follows, 1 for pairs that exist, else 0.
     """
     own, shifts = rows_of_views(vectors, rows), range(1, len(vectors))
     by_shift = [(own * own.roll(-k, 0)).sum(-1, keepdim=True) for k in shifts]
-    cosines = (by_shift[0] if len(by_shift) == 1 else torch.cat(by_shift, -1)) / tau
+    cosines = by_shift[0] if len(by_shift) == 1 else torch.cat(by_shift, -1)
     if present is None:
         return [join_views(cosines, None, view_numbers=anchor_views)]
     others = torch.stack([present[rows].T.roll(-k, 0) for k in shifts], -1).to(vectors.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
-from heron.losses.engine import class_numbers, count_members, unit, working_dtype
+from heron.losses.engine import class_numbers, count_members, unit_and_scaled, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.mirroring import Mirroring
 from heron.losses.pairs import (
@@ -82,9 +82,9 @@ def supcon(
     dtype = working_dtype(z[0].dtype, tau)
     batch, own_rows = len(z[0]), as_slice(rows)
     number = class_numbers(label, batch, "supcon")
-    vectors = unit(torch.stack(list(z))).to(dtype)
+    vectors, scaled = unit_and_scaled(z, tau, dtype)
     keys, classes = join_views(vectors, present), join_views([number] * len(z), present)
-    anchors = join_views(vectors, present, own_rows)
+    anchors, scaled = (join_views(x, present, own_rows) for x in (vectors, scaled))
     own = own_row_positions(batch, len(z), present, own_rows, keys.device)
     own_classes = classes if len(own) == len(classes) else classes[own]
 
@@ -106,5 +106,5 @@ def supcon(
 
     tags = key_numbers(len(classes), keys.device)
     own_tags = tags if len(own) == len(tags) else own.int()
-    pairs = Pairs([anchors / tau], [keys], own_tags, tags, exclude=own[:, None])
+    pairs = Pairs([scaled], [keys], own_tags, tags, exclude=own[:, None])
     return contrast(pairs, finish, [attraction, positive_count], mirroring=mirroring)

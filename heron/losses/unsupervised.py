@@ -206,8 +206,8 @@ def nt_xent(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors = unit_views(z, tau, "nt_xent")
-    head = vectors / tau, vectors
+    vectors, scaled = unit_views(z, tau, "nt_xent")
+    head = scaled, vectors
     return all_views_loss(vectors, [head], range(len(z)), tau, 1.0, rows, present)
 
 
@@ -222,8 +222,8 @@ def cmc(
 
     Arguments, result and errors are those of `nt_xent`.
     """
-    vectors = unit_views(z, tau, "cmc")
-    head = vectors / tau, vectors
+    vectors, scaled = unit_views(z, tau, "cmc")
+    head = scaled, vectors
     return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present)
 
 
@@ -260,8 +260,7 @@ def weighted_unsupervised(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors = unit_views(z, tau, "weighted_unsupervised")
-    scaled = vectors / tau
+    vectors, scaled = unit_views(z, tau, "weighted_unsupervised")
     p = scaled - unit(torch.stack(list(h))).to(vectors.dtype)
     views = range(1 if anchors == "first" else len(z))
     heads: list[Head] = [(vectors, p), (p, vectors)]
@@ -292,7 +291,7 @@ def input_weighted_unsupervised(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors = unit_views(z, tau, "input_weighted_unsupervised")
+    vectors, scaled = unit_views(z, tau, "input_weighted_unsupervised")
     inputs = [unit(view.detach().flatten(1)).to(vectors.dtype) for view in x]
     views = range(1 if anchors == "first" else len(z))
     # If all views have one width, the inputs that weight a pair do not depend on the anchor's view.
@@ -301,6 +300,6 @@ def input_weighted_unsupervised(
     for anchor_views in [views] if same_width else [range(u, u + 1) for u in views]:
         first = inputs[anchor_views[0]]
         weights = torch.stack([own if own.shape == first.shape else first for own in inputs])
-        head = torch.cat([vectors / tau, -weights], 2), torch.cat([vectors, weights], 2)
+        head = torch.cat([scaled, -weights], 2), torch.cat([vectors, weights], 2)
         shares.append(all_views_loss(vectors, [head], anchor_views, tau, math.e, rows))
     return sum_of(shares) / len(shares)
