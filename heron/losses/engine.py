@@ -124,6 +124,11 @@ def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iter
         yield slice(start, start := min(start + step, n_anchors))
 
 
+def mean_over(values: Tensor, count: int) -> Float[Tensor, ""]:
+    """Returns the sum of values over a count, which is that of all processes' values."""
+    return values.mean() if values.numel() == count else values.sum() / count
+
+
 def dense_ranks(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Returns the place of each value among the distinct ones, from 0 on, below n.
 
@@ -152,7 +157,7 @@ def refuse_labels(wrong: Bool[Tensor, "rows ..."], message: Callable[[int], str]
 
 
 def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]:
-    """Returns the class of each sample, numbered from 0 on.
+    """Returns a number below `batch` for each sample, which it shares with its class alone.
 
     Raises ValueError, naming `term`, if the labels are not one whole number per sample.
     """
@@ -161,7 +166,7 @@ def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]
             f"{term}: labels must be one whole number per sample, [{batch}], got {label.dtype} "
             f"{tuple(label.shape)}; take argmax(1) of one-hot labels"
         )
-    return dense_ranks(label)
+    return torch.searchsorted(label.sort()[0], label)
 
 
 class _WithGradients(torch.autograd.Function):

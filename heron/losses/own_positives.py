@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heron.losses.contrast import contrast
-from heron.losses.engine import sum_of, unit_and_scaled, working_dtype
+from heron.losses.engine import mean_over, sum_of, unit_and_scaled, working_dtype
 from heron.losses.mirroring import Mirroring, mirrored_sums
 from heron.losses.pairs import (
     OwnRows,
@@ -43,9 +43,9 @@ def all_views_loss(
     D is the sum over the heads and over all views of the other samples.
     """
     count, batch, own = len(vectors), vectors.shape[1], as_slice(rows)
-    mean = 1 / ((count - 1) * max(batch, 1) * len(anchor_views))
+    of_pairs = (count - 1) * max(batch, 1) * len(anchor_views)
     if present is not None:
-        mean = 1 / pair_count(present, anchor_views)
+        of_pairs = pair_count(present, anchor_views)
     counted, all_views = anchor_views, range(count)
     if isinstance(rows, OwnRows):  # views that are only keys: anchors of weight 0
         anchor_views = all_views
@@ -63,7 +63,7 @@ def all_views_loss(
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         scaled = sums if scale == 1 else scale * sums
         loss = torch.log1p(scaled * torch.exp(per_anchor[0] * (-1 / tau)))
-        return (loss * per_anchor[1] if len(per_anchor) > 1 else loss).sum() * mean
+        return mean_over(loss * per_anchor[1] if len(per_anchor) > 1 else loss, of_pairs)
 
     pairs = Pairs(
         [join_views(anchors, present, own, anchor_views) for anchors, _ in heads],
@@ -113,9 +113,9 @@ def cross_view_loss(
     """
     near, far = attraction
     count, batch, own = len(near), near.shape[1], as_slice(rows)
-    mean = 1 / ((count - 1) * max(batch, 1) * len(anchor_views))
+    of_pairs = (count - 1) * max(batch, 1) * len(anchor_views)
     if present is not None:
-        mean = 1 / pair_count(present, anchor_views)
+        of_pairs = pair_count(present, anchor_views)
     by_view = [[x.unbind(0) for x in head] for head in (attraction, *heads)]
     (near_views, far_views), *head_views = by_view
 
@@ -124,7 +124,7 @@ def cross_view_loss(
         if exists:
             sums = torch.where(exists[0] > 0, sums, 1 / scale)
         loss = torch.log(sums if scale == 1 else scale * sums) - positive
-        return (loss * exists[0] if exists else loss).sum() * mean
+        return mean_over(loss * exists[0] if exists else loss, of_pairs)
 
     def pairs(directions: Sequence[tuple[int, int]]) -> Pairs:
         return Pairs(

@@ -69,7 +69,10 @@ class Factor:
     power: Float[Tensor, ""] | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> "Factor":
-        """Returns some rows."""
+        """Returns some rows; all of them are the factor itself."""
+        count = self.values.shape[0]
+        if isinstance(rows, slice) and rows.indices(count) == (0, count, 1):
+            return self
         return Factor(self.values[rows], self.dtype, self.power)
 
     @property

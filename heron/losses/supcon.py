@@ -9,7 +9,13 @@ from torch import Tensor
 from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
-from heron.losses.engine import class_numbers, count_members, unit_and_scaled, working_dtype
+from heron.losses.engine import (
+    class_numbers,
+    count_members,
+    mean_over,
+    unit_and_scaled,
+    working_dtype,
+)
 from heron.losses.families import LabelledLoss
 from heron.losses.mirroring import Mirroring
 from heron.losses.pairs import (
@@ -96,13 +102,13 @@ def supcon(
     attraction = (anchors * positive_sum).sum(1) / (tau * positive_count.clamp(min=1))
     if mirroring is not None:  # a pair attracts both of its rows
         attraction = 2 * attraction - attraction.detach()
-    mean = 1 / max(len(classes), 1)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         attraction, positive_count = per_anchor
         has_positive = positive_count > 0
         total = torch.where(has_positive, sums[:, 0], 1.0)
-        return torch.where(has_positive, total.log() - attraction, 0.0).sum() * mean
+        loss = torch.where(has_positive, total.log() - attraction, 0.0)
+        return mean_over(loss, max(len(classes), 1))
 
     tags = key_numbers(len(classes), keys.device)
     own_tags = tags if len(own) == len(tags) else own.int()
