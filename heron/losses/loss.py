@@ -21,6 +21,7 @@ from heron.config.model import ModelConfig
 from heron.config.sections import check
 from heron.config.terms import Needs, section_of
 from heron.distributed import collectives
+from heron.distributed.derivatives import OPERATIONS, one_operation
 from heron.losses.batch import GlobalBatch
 from heron.losses.exchange import ShardSizes, exchange
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
@@ -72,6 +73,12 @@ class Loss(nn.Module, ABC):
         if "__init__" in vars(cls):
             cls.__init__ = _with_checked_options(cls, cls.__init__)  # type: ignore[method-assign]
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Loss":
+        """Makes a loss, new or a copy, that `one_operation` finds."""
+        loss = super().__new__(cls)
+        OPERATIONS[id(loss)] = loss
+        return loss
+
     def __init__(self, *, gather: bool = True) -> None:
         """Sets `gather`: compare the rows of all processes."""
         super().__init__()
@@ -81,7 +88,12 @@ class Loss(nn.Module, ABC):
         self.memory: Memory | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls `forward`; its errors become a LossError that names the loss, and the rank."""
+        """Calls `forward`; its errors become a LossError that names the loss, and the rank.
+
+        In code under `torch.compile` the loss is one operation of its graph.
+        """
+        if torch.compiler.is_compiling():
+            return one_operation(self, args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except (ValueError, LossError) as fault:
