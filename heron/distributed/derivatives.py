@@ -115,9 +115,8 @@ def _operation(tensors: list[Tensor], needed: list[bool], number: int, call: str
 @_operation.register_fake
 def _(tensors: list[Tensor], needed: list[bool], number: int, call: str) -> list[Tensor]:
     value = tensors[0].new_empty((), dtype=_value_type(tensors))
-    return [value] + [
-        x.new_empty(x.shape if is_needed else 0) for x, is_needed in zip(tensors, needed)
-    ]
+    by_tensor = zip(tensors, needed, strict=True)
+    return [value, *(x.new_empty(x.shape if is_needed else 0) for x, is_needed in by_tensor)]
 
 
 def _keep(ctx: Any, inputs: Any, output: Sequence[Tensor]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from heron.distributed.derivatives import first_derivative
-from heron.losses import products
+from heron.losses import fused, products
 
 # A strip's share of the loss, d loss / d logits (one per head), d loss / d per-anchor tensors.
 # The rule may use the logits' own memory for their gradient.
@@ -37,19 +37,32 @@ class _Unit(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, x: Tensor, dtype: torch.dtype, tau: float | None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        length.masked_fill_(length == 0, 1.0)
-        vectors = x / length
+        scaled = None
+        if takes_kernels(x):
+            rows, scaled, length = fused.unit_rows(x.flatten(0, -2), tau or 1.0)
+            vectors, scaled = rows.view_as(x), scaled.view_as(x)
+        else:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            length.masked_fill_(length == 0, 1.0)
+            vectors = x / length
         ctx.save_for_backward(vectors, length)
-        ctx.tau = tau  # type: ignore[attr-defined]
+        ctx.tau, ctx.kernels = tau, scaled is not None  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         result = vectors.to(dtype)
-        return result if tau is None else (result, result / tau)
+        if tau is None:
+            return result
+        return result, result / tau if scaled is None or dtype != x.dtype else scaled
 
     @staticmethod
     @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
         vectors, length = ctx.saved_tensors  # type: ignore[attr-defined]
+        if ctx.kernels and any(x is not None for x in grads):  # type: ignore[attr-defined]
+            both = [None if x is None else x.to(vectors.dtype).flatten(0, -2) for x in grads]
+            tau = ctx.tau or 1.0  # type: ignore[attr-defined]
+            rows = vectors.flatten(0, -2)
+            x = fused.unit_gradient((both[0], (*both, None)[1]), rows, length, tau)
+            return x.view_as(vectors), None, None
         grad = grads[0]
         if len(grads) > 1 and grads[1] is not None:
             zero = torch.zeros_like(grads[1]) if grad is None else grad
@@ -59,6 +72,13 @@ class _Unit(torch.autograd.Function):
         grad = grad.to(vectors.dtype)
         along = (grad * vectors).sum(-1, keepdim=True)
         return torch.addcmul(grad, vectors, along, value=-1).div_(length), None, None
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Returns whether kernels compute `unit` of some rows."""
+    if x.dtype != torch.float32 or not x.numel() or x.shape[-1] > fused.WIDEST or x.dim() < 2:
+        return False
+    return fused.enabled(x.device) and fused.trusted("unit", x.device)
 
 
 def _at_least_float(x: Tensor) -> Tensor:

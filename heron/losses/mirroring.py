@@ -12,6 +12,7 @@ computes the sums, a second the gradient: three products. On one process each pa
 once for both of its rows: two products for a symmetric head, four for a head and its mirror.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,12 +116,14 @@ class _Sums(torch.autograd.Function):
         ctx.pairs, ctx.mirroring, ctx.heads = pairs, mirroring, heads  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
         if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
-            options = pairs.of_kernels()
-            by_head = zip(anchors, keys, strict=True)
-            sums = [fused.exponential_sums(a, k, **options) for a, k in by_head]
-            totals = _add_heads(sums, mirroring)
-            ctx.save_for_backward(*tensors, *totals)
+            options, by_head = pairs.of_kernels(), zip(anchors, keys, strict=True)
+            operands = [fused.mutual_operands(a, k, **options) for a, k in by_head]
+            totals = _add_heads([of_head.sums() for of_head in operands], mirroring)
+            by_operand = ([o.anchors, o.keys, o.power] for o in operands)
+            ctx.save_for_backward(*itertools.chain(*by_operand), *totals)
+            ctx.shapes = [(o.sizes, o.pairing) for o in operands]  # type: ignore[attr-defined]
             return totals
+        ctx.shapes = []  # type: ignore[attr-defined]
         ctx.precision = precision = strip_precision(anchors[0])  # type: ignore[attr-defined]
         most = min(KEPT, strip_elements(anchors[0].device))
         keeps = all(len(a) * len(k) <= most for a, k in zip(anchors, keys, strict=True))
@@ -145,7 +148,6 @@ class _Sums(torch.autograd.Function):
         pairs, mirroring = ctx.pairs, ctx.mirroring  # type: ignore[attr-defined]
         heads: int = ctx.heads  # type: ignore[attr-defined]
         tensors: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        anchors, keys, kept = tensors[:heads], tensors[heads : 2 * heads], tensors[2 * heads :]
         slopes = pairs.slopes or pairs.moments
         if set(slopes) != {1.0}:
             d_sums = tuple(
@@ -157,15 +159,23 @@ class _Sums(torch.autograd.Function):
         d_mirror: list[Tensor] = []
         if mirroring is not None:
             d_all = d_sums if mirroring.gather is None else mirroring.gather(d_sums)
-            of_keys = zip((d_all[sum_index[m]] for m in mirroring.mirror), keys, strict=True)
+            counts = [sizes[1] for sizes, _ in ctx.shapes] or [len(k) for k in tensors[heads:]]  # type: ignore[attr-defined]
+            of_keys = zip((d_all[sum_index[m]] for m in mirroring.mirror), counts, strict=False)
             # Rows of zeros for keys that are no anchors.
             d_mirror = [
-                x if len(x) == len(k) else pad(x, (0, 0, 0, len(k) - len(x))) for x, k in of_keys
+                x if len(x) == count else pad(x, (0, 0, 0, count - len(x))) for x, count in of_keys
             ]
-        if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
-            by_head, options = zip(anchors, keys, d_own, d_mirror, strict=True), pairs.of_kernels()
-            gradients = [fused.mutual_gradient(*head, **options) for head in by_head]
+        if mirroring is not None and ctx.shapes:  # type: ignore[attr-defined]
+            gradients = []
+            for h, shape in enumerate(ctx.shapes):  # type: ignore[attr-defined]
+                known = None
+                if mirroring.gather is None:  # all anchors' sums, which bound the coefficients
+                    of_sums = tensors[3 * heads :]
+                    known = of_sums[sum_index[h]], of_sums[sum_index[mirroring.mirror[h]]]
+                operands = fused.Operands(*tensors[3 * h : 3 * h + 3], *shape)
+                gradients.append(operands.gradient((d_own[h], d_mirror[h]), known))
             return None, None, None, *gradients, *[None] * heads
+        anchors, keys, kept = tensors[:heads], tensors[heads : 2 * heads], tensors[2 * heads :]
         sides, d_pair = _sides(anchors, keys, ctx.precision), (d_own, d_mirror)  # type: ignore[attr-defined]
         d_anchors, d_keys = _gradients(pairs, mirroring, sides, anchors, d_pair, kept)
         return None, None, None, *d_anchors, *d_keys

@@ -21,9 +21,11 @@ from heron.losses.fused.layout import (
     choose_precision,
     headroom,
     set_default_precision,
+    unit_gradient,
+    unit_rows,
 )
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
-from heron.losses.fused.sums import exponential_sums, mutual_gradient
+from heron.losses.fused.sums import Operands, exponential_sums, mutual_gradient, mutual_operands
 from heron.losses.fused.switch import available, enabled
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "WIDEST",
     "WIDEST_SIDE",
     "Kernel",
+    "Operands",
     "Precision",
     "available",
     "balance",
@@ -43,9 +46,12 @@ __all__ = [
     "label_sums",
     "log_sums",
     "mutual_gradient",
+    "mutual_operands",
     "pair_losses",
     "reasons",
     "set_default_precision",
     "tagged_pair_losses",
     "trusted",
+    "unit_gradient",
+    "unit_rows",
 ]

@@ -108,30 +108,92 @@ def mutual_gradient(
     The gradient is float32 and not differentiable. It takes two products, and in `fp16` a third
     unless `bound` is given.
     """
+    operands = mutual_operands(
+        anchors, keys, moments=moments, floor=floor, anchor_tag=anchor_tag, key_tag=key_tag,
+        precision=precision,
+    )  # fmt: skip
+    return operands.gradient((anchor_slopes, key_slopes), bound=bound)
+
+
+def mutual_operands(
+    anchors: Float[Tensor, "anchors dim"],
+    keys: Float[Tensor, "keys dim"],
+    *,
+    moments: tuple[float, ...] = (1.0,),
+    floor: float = -math.inf,
+    anchor_tag: Int32[Tensor, " anchors"] | None = None,
+    key_tag: Int32[Tensor, " keys"] | None = None,
+    precision: Precision | None = None,
+) -> "Operands":
+    """Casts both sides once, for the sums and for the gradient; errors are `mutual_gradient`'s."""
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)
     if len(moments) not in (1, 2) or not moments[0] > 0:
         raise ValueError(f"moments must be one or two, the first above 0, got {moments}")
     tags = _require_both("tag", anchor_tag, key_tag)
-    pairing = _Pairing(moments, floor, tags, None, precision)
     a, k, power = layout.operands(anchors, keys, precision, moments[0] * layout.LOG2E)
-    sizes = len(anchors), len(keys)
-    slopes = anchor_slopes, key_slopes
-    if bound is None and precision == "fp16" and min(sizes):
-        # The sums of |s_i| + |s'_k| times the exponentials, as a product of two-column weights.
+    pairing = _Pairing(moments, floor, tags, None, precision)
+    return Operands(a, k, power, (len(anchors), len(keys), anchors.shape[1]), pairing)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Anchors and keys that are each other's, cast for products, and their pairs.
+
+    Attributes:
+        anchors: in the type of products, padded.
+        keys: the same.
+        power: see `layout.operands`.
+        sizes: the numbers of anchors, keys and columns.
+        pairing: which pairs count.
+    """
+
+    anchors: Tensor
+    keys: Tensor
+    power: Tensor
+    sizes: tuple[int, int, int]
+    pairing: "_Pairing"
+
+    def sums(self) -> Float[Tensor, "anchors moments"]:
+        """Returns what `exponential_sums` does, without a gradient."""
+        return _sums(self.anchors, self.keys, self.sizes[:2], self.pairing).T
+
+    def gradient(
+        self, slopes: Pair, sums: Pair | None = None, bound: Tensor | None = None
+    ) -> Float[Tensor, "anchors dim"]:
+        """Returns `mutual_gradient` of both sides' slopes.
+
+        The sums of all anchors and of the keys that are anchors bound the coefficients, if they are
+        known; so may `bound`.
+        """
+        a, k, power, pairing = self.anchors, self.keys, self.power, self.pairing
+        sizes = self.sizes[:2]
+        if pairing.second == "count":  # which has no gradient
+            pairing = replace(pairing, moments=pairing.moments[:1])
+        heads = len(pairing.moments)
+        if sums is not None and min(sizes):
+            x_scale, y_scale, factor = layout.scale_slopes(slopes, sums, power, heads)
+        else:
+            if bound is None and pairing.precision == "fp16" and min(sizes):
+                bound = self._bound(slopes)
+            room = power if bound is None else layout.headroom(bound)
+            x_scale, y_scale = ((x[:, :heads].T.float() * room).contiguous() for x in slopes)
+            factor = power / room
+        pulls = _pulls(a, k, sizes, pairing, x_scale=x_scale, y_scale=y_scale)
+        return pulls.mul_(factor)[:, : self.sizes[2]]
+
+    def _bound(self, slopes: Pair) -> Tensor:
+        """Returns the largest sum of |s_i| + |s'_k| times the exponentials.
+
+        It is a product of two-column weights.
+        """
         largest = [x.detach().float().abs().amax(1, keepdim=True) for x in slopes]
         top = torch.maximum(*(x.amax() for x in largest)).clamp(min=torch.finfo(torch.float32).tiny)
         s, t = (x / top for x in largest)
         left, right = torch.cat([s, torch.ones_like(s)], 1), torch.cat([torch.ones_like(t), t], 1)
-        weights = _weights(left, right, precision)
-        bound = _sums(a, k, sizes, replace(pairing, weights=weights)).sum(0).amax() * top
-    room = power if bound is None else layout.headroom(bound)
-    if pairing.second == "count":  # which has no gradient
-        pairing = replace(pairing, moments=moments[:1])
-    heads = len(pairing.moments)
-    x_scale, y_scale = ((x[:, :heads].T.float() * room).contiguous() for x in slopes)
-    pulls = _pulls(a, k, sizes, pairing, x_scale=x_scale, y_scale=y_scale)
-    return (pulls * (power / room))[:, : anchors.shape[1]]
+        weights = _weights(left, right, self.pairing.precision)
+        weighted = replace(self.pairing, weights=weights)
+        return _sums(self.anchors, self.keys, self.sizes[:2], weighted).sum(0).amax() * top
 
 
 @dataclass(frozen=True)
