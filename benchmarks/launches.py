@@ -28,18 +28,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heron import losses
-from heron.losses import Loss, classes, engine, fused
+from heron.losses import Loss, classes, engine, fused, mirroring
 from heron.losses.fused import layout
 from heron.losses.products import recording
 from tests.host_syncs import WAITING
-from tests.losses.nets import CASES, CLASSES, DIM, ROWS, Seen, wrong_labels
+from tests.losses import nets
+from tests.losses.nets import CASES, CLASSES, ROWS, Seen, wrong_labels
 
 # What gives memory without a launch.
 FREE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "alias"}
 UP = "lift_fresh"  # a tensor of Python's numbers
 DOWN = WAITING - {UP}
 NAMES = [name for name in CASES if "," not in name]
-QUEUE = 4096
+DIM, QUEUE = 128, 4096
 MAKERS: dict[str, Callable[[], Loss]] = {  # whose queue must hold a batch
     "Comco": lambda: losses.Comco(DIM, CLASSES, queue=QUEUE, neighbours=2, neighbour_epochs=2),
     "Mulco": lambda: losses.Mulco(DIM, CLASSES, queue=QUEUE, tau=0.3),
@@ -119,6 +120,7 @@ def counting() -> Iterator[Counts]:
         mock.patch.object(fused, "trusted", lambda kernel, device: True),
         mock.patch.dict(engine.STRIP_ELEMENTS, on_gpu[0]),
         mock.patch.dict(classes.FEWEST_ROWS, on_gpu[1]),
+        mock.patch.dict(mirroring.KEPT, {"cpu": mirroring.KEPT["cuda"]}),
         recording(set()),
         _Dispatched(counts),
     ):
@@ -148,7 +150,8 @@ def step(name: str, rows: int) -> Counts:
     """Returns what the second step of a loss asks for; the first makes what is kept."""
     torch.manual_seed(0)
     make, call = CASES[name]
-    loss = MAKERS.get(name, make)()
+    with mock.patch.object(nets, "DIM", DIM):
+        loss = MAKERS.get(name, make)()
     for _ in range(2):
         seen = drawn(rows)
         leaves = [*seen.z, seen.logits, seen.second, *loss.parameters()]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import softplus
 
 from heron.config.sections import Positive
 from heron.config.terms import Needs, Temperature
+from heron.distributed.derivatives import first_derivative
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.losses.families import ProjectionLoss
@@ -20,6 +22,24 @@ from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
 PAPER_BIAS = -10.0  # SigLIP's initial bias, used where the batch size is not known
+
+
+class _BoundedExp(torch.autograd.Function):
+    """exp, at most `MAX_SCALE`, with the gradient of an exp.
+
+    With that of clamp, 0, a scale that once exceeded the bound would never come back.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, log_scale: Tensor) -> Tensor:
+        scale = log_scale.clamp(max=math.log(MAX_SCALE)).exp()
+        ctx.save_for_backward(scale)
+        return scale
+
+    @staticmethod
+    @first_derivative
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> Tensor:
+        return grads[0] * ctx.saved_tensors[0]  # type: ignore[attr-defined]
 
 
 class LearntScale(nn.Module):
@@ -36,10 +56,8 @@ class LearntScale(nn.Module):
     def add_features(self, encoded: Encoded) -> Features:
         """Returns `TERM_scale` and `TERM_bias`, if any, the same for every row: [rows]."""
         rows = encoded.rng_keys.shape[0]
-        # The excess over the bound is subtracted as a constant: with clamp the gradient there is 0,
-        # and a scale that once exceeded the bound would never come back.
-        excess = (self.log_scale.detach() - math.log(MAX_SCALE)).clamp(min=0)
-        features = {f"{self.term}_scale": [(self.log_scale - excess).exp().expand(rows)]}
+        scale: Tensor = _BoundedExp.apply(self.log_scale)  # type: ignore[no-untyped-call]
+        features = {f"{self.term}_scale": [scale.expand(rows)]}
         if hasattr(self, "bias"):
             features[f"{self.term}_bias"] = [self.bias.expand(rows)]
         return features

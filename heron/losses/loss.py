@@ -10,7 +10,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -206,7 +206,7 @@ class Loss(nn.Module, ABC):
         first = next(iter(views.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:
             targets = targets.double() if first.dtype == torch.float64 else targets.float()
-        zeros = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+        zeros = _zeros(len(first), first.device)
         rng_keys = zeros if rng_keys is None else rng_keys
         with torch.autocast(first.device.type, enabled=False):
             views |= {"paths": [targets]} | self._features_of_parts(views, targets, rng_keys)
@@ -229,6 +229,7 @@ class Loss(nn.Module, ABC):
             rng_keys=rng_keys,
             epoch=epoch,
             wire_dtypes=half,
+            labels_known=not targets.is_floating_point(),
         )
         memory = self.memory
         if not self.training:  # a memory is updated in training alone
@@ -292,6 +293,12 @@ class Loss(nn.Module, ABC):
                 f"features are {_names(types)}, but its own parameters are {_names(own_types)}; "
                 "use loss.double(), loss.float(), or features of its type"
             )
+
+
+@lru_cache(maxsize=8)  # made once, not in every step
+def _zeros(rows: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(rows, dtype=torch.int64, device=device)
 
 
 def _names(types: set[torch.dtype]) -> str:

@@ -103,11 +103,12 @@ def mirrored_sums(pairs: Pairs, mirroring: Mirroring | None) -> list[Float[Tenso
     return list(sums)
 
 
-KEPT = 1 << 18  # exponentials of a head that wait for backward: 1 MiB; more are computed again
+# Exponentials of a head that wait for backward, 1 MiB of float32 on a CPU; more are computed again.
+KEPT = {"cpu": 1 << 18, "cuda": 1 << 22}
 
 
 class _Sums(torch.autograd.Function):
-    """Sums in forward, gradient in backward; what is more than `KEPT` is computed twice."""
+    """Sums in forward, gradient in backward; more than `KEPT` is computed twice."""
 
     @staticmethod
     def forward(
@@ -125,18 +126,19 @@ class _Sums(torch.autograd.Function):
             return totals
         ctx.shapes = []  # type: ignore[attr-defined]
         ctx.precision = precision = strip_precision(anchors[0])  # type: ignore[attr-defined]
-        most = min(KEPT, strip_elements(anchors[0].device))
+        device = anchors[0].device
+        most = min(KEPT.get(device.type, KEPT["cuda"]), strip_elements(device))
         keeps = all(len(a) * len(k) <= most for a, k in zip(anchors, keys, strict=True))
         parts: list[list[tuple[slice, Tensor]]] = [[] for _ in anchors]
         kept: list[Tensor] = []
         for strip in _strips(mirroring, _sides(anchors, keys, precision), anchors):
             terms = summands(pairs, strip.rows, strip.logits, strip.first)
-            of_anchors = torch.cat([term.sum(1, keepdim=True) for term in terms], 1)
-            parts[strip.head].append((strip.rows, of_anchors))
+            of_anchors = [term.sum(1, keepdim=True) for term in terms]
+            parts[strip.head].append((strip.rows, _columns(of_anchors)))
             if strip.transposed is not None:
                 rows, columns = strip.transposed
-                of_mirror = torch.stack([term[:, columns].sum(0) for term in terms], 1)
-                parts[strip.mirror].append((rows, of_mirror))
+                of_mirror = [term[:, columns].sum(0)[:, None] for term in terms]
+                parts[strip.mirror].append((rows, _columns(of_mirror)))
             kept += terms if keeps else []
         ctx.save_for_backward(*tensors, *kept)
         by_head = zip(anchors, parts, strict=True)
@@ -179,6 +181,10 @@ class _Sums(torch.autograd.Function):
         sides, d_pair = _sides(anchors, keys, ctx.precision), (d_own, d_mirror)  # type: ignore[attr-defined]
         d_anchors, d_keys = _gradients(pairs, mirroring, sides, anchors, d_pair, kept)
         return None, None, None, *d_anchors, *d_keys
+
+
+def _columns(values: Sequence[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.cat(list(values), 1)
 
 
 def _join(anchors: Tensor, moments: int, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:

@@ -116,8 +116,9 @@ def cross_view_loss(
     of_pairs = (count - 1) * max(batch, 1) * len(anchor_views)
     if present is not None:
         of_pairs = pair_count(present, anchor_views)
-    by_view = [[x.unbind(0) for x in head] for head in (attraction, *heads)]
-    (near_views, far_views), *head_views = by_view
+    sides = {id(x): x.unbind(0) for head in (attraction, *heads) for x in head}  # each once
+    near_views, far_views = (sides[id(x)] for x in attraction)
+    head_views = [(sides[id(x)], sides[id(y)]) for x, y in heads]
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         positive, *exists = (x[:, None] for x in per_anchor)
@@ -157,8 +158,12 @@ def cross_view_loss(
             shares += [contrast(pairs([d]), finish, per_anchor(*d)) for d in directions]
             continue
         sums = mirrored_sums(pairs([couple, couple[::-1]]), mirroring)[: len(directions)]
-        joined = (torch.cat(x) for x in zip(*(per_anchor(*d) for d in directions), strict=True))
-        shares.append(finish(torch.cat(sums), list(joined)))
+        if near is far and present is None:  # the same logit either way
+            joined = [per_anchor(*couple)[0].repeat(len(directions))]
+        else:
+            by_direction = zip(*(per_anchor(*d) for d in directions), strict=True)
+            joined = [torch.cat(x) for x in by_direction]
+        shares.append(finish(torch.cat(sums), joined))
     return sum_of(shares)
 
 

@@ -138,6 +138,7 @@ def pull_kernel(
     y_weight,
     x_scale,  # [2 or 1, n]: d loss / d sums of x as anchors, times the moment
     y_scale,  # [2 or 1, m]: the same of y as anchors
+    factor,  # of the result
     pulls,  # [splits, n, D]
     n,  # rows of x
     m,  # rows of y
@@ -154,6 +155,7 @@ def pull_kernel(
     SECOND: tl.constexpr,
     OF_X: tl.constexpr,
     OF_Y: tl.constexpr,
+    SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -189,5 +191,7 @@ def pull_kernel(
         if WEIGHTS:
             change *= product(weight, load_tile(y_weight, column, COLUMNS, WIDTH))
         total = add_product(total, change, y)
+    if SCALED:
+        total *= tl.load(factor)
     offset = split.to(tl.int64) * n * D
     store_part(pulls + offset, total, block * ROWS, 0, n, ROWS, D, D)

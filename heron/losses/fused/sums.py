@@ -179,8 +179,8 @@ class Operands:
             room = power if bound is None else layout.headroom(bound)
             x_scale, y_scale = ((x[:, :heads].T.float() * room).contiguous() for x in slopes)
             factor = power / room
-        pulls = _pulls(a, k, sizes, pairing, x_scale=x_scale, y_scale=y_scale)
-        return pulls.mul_(factor)[:, : self.sizes[2]]
+        scales = {"x_scale": x_scale, "y_scale": y_scale, "factor": factor}
+        return _pulls(a, k, sizes, pairing, **scales)[:, : self.sizes[2]]
 
     def _bound(self, slopes: Pair) -> Tensor:
         """Returns the largest sum of |s_i| + |s'_k| times the exponentials.
@@ -316,8 +316,12 @@ def _pulls(
     *,
     x_scale: Tensor | None = None,
     y_scale: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> Tensor:
-    """Returns sum_k (s_i + s_k) e_ik y_k, [n, d], of s_i in `x_scale` and s_k in `y_scale`."""
+    """Returns sum_k (s_i + s_k) e_ik y_k, [n, d], of s_i in `x_scale` and s_k in `y_scale`.
+
+    They are multiplied by `factor`, a power of two.
+    """
     from heron.losses.fused.sum_kernels import pull_kernel
 
     (n, m), d = sizes, x.shape[1]
@@ -331,10 +335,11 @@ def _pulls(
         pulls = x.new_empty(n_splits, n, d, dtype=torch.float32)
         layout.launch(
             pull_kernel, (-(-n // tile.rows), n_splits), tile, x,
-            x, y, *tensors, x_scale, y_scale, pulls, n, m, begin, end, per_split,
+            x, y, *tensors, x_scale, y_scale, factor, pulls, n, m, begin, end, per_split,
             *pairing.numbers(),
             D=d, ROWS=tile.rows, COLUMNS=tile.columns,
-            OF_X=x_scale is not None, OF_Y=y_scale is not None, **pairing.constants(),
+            OF_X=x_scale is not None, OF_Y=y_scale is not None, SCALED=factor is not None,
+            **pairing.constants(),
         )  # fmt: skip
         return pulls.sum(0) if n_splits > 1 else pulls[0]
 
