@@ -92,8 +92,9 @@ def workload(dim: int) -> Iterator[Callable[[Any], Any]]:
 
     yield of_sums(**tags)  # nt_xent, supcon, debiased; each head of L_u
     yield (
-        lambda precision: fused.mutual_gradient(  # the same, of own rows
-            a, k, weight[:, :1], weight[:, :1], bound=weight[0, 0], precision=precision, **tags
+        lambda precision: fused.mutual_operands(a, k, precision=precision, **tags).gradient(
+            (weight[:, :1], weight[:, :1]),
+            bound=weight[0, 0],  # the same, of own rows
         )
     )
     yield lambda precision: fused.mutual_operands(a, k, precision=precision, **tags).gradient(

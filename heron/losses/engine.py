@@ -233,34 +233,13 @@ def blockwise(
     n_anchors, n_keys, device = len(anchors[0]), len(keys[0]), anchors[0].device
     if n_anchors == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
-    tensors = *anchors, *keys, *per_anchor
-    all_strips = list(strips(n_anchors, n_keys, device))
-    if len(all_strips) == 1:  # nothing is added up, so nothing is set to zero before
-        with torch.no_grad():
-            sides = [products.factors(a, k) for a, k in zip(anchors, keys, strict=True)]
-            strip = [products.logits(a, k) for a, k in sides]
-            loss, d_logits, d_extra = rule(all_strips[0], strip, per_anchor)
-            d_strip = [
-                products.coefficients(d, k) for d, (_, k) in zip(d_logits, sides, strict=True)
-            ]
-            gradients = [
-                products.multiply(d, k) if x.requires_grad else None
-                for x, d, (_, k) in zip(anchors, d_strip, sides, strict=True)
-            ] + [
-                products.multiply(d.T, a) if x.requires_grad else None
-                for x, d, (a, _) in zip(keys, d_strip, sides, strict=True)
-            ]
-        return with_gradients(loss.to(anchors[0].dtype), tensors, [*gradients, *d_extra])
+    d_anchors: list[Tensor | None] = [None] * len(anchors)
+    d_keys: list[Tensor | None] = [None] * len(keys)
+    losses, d_extras = [], []
     with torch.no_grad():
-        # What takes no gradient, such as a queue of keys, costs no memory.
-        d_anchors, d_keys, d_per_anchor = (
-            [torch.zeros_like(t) if t.requires_grad else None for t in tensors]
-            for tensors in (anchors, keys, per_anchor)
-        )
-        total = torch.zeros((), dtype=torch.float64, device=device)
         buffers: list[Tensor] = []
         sides = [products.factors(a, k) for a, k in zip(anchors, keys, strict=True)]
-        for rows in all_strips:
+        for rows in strips(n_anchors, n_keys, device):
             if not buffers:  # the first strip is the longest
                 buffers = [a.new_empty(rows.stop, n_keys) for a in anchors]
             count = rows.stop - rows.start
@@ -269,14 +248,15 @@ def blockwise(
                 for (a, k), buffer in zip(sides, buffers, strict=True)
             ]
             loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
-            total += loss
+            losses.append(loss)
+            d_extras.append(d_extra)
             for h, (a, k) in enumerate(sides):
                 d = products.coefficients(d_logits[h], k)
-                if (d_anchor := d_anchors[h]) is not None:
-                    products.add_product(d_anchor[rows], d, k, overwrite=True)
-                if (d_key := d_keys[h]) is not None:
-                    products.add_product(d_key, d.T, a[rows])
-            for out, value in zip(d_per_anchor, d_extra, strict=True):
-                if out is not None:
-                    out[rows] = value
-    return with_gradients(total.to(anchors[0].dtype), tensors, (*d_anchors, *d_keys, *d_per_anchor))
+                if anchors[h].requires_grad:
+                    d_anchors[h] = products.accumulated(d_anchors[h], anchors[h], rows, d, k)
+                if keys[h].requires_grad:  # what takes none, such as a queue, costs no memory
+                    d_keys[h] = products.accumulated(d_keys[h], keys[h], slice(None), d.T, a[rows])
+        total = losses[0] if len(losses) == 1 else torch.stack(losses).sum(dtype=torch.float64)
+        d_per_anchor = [torch.cat(x) if len(x) > 1 else x[0] for x in zip(*d_extras, strict=True)]
+    tensors, gradients = (*anchors, *keys, *per_anchor), (*d_anchors, *d_keys, *d_per_anchor)
+    return with_gradients(total.to(anchors[0].dtype), tensors, gradients)

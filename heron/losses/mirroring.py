@@ -29,11 +29,10 @@ from heron.losses.engine import strip_elements, strips, triangular_strips
 from heron.losses.pairs import OwnRows, Pairs, Present, Rows, gather_head_values, is_fused, summands
 from heron.losses.products import (
     Factor,
-    add_product,
+    accumulated,
     coefficients,
     factors,
     logits,
-    multiply,
     strip_precision,
 )
 
@@ -234,25 +233,16 @@ def _gradients(
         for term in terms[1:]:
             terms[0].add_(term)
         d = coefficients(terms[0], sides[h][1])
-        d_anchors[h] = _add(d_anchors[h], anchors[h], rows, d, sides[h][1][first:])
+        d_anchors[h] = accumulated(d_anchors[h], anchors[h], rows, d, sides[h][1][first:])
         if mirroring is None:
             keys = sides[h][1].values
-            d_keys[h] = _add(d_keys[h], keys, slice(len(keys)), d.T, sides[h][0][rows])
+            d_keys[h] = accumulated(d_keys[h], keys, slice(len(keys)), d.T, sides[h][0][rows])
         if strip.transposed is not None:
             m, (mirror_rows, columns) = strip.mirror, strip.transposed
             product = d.T[columns], sides[m][1][rows]
-            d_anchors[m] = _add(d_anchors[m], anchors[m], mirror_rows, *product)
+            d_anchors[m] = accumulated(d_anchors[m], anchors[m], mirror_rows, *product)
     empty = zip(d_anchors, anchors, strict=True)
     return [torch.zeros_like(a) if d is None else d for d, a in empty], d_keys
-
-
-def _add(total: Tensor | None, vectors: Tensor, rows: slice, left: Factor, right: Factor) -> Tensor:
-    """Adds left @ right to the gradient of some rows of vectors, which may have none so far."""
-    if total is None and rows.indices(len(vectors)) == (0, len(vectors), 1):
-        return multiply(left, right)
-    total = torch.zeros_like(vectors) if total is None else total
-    add_product(total[rows], left, right)
-    return total
 
 
 def _add_heads(sums: Sequence[Tensor], mirroring: Mirroring | None) -> tuple[Tensor, ...]:

@@ -123,6 +123,17 @@ def add_product(total: Tensor, left: Factor, right: Factor, *, overwrite: bool =
         total.add_(multiply(left, right))
 
 
+def accumulated(
+    total: Tensor | None, vectors: Tensor, rows: slice, left: Factor, right: Factor
+) -> Tensor:
+    """Adds left @ right to the gradient of some rows of vectors, which may have none so far."""
+    if total is None and rows.indices(len(vectors)) == (0, len(vectors), 1):
+        return multiply(left, right)
+    total = torch.zeros_like(vectors) if total is None else total
+    add_product(total[rows], left, right)
+    return total
+
+
 def multiply(left: Factor, right: Factor, out: Tensor | None = None) -> Float[Tensor, "_ _"]:
     """Returns left @ right of factors with powers of their own, in the type of the vectors."""
     product = _product(left, right, out)

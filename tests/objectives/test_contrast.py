@@ -68,7 +68,7 @@ def dense_gradient(
     anchor_tag: Tensor | None,
     key_tag: Tensor | None,
 ) -> Tensor:
-    """The formula of `fused.mutual_gradient` with all logits at once."""
+    """The formula of `fused.Operands.gradient` with all logits at once."""
     parts = summands(anchors, keys, moments, floor, anchor_tag, key_tag)
     return (parts * (own.T[:, :, None] + of_keys.T[:, None])).sum(0) @ keys
 

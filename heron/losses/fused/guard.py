@@ -24,7 +24,7 @@ from heron.losses.fused import layout, switch
 from heron.losses.fused.labels import label_sums, log_sums
 from heron.losses.fused.layout import unit_gradient, unit_rows
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
-from heron.losses.fused.sums import exponential_sums, mutual_gradient
+from heron.losses.fused.sums import exponential_sums, mutual_operands
 from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError
 
@@ -183,7 +183,8 @@ def _mutual(device: torch.device, precision: layout.Precision) -> tuple[list[Ten
     (a, k), (t, u) = _draw(device, precision), _tags(device)
     s, r = torch.linspace(0.5, 1, ROWS), torch.linspace(1, 0.25, KEYS)
     slopes = s[:, None].to(device), r[:, None].to(device)
-    found = mutual_gradient(a, k, *slopes, anchor_tag=t, key_tag=u, precision=precision)
+    operands = mutual_operands(a, k, anchor_tag=t, key_tag=u, precision=precision)
+    found = operands.gradient(slopes)
     x, y = (v.double() for v in (a, k))
     f = (x @ y.T).exp() * (t[:, None] != u)
     expected = (f * (slopes[0].double() + slopes[1].double().T)) @ y

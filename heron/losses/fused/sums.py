@@ -82,39 +82,6 @@ def exponential_sums(
     return sums
 
 
-def mutual_gradient(
-    anchors: Float[Tensor, "anchors dim"],
-    keys: Float[Tensor, "keys dim"],
-    anchor_slopes: Float[Tensor, "anchors moments"],
-    key_slopes: Float[Tensor, "keys moments"],
-    *,
-    moments: tuple[float, ...] = (1.0,),
-    floor: float = -math.inf,
-    anchor_tag: Int32[Tensor, " anchors"] | None = None,
-    key_tag: Int32[Tensor, " keys"] | None = None,
-    bound: Float[Tensor, ""] | None = None,
-    precision: Precision | None = None,
-) -> Float[Tensor, "anchors dim"]:
-    r"""Computes a row's whole gradient, as an anchor and as a key of all other rows.
-
-    .. math:: g_i = \sum_k 1[t_i \ne t_k]\, 1[l_{ik} \ge floor]\,
-              \sum_r (s_{ir} + s'_{kr}) \exp(m_r l_{ik})\, k_k
-
-    The slopes s are the derivative of the loss by the anchors' sums, times the moments, and s' the
-    same of the keys as anchors. The first moment must be above 0. `bound` is an upper bound of
-    |s_ir + s'_kr| exp(m_r l_ik), such as twice the largest |s_ir| S_ir of all rows, and keeps these
-    numbers in fp16's range. See `exponential_sums` for the other arguments and the errors.
-
-    The gradient is float32 and not differentiable. It takes two products, and in `fp16` a third
-    unless `bound` is given.
-    """
-    operands = mutual_operands(
-        anchors, keys, moments=moments, floor=floor, anchor_tag=anchor_tag, key_tag=key_tag,
-        precision=precision,
-    )  # fmt: skip
-    return operands.gradient((anchor_slopes, key_slopes), bound=bound)
-
-
 def mutual_operands(
     anchors: Float[Tensor, "anchors dim"],
     keys: Float[Tensor, "keys dim"],
@@ -125,7 +92,10 @@ def mutual_operands(
     key_tag: Int32[Tensor, " keys"] | None = None,
     precision: Precision | None = None,
 ) -> "Operands":
-    """Casts both sides once, for the sums and for the gradient; errors are `mutual_gradient`'s."""
+    """Casts rows that are each other's keys once, for their sums and for their whole gradient.
+
+    The first moment must be above 0. See `exponential_sums` for the arguments and the errors.
+    """
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)
     if len(moments) not in (1, 2) or not moments[0] > 0:
@@ -161,10 +131,16 @@ class Operands:
     def gradient(
         self, slopes: Pair, sums: Pair | None = None, bound: Tensor | None = None
     ) -> Float[Tensor, "anchors dim"]:
-        """Returns `mutual_gradient` of both sides' slopes.
+        r"""Computes a row's whole gradient, as an anchor and as a key of all other rows.
 
-        The sums of all anchors and of the keys that are anchors bound the coefficients, if they are
-        known; so may `bound`.
+        .. math:: g_i = \sum_k 1[t_i \ne t_k]\, 1[l_{ik} \ge floor]\,
+                  \sum_r (s_{ir} + s'_{kr}) \exp(m_r l_{ik})\, k_k
+
+        The slopes s, [anchors, moments], are the derivative of the loss by the anchors' sums, times
+        the moments, and s' the same of the keys as anchors. The sums of all anchors, and of the
+        keys that are anchors, keep |s_ir + s'_kr| exp(m_r l_ik) in fp16's range; so does `bound`,
+        an upper bound of it. The gradient is float32 and not differentiable. It takes two products,
+        and in `fp16` a third if neither is known.
         """
         a, k, power, pairing = self.anchors, self.keys, self.power, self.pairing
         sizes = self.sizes[:2]
