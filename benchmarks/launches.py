@@ -98,7 +98,7 @@ def _is_view(func: Any, args: Sequence[Any], result: Any) -> bool:
     if tensors and not any(x.numel() for x in tensors):
         return True
     if func._schema.is_mutable or not tensors or not args or not isinstance(args[0], Tensor):
-        return func.namespace == "prim"
+        return bool(func.namespace == "prim")
     memory = args[0].untyped_storage().data_ptr()
     return all(x.untyped_storage().data_ptr() == memory for x in tensors)
 

@@ -39,7 +39,8 @@ class _BoundedExp(torch.autograd.Function):
     @staticmethod
     @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor) -> Tensor:
-        return grads[0] * ctx.saved_tensors[0]  # type: ignore[attr-defined]
+        (scale,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grads[0].mul(scale)
 
 
 class LearntScale(nn.Module):

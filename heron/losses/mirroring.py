@@ -140,8 +140,8 @@ class _Sums(torch.autograd.Function):
                 parts[strip.mirror].append((rows, _columns(of_mirror)))
             kept += terms if keeps else []
         ctx.save_for_backward(*tensors, *kept)
-        by_head = zip(anchors, parts, strict=True)
-        return _add_heads([_join(a, len(pairs.moments), x) for a, x in by_head], mirroring)
+        of_heads = zip(anchors, parts, strict=True)
+        return _add_heads([_join(a, len(pairs.moments), x) for a, x in of_heads], mirroring)
 
     @staticmethod
     @first_derivative
@@ -173,7 +173,8 @@ class _Sums(torch.autograd.Function):
                 if mirroring.gather is None:  # all anchors' sums, which bound the coefficients
                     of_sums = tensors[3 * heads :]
                     known = of_sums[sum_index[h]], of_sums[sum_index[mirroring.mirror[h]]]
-                operands = fused.Operands(*tensors[3 * h : 3 * h + 3], *shape)
+                a, k, power = tensors[3 * h : 3 * h + 3]
+                operands = fused.Operands(a, k, power, *shape)
                 gradients.append(operands.gradient((d_own[h], d_mirror[h]), known))
             return None, None, None, *gradients, *[None] * heads
         anchors, keys, kept = tensors[:heads], tensors[heads : 2 * heads], tensors[2 * heads :]

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -80,7 +81,7 @@ def own_views(
     own: slice,
     present: Present,
     device: torch.device,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Returns what of `Pairs` leaves out the pairs of an anchor and a view of its own row."""
     if present is None and anchor_views.start == 0:
         numbers = numbers_of(batch, count, own, device, len(anchor_views))

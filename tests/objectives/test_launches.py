@@ -33,7 +33,7 @@ def test_what_is_counted() -> None:
     x = torch.ones(4, 4, requires_grad=True)
     with launches.counting() as counts:
         y = (x.T[1:] * 2).sum()  # two
-        y.backward()  # a one for y, the product's, the slice's, the copy into x.grad
+        torch.autograd.backward(y)  # a one for y, the product's, the slice's, the copy into x.grad
         torch.empty(3).view(3, 1)
     assert counts.totals() == [6, 0, 0], counts.launches
     with launches.counting() as counts:
