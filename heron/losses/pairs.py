@@ -40,7 +40,7 @@ def join_views(
 
 def rows_of(view: Shaped[Tensor, "batch ..."], rows: slice) -> Tensor:
     """Returns some rows; all of them are the tensor itself, whose gradient is not copied."""
-    return view if rows.indices(len(view)) == (0, len(view), 1) else view[rows]
+    return view if rows.indices(view.shape[0]) == (0, view.shape[0], 1) else view[rows]
 
 
 def rows_of_views(views: Shaped[Tensor, "views batch ..."], rows: slice) -> Tensor:

@@ -127,7 +127,8 @@ def accumulated(
     total: Tensor | None, vectors: Tensor, rows: slice, left: Factor, right: Factor
 ) -> Tensor:
     """Adds left @ right to the gradient of some rows of vectors, which may have none so far."""
-    if total is None and rows.indices(len(vectors)) == (0, len(vectors), 1):
+    count = vectors.shape[0]
+    if total is None and rows.indices(count) == (0, count, 1):
         return multiply(left, right)
     total = torch.zeros_like(vectors) if total is None else total
     add_product(total[rows], left, right)
