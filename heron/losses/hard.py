@@ -22,7 +22,7 @@ from heron.losses.inputs import LossError, RowCounts, Views, as_groups
 from heron.losses.loss import Loss
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
 from heron.losses.own_positives import positives as view_positives
-from heron.losses.own_positives import unit_views
+from heron.losses.own_positives import unit_head
 from heron.losses.pairs import (
     Pairs,
     Present,
@@ -196,7 +196,7 @@ def hard(
     if label is None and positives == "label":
         raise ValueError("positives by label need labels; use augmentation")
     power, floor = _eta_power_and_floor(hardening, beta, threshold)
-    vectors, scaled = unit_views(z, tau, "hard", tau / (1 + power))
+    scaled, vectors = unit_head(z, tau, "hard", tau / (1 + power))
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     samples = torch.arange(batch, device=z[0].device)
     tags = samples if label is None else class_numbers(label, batch, "hard")
@@ -231,8 +231,7 @@ def hard(
         return _over_class_pairs(pairs, log_total, of_pairs, positions, mirroring, rows)
     all_pairs = count * (count - 1) * max(batch, 1)
     mean = 1 / (all_pairs if present is None else pair_count(present, range(count)))
-    cosine, *exists = view_positives(vectors, range(count), own, present)
-    view_pairs = [cosine / tau, *exists]
+    view_pairs = view_positives(vectors, range(count), tau, own, present)
     return _over_view_pairs(pairs, log_total, mean, constants, view_pairs, mirroring)
 
 
@@ -359,7 +358,7 @@ def debiased(
     Raises:
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
-    vectors, scaled = unit_views(z, tau, "debiased")
+    scaled, vectors = unit_head(z, tau, "debiased")
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     numbers = numbers_of(batch, count, own, z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
@@ -376,7 +375,7 @@ def debiased(
         numbers.keys,
         exclude=numbers.own_keys,
     )
-    positive = [cosine / tau for cosine in view_positives(vectors, range(count), own)]
+    positive = view_positives(vectors, range(count), tau, own)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)])
     return contrast(pairs, finish, positive, mirroring=mirroring)
 

@@ -54,7 +54,7 @@ def all_views_loss(
     if anchor_views == all_views:
         mirror = range(len(heads))[::-1]
         mirroring = Mirroring.of(rows, batch, mirror, [0] * len(heads), [all_views], present)
-    per_anchor = positives(vectors, anchor_views, own, present)
+    per_anchor = cosines(vectors, anchor_views, own, present)
     if len(counted) < len(anchor_views):
         is_counted = [x.new_full((len(x),), float(u in counted)) for u, x in enumerate(vectors)]
         weight = join_views(is_counted, present, own, anchor_views)[:, None]
@@ -168,8 +168,13 @@ def cross_view_loss(
     return sum_of(shares)
 
 
-def unit_views(z: Sequence[Tensor], tau: float, term: str, least_tau: float | None = None) -> Head:
-    """Returns the projections as unit vectors, and these divided by tau, in the working type.
+def unit_views(z: Sequence[Tensor], tau: float, term: str) -> list[Tensor]:
+    """Returns the projections as unit vectors in the working type; errors as in `nt_xent`."""
+    return list(unit_head(z, tau, term)[1])
+
+
+def unit_head(z: Sequence[Tensor], tau: float, term: str, least_tau: float | None = None) -> Head:
+    """Returns the projections as unit vectors over tau, and as such, in the working type.
 
     That is the type of `least_tau`, if it is given. Errors are those of `nt_xent`.
     """
@@ -179,10 +184,24 @@ def unit_views(z: Sequence[Tensor], tau: float, term: str, least_tau: float | No
             f"{term} needs at least 2 views, got {len(z)}; a single-view data set needs two "
             "augmentations of its view"
         )
-    return unit_and_scaled(z, tau, dtype)
+    vectors, scaled = unit_and_scaled(z, tau, dtype)
+    return scaled, vectors
 
 
 def positives(
+    vectors: Sequence[Tensor] | Tensor,
+    anchor_views: range,
+    tau: float,
+    rows: slice,
+    present: Present = None,
+) -> list[Tensor]:
+    """Returns the logits, cos / tau, of anchors with their samples' other views: see `cosines`."""
+    stacked = vectors if isinstance(vectors, Tensor) else torch.stack(list(vectors))
+    of_pairs, *exists = cosines(stacked, anchor_views, rows, present)
+    return [of_pairs / tau, *exists]
+
+
+def cosines(
     vectors: Float[Tensor, "views batch dim"],
     anchor_views: range,
     rows: slice,
@@ -195,8 +214,8 @@ def positives(
     """
     own, shifts = rows_of_views(vectors, rows), range(1, len(vectors))
     by_shift = [(own * own.roll(-k, 0)).sum(-1, keepdim=True) for k in shifts]
-    cosines = by_shift[0] if len(by_shift) == 1 else torch.cat(by_shift, -1)
+    by_view = by_shift[0] if len(by_shift) == 1 else torch.cat(by_shift, -1)
     if present is None:
-        return [join_views(cosines, None, view_numbers=anchor_views)]
+        return [join_views(by_view, None, view_numbers=anchor_views)]
     others = torch.stack([present[rows].T.roll(-k, 0) for k in shifts], -1).to(vectors.dtype)
-    return [join_views(x, present[rows], view_numbers=anchor_views) for x in (cosines, others)]
+    return [join_views(x, present[rows], view_numbers=anchor_views) for x in (by_view, others)]

@@ -13,7 +13,7 @@ from heron.losses.batch import GlobalBatch
 from heron.losses.engine import sum_of, unit
 from heron.losses.families import InputLoss, ProjectionLoss
 from heron.losses.loss import projection_spec
-from heron.losses.own_positives import Head, all_views_loss, cross_view_loss, unit_views
+from heron.losses.own_positives import Head, all_views_loss, cross_view_loss, unit_head
 from heron.losses.pairs import Present, Rows
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
@@ -206,9 +206,8 @@ def nt_xent(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors, scaled = unit_views(z, tau, "nt_xent")
-    head = scaled, vectors
-    return all_views_loss(vectors, [head], range(len(z)), tau, 1.0, rows, present)
+    head = unit_head(z, tau, "nt_xent")
+    return all_views_loss(head[1], [head], range(len(z)), tau, 1.0, rows, present)
 
 
 def cmc(
@@ -222,8 +221,7 @@ def cmc(
 
     Arguments, result and errors are those of `nt_xent`.
     """
-    vectors, scaled = unit_views(z, tau, "cmc")
-    head = scaled, vectors
+    head = unit_head(z, tau, "cmc")
     return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present)
 
 
@@ -260,7 +258,7 @@ def weighted_unsupervised(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors, scaled = unit_views(z, tau, "weighted_unsupervised")
+    scaled, vectors = unit_head(z, tau, "weighted_unsupervised")
     p = scaled - unit(torch.stack(list(h))).to(vectors.dtype)
     views = range(1 if anchors == "first" else len(z))
     heads: list[Head] = [(vectors, p), (p, vectors)]
@@ -291,7 +289,7 @@ def input_weighted_unsupervised(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors, scaled = unit_views(z, tau, "input_weighted_unsupervised")
+    scaled, vectors = unit_head(z, tau, "input_weighted_unsupervised")
     inputs = [unit(view.detach().flatten(1)).to(vectors.dtype) for view in x]
     views = range(1 if anchors == "first" else len(z))
     # If all views have one width, the inputs that weight a pair do not depend on the anchor's view.

@@ -177,7 +177,7 @@ def _cast(
     x: Tensor, y: Tensor, precision: Precision, factor: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns what `operands` does, by one kernel and one maximum of each side."""
-    from heron.losses.fused.prepare_kernels import cast_kernel
+    from heron.losses.fused.sum_kernels import cast_kernel
 
     balanced = precision == "fp16" and min(x.numel(), y.numel()) > 0
     dtype = {"fp16": torch.half, "bf16": torch.bfloat16, "ieee": torch.float32}[precision]
@@ -197,7 +197,7 @@ def _cast(
 
 def unit_rows(x: Float[Tensor, "rows dim"], tau: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns rows of unit length, these divided by tau, and the lengths, 1 for rows of zeros."""
-    from heron.losses.fused.prepare_kernels import unit_kernel
+    from heron.losses.fused.sum_kernels import unit_kernel
 
     x = x.contiguous()
     vectors, scaled, length = torch.empty_like(x), torch.empty_like(x), x.new_empty(len(x))
@@ -212,7 +212,7 @@ def unit_gradient(
     grads: tuple[Tensor | None, Tensor | None], vectors: Tensor, length: Tensor, tau: float
 ) -> Float[Tensor, "rows dim"]:
     """Returns the gradient of `unit_rows`, of those of its vectors and of these divided by tau."""
-    from heron.losses.fused.prepare_kernels import unit_gradient_kernel
+    from heron.losses.fused.sum_kernels import unit_gradient_kernel
 
     result = torch.empty_like(vectors)
     both = [vectors if x is None else x.contiguous() for x in grads]
@@ -232,7 +232,7 @@ def scale_slopes(
 
     Returns them as [heads, rows], and the factor of the gradient that they give.
     """
-    from heron.losses.fused.prepare_kernels import slope_kernel
+    from heron.losses.fused.sum_kernels import slope_kernel
 
     own, of_keys = (x.contiguous() for x in slopes)
     scaled = [x.new_empty(heads, len(x)) for x in (own, of_keys)]
