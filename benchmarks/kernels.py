@@ -32,6 +32,9 @@ from heron.losses import fused
 from heron.losses.fused import layout, switch
 
 LABELS = 40
+WITHOUT_PRODUCTS = tuple(
+    f".{name}_kernel" for name in ("collect", "cast", "slope", "unit", "unit_gradient")
+)
 PRECISION_OF = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "ieee"}
 TYPES = {
     torch.float32: "*fp32",
@@ -89,10 +92,15 @@ def workload(dim: int) -> Iterator[Callable[[Any], Any]]:
 
     yield of_sums(**tags)  # nt_xent, supcon, debiased; each head of L_u
     yield (
-        lambda precision: fused.mutual_gradient(  # the same, of own rows
-            a, k, weight[:, :1], weight[:, :1], bound=weight[0, 0], precision=precision, **tags
+        lambda precision: fused.mutual_operands(a, k, precision=precision, **tags).gradient(
+            (weight[:, :1], weight[:, :1]),
+            bound=weight[0, 0],  # the same, of own rows
         )
     )
+    yield lambda precision: fused.mutual_operands(a, k, precision=precision, **tags).gradient(
+        (weight[:, :1], weight[:, :1]), (weight[:, :1], weight[:, :1])
+    )
+    yield lambda precision: fused.unit_gradient((a, a), *fused.unit_rows(a, 0.5)[::2], 0.5)
     yield of_sums(moments=(2.0, 1.0), **tags)  # hard, beta = 1
     yield of_sums(moments=(1.0, 0.0), floor=0.0, **tags)  # hard, by a threshold
     yield of_sums(anchor_weight=weight, key_weight=weight)  # mulco
@@ -144,7 +152,11 @@ def recorded() -> Iterator[list[Variant]]:
         if variant not in launched_variants:
             launched_variants.append(variant)
 
-    with mock.patch.object(layout, "launch", launch), mock.patch.object(layout, "require"):
+    with (
+        mock.patch.object(layout, "launch", launch),
+        mock.patch.object(layout, "require"),
+        mock.patch.object(layout, "available"),
+    ):
         yield launched_variants
 
 
@@ -231,7 +243,7 @@ def problem(variant: Variant, result: Compiled) -> str:
         return f"spills {result.spill} B a thread"
     if result.shared > switch.SHARED_KIB << 10:
         return f"takes {result.shared >> 10} KiB of shared memory; there are {switch.SHARED_KIB}"
-    if not result.wgmma and variant.name != "collect":  # which adds up, and multiplies not
+    if not result.wgmma and not variant.kernel.endswith(WITHOUT_PRODUCTS):
         return "has products that miss the matrix units"
     return ""
 

@@ -73,9 +73,8 @@ def test_parts_on_a_cpu(tmp_path: Path) -> None:
     by_part = {part: [row for row in rows if row["part"] == part] for part in parts}
     terms = {row["term"]: row["path"] for row in by_part["right"]}
     assert set(terms) == {"nt_xent", "weighted_supervised", "h_scl", "weighted_unsupervised"}
-    assert terms["nt_xent"] == "pull_kernel+sum_kernel" and all(
-        row["ok"] and row["same"] for row in by_part["right"]
-    )
+    path = "pull_kernel+slope_kernel+sum_kernel+unit_gradient_kernel+unit_kernel"
+    assert terms["nt_xent"] == path and all(row["ok"] and row["same"] for row in by_part["right"])
     assert [row["method"] for row in by_part["fast"]] == ["ours", "dense"]
     assert all(row["ms"] > 0 for row in by_part["fast"])
     assert len(by_part["nccl"]) == 7 and all(row["ok"] for row in by_part["nccl"])

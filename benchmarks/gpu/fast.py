@@ -122,9 +122,9 @@ def tiles(first: int) -> None:
                 0.15,
             )
             pull = clock(
-                lambda a=a, k=k, up=up: fused.mutual_gradient(  # type: ignore[misc]
-                    a, k, up, up, anchor_tag=tag, key_tag=tag, bound=up.amax() * 8, precision="bf16"
-                ),
+                lambda a=a, k=k, up=up: fused.mutual_operands(  # type: ignore[misc]
+                    a, k, anchor_tag=tag, key_tag=tag, precision="bf16"
+                ).gradient((up, up), bound=up.amax() * 8),
                 0.15,
             )
             flops = 2 * n * n * d

@@ -160,6 +160,8 @@ class GlobalBatch:
         """A class number for each labelled row: rows with the same labels share it."""
         if not len(self.targets):
             return self.labelled_indices
+        if self.targets.shape[1] == 1:
+            return dense_ranks(self.targets[:, 0].nan_to_num(2))
         targets = self.targets.nan_to_num(2)
         if not in_run():  # labels may be any numbers
             numbers: Tensor = torch.unique(targets, dim=0, return_inverse=True)[1]

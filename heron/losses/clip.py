@@ -6,20 +6,41 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import softplus
 
 from heron.config.sections import Positive
 from heron.config.terms import Needs, Temperature
+from heron.distributed.derivatives import first_derivative
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import Rule, RuleResult, blockwise, unit, working_dtype
 from heron.losses.families import ProjectionLoss
 from heron.losses.loss import projection_spec
 from heron.losses.own_positives import cross_view_loss
-from heron.losses.pairs import OwnRows, Present, Rows, as_slice, join_views
+from heron.losses.pairs import OwnRows, Present, Rows, as_slice, join_views, rows_of_views
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
 PAPER_BIAS = -10.0  # SigLIP's initial bias, used where the batch size is not known
+
+
+class _BoundedExp(torch.autograd.Function):
+    """exp, at most `MAX_SCALE`, with the gradient of an exp.
+
+    With that of clamp, 0, a scale that once exceeded the bound would never come back.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, log_scale: Tensor) -> Tensor:
+        scale = log_scale.clamp(max=math.log(MAX_SCALE)).exp()
+        ctx.save_for_backward(scale)
+        return scale
+
+    @staticmethod
+    @first_derivative
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> Tensor:
+        (scale,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grads[0].mul(scale)
 
 
 class LearntScale(nn.Module):
@@ -36,10 +57,8 @@ class LearntScale(nn.Module):
     def add_features(self, encoded: Encoded) -> Features:
         """Returns `TERM_scale` and `TERM_bias`, if any, the same for every row: [rows]."""
         rows = encoded.rng_keys.shape[0]
-        # The excess over the bound is subtracted as a constant: with clamp the gradient there is 0,
-        # and a scale that once exceeded the bound would never come back.
-        excess = (self.log_scale.detach() - math.log(MAX_SCALE)).clamp(min=0)
-        features = {f"{self.term}_scale": [(self.log_scale - excess).exp().expand(rows)]}
+        scale: Tensor = _BoundedExp.apply(self.log_scale)  # type: ignore[no-untyped-call]
+        features = {f"{self.term}_scale": [scale.expand(rows)]}
         if hasattr(self, "bias"):
             features[f"{self.term}_bias"] = [self.bias.expand(rows)]
         return features
@@ -146,19 +165,22 @@ def clip(
         ValueError: fewer than two views.
     """
     vectors = _unit_views(z, "clip", working_dtype(z[0].dtype, 1 / MAX_SCALE))
-    own, scale = as_slice(rows), scale.to(vectors[0].dtype)
-    start, stop, _ = own.indices(len(vectors[0]))
+    own, batch = as_slice(rows), vectors.shape[1]
+    start, stop, _ = own.indices(batch)
+    one_scale = (start, stop) == (0, batch) and batch > 0 and scale.stride() == (0,)
+    mirrored = one_scale or isinstance(rows, OwnRows)
+    scale = (scale[:1] if one_scale else scale).to(vectors.dtype)
     # With the root of the scale on either side, transposed logits have the same scale.
     if isinstance(rows, OwnRows):
-        all_scales = rows.gather(scale.detach())
-        scale = torch.cat([all_scales[:start], scale, all_scales[stop:]]).sqrt()[:, None]
-        scaled = [v * scale for v in vectors]
+        all_scales = rows.gather(scale.detach().expand(stop - start))
+        scale = torch.cat([all_scales[:start], scale, all_scales[stop:]])
+    if mirrored:
+        scaled = vectors * scale.sqrt()[:, None]
         head = scaled, scaled
     else:
-        scale = torch.nn.functional.pad(scale, (start, len(vectors[0]) - stop), value=1.0)
-        head = [v * scale[:, None] for v in vectors], vectors
-    mirrored = isinstance(rows, OwnRows)
-    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present, mirrored) / len(z)
+        scale = torch.nn.functional.pad(scale, (start, batch - stop), value=1.0)
+        head = vectors * scale[:, None], vectors
+    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present, mirrored)
 
 
 def siglip(
@@ -182,8 +204,8 @@ def siglip(
         present: which views each row has.
     """
     vectors = _unit_views(z, "siglip", working_dtype(z[0].dtype, 1.0))
-    batch, count = len(vectors[0]), len(vectors)
-    own, dtype = as_slice(rows), vectors[0].dtype
+    count, batch = vectors.shape[:2]
+    own, dtype = as_slice(rows), vectors.dtype
     mean = 2 / (max(batch, 1) * count * (count - 1))
     if present is not None:
         mean = 1 / max(sum(int(present[:, u].sum()) * (count - 1 - u) for u in range(count)), 1)
@@ -210,18 +232,18 @@ def siglip(
         return torch.stack(losses).sum()
 
     scale, bias = scale.to(dtype), bias.to(dtype)
-    all_rows, own_vectors = slice(None), [x[own] for x in vectors]
+    all_rows, own_vectors = slice(None), rows_of_views(vectors, own)
     if not isinstance(rows, OwnRows):
         return share(own, all_rows, scale, bias, (own_vectors, vectors)).to(bias.dtype)
     all_scales, all_biases = rows.gather(torch.stack([scale, bias], 1).detach()).unbind(1)
-    constant = [view.detach() for view in vectors]
+    constant = vectors.detach()
     loss = share(own, all_rows, scale, bias, (own_vectors, constant))
     # `as_keys` adds the own keys' gradient, but no value.
     as_keys = share(all_rows, own, all_scales, all_biases, (constant, own_vectors))
     return loss + as_keys - as_keys.detach()
 
 
-Sides = tuple[Sequence[Tensor], Sequence[Tensor]]  # the views of the anchors, and of the keys
+Sides = tuple[Tensor, Tensor]  # the views of the anchors, and of the keys
 
 
 def _sigmoid_rule(positives: Tensor, mean: float) -> Rule:
@@ -246,7 +268,7 @@ def _sigmoid_rule(positives: Tensor, mean: float) -> Rule:
     return rule
 
 
-def _unit_views(z: Sequence[Tensor], term: str, dtype: torch.dtype) -> list[Tensor]:
+def _unit_views(z: Sequence[Tensor], term: str, dtype: torch.dtype) -> Tensor:
     if len(z) < 2:
         raise ValueError(f"{term} needs at least 2 views, such as picture and text, got {len(z)}")
-    return [unit(view).to(dtype) for view in z]
+    return unit(torch.stack(list(z))).to(dtype)

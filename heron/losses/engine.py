@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from heron.distributed.derivatives import first_derivative
-from heron.losses import products
+from heron.losses import fused, products
 
 # A strip's share of the loss, d loss / d logits (one per head), d loss / d per-anchor tensors.
 # The rule may use the logits' own memory for their gradient.
@@ -30,11 +30,81 @@ STRIP_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
 MIN_STRIP_ROWS = 32  # fewer rows make the products too thin to run near the machine's rate
 
 
+class _Unit(torch.autograd.Function):
+    """Its gradient is taken by hand: autograd would launch fourteen kernels for it."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, dtype: torch.dtype, tau: float | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        scaled = None
+        if takes_kernels(x):
+            rows, scaled, length = fused.unit_rows(x.flatten(0, -2), tau or 1.0)
+            vectors, scaled = rows.view_as(x), scaled.view_as(x)
+        else:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            length.masked_fill_(length == 0, 1.0)
+            vectors = x / length
+        ctx.save_for_backward(vectors, length)
+        ctx.tau, ctx.kernels = tau, scaled is not None  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        result = vectors.to(dtype)
+        if tau is None:
+            return result
+        return result, result / tau if scaled is None or dtype != x.dtype else scaled
+
+    @staticmethod
+    @first_derivative
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        vectors, length = ctx.saved_tensors  # type: ignore[attr-defined]
+        if ctx.kernels and any(x is not None for x in grads):  # type: ignore[attr-defined]
+            both = [None if x is None else x.to(vectors.dtype).flatten(0, -2) for x in grads]
+            tau = ctx.tau or 1.0  # type: ignore[attr-defined]
+            rows = vectors.flatten(0, -2)
+            x = fused.unit_gradient((both[0], (*both, None)[1]), rows, length, tau)
+            return x.view_as(vectors), None, None
+        grad = grads[0]
+        if len(grads) > 1 and grads[1] is not None:
+            zero = torch.zeros_like(grads[1]) if grad is None else grad
+            grad = torch.add(zero, grads[1], alpha=1 / ctx.tau)  # type: ignore[attr-defined]
+        if grad is None:
+            return None, None, None
+        grad = grad.to(vectors.dtype)
+        along = (grad * vectors).sum(-1, keepdim=True)
+        return torch.addcmul(grad, vectors, along, value=-1).div_(length), None, None
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Returns whether kernels compute `unit` of some rows."""
+    if x.dtype != torch.float32 or not x.numel() or x.shape[-1] > fused.WIDEST or x.dim() < 2:
+        return False
+    return fused.enabled(x.device) and fused.trusted("unit", x.device)
+
+
+def _at_least_float(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
     """Scales rows to unit length in at least float32; zero rows stay zero (finite gradient)."""
-    x = x if x.dtype == torch.float64 else x.float()
-    length = x.norm(dim=-1, keepdim=True)
-    return x / torch.where(length > 0, length, 1.0)
+    x = _at_least_float(x)
+    vectors: Tensor = _Unit.apply(x, x.dtype, None)  # type: ignore[no-untyped-call]
+    return vectors
+
+
+def unit_and_scaled(
+    views: Sequence[Float[Tensor, "batch dim"]], tau: float, dtype: torch.dtype
+) -> tuple[Float[Tensor, "views batch dim"], Float[Tensor, "views batch dim"]]:
+    """Returns the views' rows as unit vectors, `unit`, and these divided by tau, in a dtype."""
+    both: tuple[Tensor, Tensor] = _Unit.apply(  # type: ignore[no-untyped-call]
+        _at_least_float(torch.stack(list(views))), dtype, tau
+    )
+    return both
+
+
+def sum_of(shares: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """Returns the sum of scalars."""
+    return shares[0] if len(shares) == 1 else torch.stack(list(shares)).sum()
 
 
 def working_dtype(dtype: torch.dtype, tau: float) -> torch.dtype:
@@ -74,6 +144,11 @@ def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iter
         yield slice(start, start := min(start + step, n_anchors))
 
 
+def mean_over(values: Tensor, count: int) -> Float[Tensor, ""]:
+    """Returns the sum of values over a count, which is that of all processes' values."""
+    return values.mean() if values.numel() == count else values.sum() / count
+
+
 def dense_ranks(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Returns the place of each value among the distinct ones, from 0 on, below n.
 
@@ -102,7 +177,7 @@ def refuse_labels(wrong: Bool[Tensor, "rows ..."], message: Callable[[int], str]
 
 
 def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]:
-    """Returns the class of each sample, numbered from 0 on.
+    """Returns a number below `batch` for each sample, which it shares with its class alone.
 
     Raises ValueError, naming `term`, if the labels are not one whole number per sample.
     """
@@ -111,7 +186,7 @@ def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]
             f"{term}: labels must be one whole number per sample, [{batch}], got {label.dtype} "
             f"{tuple(label.shape)}; take argmax(1) of one-hot labels"
         )
-    return dense_ranks(label)
+    return torch.searchsorted(label.sort()[0], label)
 
 
 class _WithGradients(torch.autograd.Function):
@@ -158,13 +233,10 @@ def blockwise(
     n_anchors, n_keys, device = len(anchors[0]), len(keys[0]), anchors[0].device
     if n_anchors == 0:  # keeps the inputs in the autograd graph
         return sum((t.sum() * 0 for t in (*anchors, *keys)), anchors[0].new_zeros(()))
+    d_anchors: list[Tensor | None] = [None] * len(anchors)
+    d_keys: list[Tensor | None] = [None] * len(keys)
+    losses, d_extras = [], []
     with torch.no_grad():
-        # What takes no gradient, such as a queue of keys, costs no memory.
-        d_anchors, d_keys, d_per_anchor = (
-            [torch.zeros_like(t) if t.requires_grad else None for t in tensors]
-            for tensors in (anchors, keys, per_anchor)
-        )
-        total = torch.zeros((), dtype=torch.float64, device=device)
         buffers: list[Tensor] = []
         sides = [products.factors(a, k) for a, k in zip(anchors, keys, strict=True)]
         for rows in strips(n_anchors, n_keys, device):
@@ -176,15 +248,15 @@ def blockwise(
                 for (a, k), buffer in zip(sides, buffers, strict=True)
             ]
             loss, d_logits, d_extra = rule(rows, logits, [t[rows] for t in per_anchor])
-            total += loss
+            losses.append(loss)
+            d_extras.append(d_extra)
             for h, (a, k) in enumerate(sides):
                 d = products.coefficients(d_logits[h], k)
-                if (d_anchor := d_anchors[h]) is not None:
-                    products.add_product(d_anchor[rows], d, k, overwrite=True)
-                if (d_key := d_keys[h]) is not None:
-                    products.add_product(d_key, d.T, a[rows])
-            for out, value in zip(d_per_anchor, d_extra, strict=True):
-                if out is not None:
-                    out[rows] = value
+                if anchors[h].requires_grad:
+                    d_anchors[h] = products.accumulated(d_anchors[h], anchors[h], rows, d, k)
+                if keys[h].requires_grad:  # what takes none, such as a queue, costs no memory
+                    d_keys[h] = products.accumulated(d_keys[h], keys[h], slice(None), d.T, a[rows])
+        total = losses[0] if len(losses) == 1 else torch.stack(losses).sum(dtype=torch.float64)
+        d_per_anchor = [torch.cat(x) if len(x) > 1 else x[0] for x in zip(*d_extras, strict=True)]
     tensors, gradients = (*anchors, *keys, *per_anchor), (*d_anchors, *d_keys, *d_per_anchor)
     return with_gradients(total.to(anchors[0].dtype), tensors, gradients)

@@ -21,8 +21,8 @@ from heron.losses.families import ProjectionLoss
 from heron.losses.inputs import LossError, RowCounts, Views, as_groups
 from heron.losses.loss import Loss
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
-from heron.losses.own_positives import own_keys, unit_views
 from heron.losses.own_positives import positives as view_positives
+from heron.losses.own_positives import unit_head
 from heron.losses.pairs import (
     Pairs,
     Present,
@@ -30,6 +30,7 @@ from heron.losses.pairs import (
     as_slice,
     is_fused,
     join_views,
+    numbers_of,
     own_row_positions,
     pair_count,
 )
@@ -195,21 +196,21 @@ def hard(
     if label is None and positives == "label":
         raise ValueError("positives by label need labels; use augmentation")
     power, floor = _eta_power_and_floor(hardening, beta, threshold)
-    vectors = unit_views(z, tau / (1 + power), "hard")
+    scaled, vectors = unit_head(z, tau, "hard", tau / (1 + power))
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     samples = torch.arange(batch, device=z[0].device)
     tags = samples if label is None else class_numbers(label, batch, "hard")
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)], present)
-    anchors, keys = join_views(vectors, present, own), join_views(vectors, present)
-    anchor_tag = join_views([tags] * count, present, own)
+    anchors, keys = join_views(scaled, present, own), join_views(vectors, present)
     key_tag = join_views([tags] * count, present)
+    anchor_tag = key_tag if len(anchors) == len(keys) else join_views([tags] * count, present, own)
     exclude = None
     if label is None and present is None:
-        exclude = own_keys(samples[own], batch, count).repeat(count, 1)
+        exclude = numbers_of(batch, count, own, keys.device).own_keys
     sizes, log_m = count_members(key_tag, batch), math.log(max(count * (batch - 1), 1))
     plain = hardening == "none"  # then sum eta is a count, which the classes' sizes give
     pairs = Pairs(
-        [anchors / tau],
+        [anchors],
         [keys],
         anchor_tag=anchor_tag,
         key_tag=key_tag,
@@ -357,9 +358,9 @@ def debiased(
     Raises:
         ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
-    vectors = unit_views(z, tau, "debiased")
+    scaled, vectors = unit_head(z, tau, "debiased")
     count, batch, own = len(z), len(z[0]), as_slice(rows)
-    samples = torch.arange(batch, device=z[0].device)
+    numbers = numbers_of(batch, count, own, z[0].device)
     negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
@@ -368,11 +369,11 @@ def debiased(
         return torch.log1p(negative_sum * torch.exp(-positive)).sum() * mean
 
     pairs = Pairs(
-        [torch.cat([view[own] for view in vectors]) / tau],
-        [torch.cat(vectors)],
-        anchor_tag=samples[own].repeat(count),
-        key_tag=samples.repeat(count),
-        exclude=own_keys(samples[own], batch, count).repeat(count, 1),
+        [join_views(scaled, None, own)],
+        [join_views(vectors, None)],
+        numbers.anchors,
+        numbers.keys,
+        exclude=numbers.own_keys,
     )
     positive = view_positives(vectors, range(count), tau, own)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(count)])

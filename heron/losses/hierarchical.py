@@ -11,11 +11,19 @@ from torch import Tensor
 from heron.config.terms import Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.classes import Classes, class_losses, largest_pairs
-from heron.losses.engine import count_members, dense_ranks, unit, working_dtype
+from heron.losses.engine import count_members, dense_ranks, unit_and_scaled, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import LossError, as_groups, is_whole, shown
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
-from heron.losses.pairs import Pairs, Present, Rows, as_slice, join_views, own_row_positions
+from heron.losses.pairs import (
+    Pairs,
+    Present,
+    Rows,
+    as_slice,
+    join_views,
+    key_numbers,
+    own_row_positions,
+)
 
 Penalty = Literal["exp_inverse"] | None
 
@@ -116,16 +124,16 @@ def hierarchical(
             f"sample, got {levels.dtype} {tuple(levels.shape)}"
         )
     dtype = working_dtype(z[0].dtype, tau)
-    vectors = [unit(view).to(dtype) for view in z]
+    vectors, scaled = unit_and_scaled(z, tau, dtype)
     keys, paths = join_views(vectors, present), join_views([levels] * len(z), present)
-    positions = torch.arange(len(paths), device=keys.device)
+    positions = key_numbers(len(paths), keys.device)
     own = own_row_positions(batch, len(z), present, own_rows, keys.device)
     groups = [dense_ranks(paths[:, 0])]
     for level in paths.T[1:]:
         groups.append(dense_ranks(groups[-1] * len(paths) + dense_ranks(level)))
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
-    anchors = join_views(vectors, present, own_rows) / tau
+    anchors = join_views(scaled, present, own_rows)
 
     def log_total(anchors: Tensor, own: Tensor, mirroring: Mirroring | None) -> Tensor:
         exclude = own[:, None]
@@ -141,7 +149,7 @@ def hierarchical(
         with torch.no_grad():
             of_keys = all_log_sums
             if of_keys is None:
-                of_keys = log_total(keys / tau, positions, None)
+                of_keys = log_total(keys / tau, positions.long(), None)
         floor = _largest_below(keys, largest_pairs(keys, of_keys, classes, tau), tau)
     return class_losses(anchors, keys, log_sums, floor, classes, rows, all_log_sums)
 

@@ -10,7 +10,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from heron.config.model import ModelConfig
 from heron.config.sections import check
 from heron.config.terms import Needs, section_of
 from heron.distributed import collectives
+from heron.distributed.derivatives import OPERATIONS, one_operation
 from heron.losses.batch import GlobalBatch
 from heron.losses.exchange import ShardSizes, exchange
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
@@ -72,6 +73,12 @@ class Loss(nn.Module, ABC):
         if "__init__" in vars(cls):
             cls.__init__ = _with_checked_options(cls, cls.__init__)  # type: ignore[method-assign]
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Loss":
+        """Makes a loss, new or a copy, that `one_operation` finds."""
+        loss = super().__new__(cls)
+        OPERATIONS[id(loss)] = loss
+        return loss
+
     def __init__(self, *, gather: bool = True) -> None:
         """Sets `gather`: compare the rows of all processes."""
         super().__init__()
@@ -81,7 +88,12 @@ class Loss(nn.Module, ABC):
         self.memory: Memory | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls `forward`; its errors become a LossError that names the loss, and the rank."""
+        """Calls `forward`; its errors become a LossError that names the loss, and the rank.
+
+        In code under `torch.compile` the loss is one operation of its graph.
+        """
+        if torch.compiler.is_compiling():
+            return one_operation(self, args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except (ValueError, LossError) as fault:
@@ -194,7 +206,7 @@ class Loss(nn.Module, ABC):
         first = next(iter(views.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:
             targets = targets.double() if first.dtype == torch.float64 else targets.float()
-        zeros = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+        zeros = _zeros(len(first), first.device)
         rng_keys = zeros if rng_keys is None else rng_keys
         with torch.autocast(first.device.type, enabled=False):
             views |= {"paths": [targets]} | self._features_of_parts(views, targets, rng_keys)
@@ -217,6 +229,7 @@ class Loss(nn.Module, ABC):
             rng_keys=rng_keys,
             epoch=epoch,
             wire_dtypes=half,
+            labels_known=not targets.is_floating_point(),
         )
         memory = self.memory
         if not self.training:  # a memory is updated in training alone
@@ -280,6 +293,12 @@ class Loss(nn.Module, ABC):
                 f"features are {_names(types)}, but its own parameters are {_names(own_types)}; "
                 "use loss.double(), loss.float(), or features of its type"
             )
+
+
+@lru_cache(maxsize=8)  # made once, not in every step
+def _zeros(rows: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(rows, dtype=torch.int64, device=device)
 
 
 def _names(types: set[torch.dtype]) -> str:

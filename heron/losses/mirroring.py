@@ -12,6 +12,7 @@ computes the sums, a second the gradient: three products. On one process each pa
 once for both of its rows: two products for a symmetric head, four for a head and its mirror.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,11 +25,11 @@ from torch.nn.functional import pad
 
 from heron.distributed.derivatives import first_derivative
 from heron.losses import fused
-from heron.losses.engine import strips, triangular_strips
+from heron.losses.engine import strip_elements, strips, triangular_strips
 from heron.losses.pairs import OwnRows, Pairs, Present, Rows, gather_head_values, is_fused, summands
 from heron.losses.products import (
     Factor,
-    add_product,
+    accumulated,
     coefficients,
     factors,
     logits,
@@ -101,96 +102,148 @@ def mirrored_sums(pairs: Pairs, mirroring: Mirroring | None) -> list[Float[Tenso
     return list(sums)
 
 
+# Exponentials of a head that wait for backward, 1 MiB of float32 on a CPU; more are computed again.
+KEPT = {"cpu": 1 << 18, "cuda": 1 << 22}
+
+
 class _Sums(torch.autograd.Function):
-    """Sums in forward, gradient in backward: logits are computed twice and never stored."""
+    """Sums in forward, gradient in backward; more than `KEPT` is computed twice."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, pairs: Pairs, mirroring: Mirroring | None, heads: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*tensors)
-        ctx.pairs, ctx.mirroring = pairs, mirroring  # type: ignore[attr-defined]
+        ctx.pairs, ctx.mirroring, ctx.heads = pairs, mirroring, heads  # type: ignore[attr-defined]
         anchors, keys = tensors[:heads], tensors[heads:]
         if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
-            heads_of_kernel = zip(anchors, keys, strict=True)
-            options = pairs.of_kernels()
-            return _add_heads(
-                [fused.exponential_sums(a, k, **options) for a, k in heads_of_kernel], mirroring
-            )
-        sums = [a.new_zeros(len(a), len(pairs.moments)) for a in anchors]
+            options, by_head = pairs.of_kernels(), zip(anchors, keys, strict=True)
+            operands = [fused.mutual_operands(a, k, **options) for a, k in by_head]
+            totals = _add_heads([of_head.sums() for of_head in operands], mirroring)
+            by_operand = ([o.anchors, o.keys, o.power] for o in operands)
+            ctx.save_for_backward(*itertools.chain(*by_operand), *totals)
+            ctx.shapes = [(o.sizes, o.pairing) for o in operands]  # type: ignore[attr-defined]
+            return totals
+        ctx.shapes = []  # type: ignore[attr-defined]
         ctx.precision = precision = strip_precision(anchors[0])  # type: ignore[attr-defined]
+        device = anchors[0].device
+        most = min(KEPT.get(device.type, KEPT["cuda"]), strip_elements(device))
+        keeps = all(len(a) * len(k) <= most for a, k in zip(anchors, keys, strict=True))
+        parts: list[list[tuple[slice, Tensor]]] = [[] for _ in anchors]
+        kept: list[Tensor] = []
         for strip in _strips(mirroring, _sides(anchors, keys, precision), anchors):
-            h, rows, first = strip.head, strip.rows, strip.first
-            for r, summand in enumerate(summands(pairs, rows, strip.logits, first)):
-                sums[h][rows, r] += summand.sum(1)
-                if strip.transposed is not None:
-                    mirror_rows, columns = strip.transposed
-                    sums[strip.mirror][mirror_rows, r] += summand[:, columns].sum(0)
-        return _add_heads(sums, mirroring)
+            terms = summands(pairs, strip.rows, strip.logits, strip.first)
+            of_anchors = [term.sum(1, keepdim=True) for term in terms]
+            parts[strip.head].append((strip.rows, _columns(of_anchors)))
+            if strip.transposed is not None:
+                rows, columns = strip.transposed
+                of_mirror = [term[:, columns].sum(0)[:, None] for term in terms]
+                parts[strip.mirror].append((rows, _columns(of_mirror)))
+            kept += terms if keeps else []
+        ctx.save_for_backward(*tensors, *kept)
+        of_heads = zip(anchors, parts, strict=True)
+        return _add_heads([_join(a, len(pairs.moments), x) for a, x in of_heads], mirroring)
 
     @staticmethod
     @first_derivative
     def backward(ctx: FunctionCtx, *d_sums: Tensor) -> tuple[Tensor | None, ...]:
         pairs, mirroring = ctx.pairs, ctx.mirroring  # type: ignore[attr-defined]
+        heads: int = ctx.heads  # type: ignore[attr-defined]
         tensors: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
-        heads = len(tensors) // 2
-        anchors, keys = tensors[:heads], tensors[heads:]
         slopes = pairs.slopes or pairs.moments
-        d_sums = tuple(
-            torch.stack([d[:, r] * slope for r, slope in enumerate(slopes)], 1) for d in d_sums
-        )
+        if set(slopes) != {1.0}:
+            d_sums = tuple(
+                torch.stack([d[:, r] * slope for r, slope in enumerate(slopes)], 1) for d in d_sums
+            )
         sum_index = [0] * heads if mirroring is None else mirroring.sum_index
         # Per head: d loss / d sum of its anchors, and of its keys as the anchors of its mirror.
         d_own = [d_sums[i] for i in sum_index]
         d_mirror: list[Tensor] = []
         if mirroring is not None:
             d_all = d_sums if mirroring.gather is None else mirroring.gather(d_sums)
-            of_keys = zip((d_all[sum_index[m]] for m in mirroring.mirror), keys, strict=True)
-            d_mirror = [pad(x, (0, 0, 0, len(k) - len(x))) for x, k in of_keys]  # rows of zeros
-        d_keys = [torch.zeros_like(k) if mirroring is None else None for k in keys]
-        if mirroring is not None and is_fused(anchors[0], "sums", "mutual"):
-            by_head, options = zip(anchors, keys, d_own, d_mirror, strict=True), pairs.of_kernels()
-            gradients = (fused.mutual_gradient(*head, **options) for head in by_head)
-            return None, None, None, *gradients, *d_keys
-        d_anchors = [torch.zeros_like(a) for a in anchors]
+            counts = [sizes[1] for sizes, _ in ctx.shapes] or [len(k) for k in tensors[heads:]]  # type: ignore[attr-defined]
+            of_keys = zip((d_all[sum_index[m]] for m in mirroring.mirror), counts, strict=False)
+            # Rows of zeros for keys that are no anchors.
+            d_mirror = [
+                x if len(x) == count else pad(x, (0, 0, 0, count - len(x))) for x, count in of_keys
+            ]
+        if mirroring is not None and ctx.shapes:  # type: ignore[attr-defined]
+            gradients = []
+            for h, shape in enumerate(ctx.shapes):  # type: ignore[attr-defined]
+                known = None
+                if mirroring.gather is None:  # all anchors' sums, which bound the coefficients
+                    of_sums = tensors[3 * heads :]
+                    known = of_sums[sum_index[h]], of_sums[sum_index[mirroring.mirror[h]]]
+                a, k, power = tensors[3 * h : 3 * h + 3]
+                operands = fused.Operands(a, k, power, *shape)
+                gradients.append(operands.gradient((d_own[h], d_mirror[h]), known))
+            return None, None, None, *gradients, *[None] * heads
+        anchors, keys, kept = tensors[:heads], tensors[heads : 2 * heads], tensors[2 * heads :]
         sides, d_pair = _sides(anchors, keys, ctx.precision), (d_own, d_mirror)  # type: ignore[attr-defined]
-        _add_gradients(pairs, mirroring, sides, d_pair, (d_anchors, d_keys))
+        d_anchors, d_keys = _gradients(pairs, mirroring, sides, anchors, d_pair, kept)
         return None, None, None, *d_anchors, *d_keys
 
 
+def _columns(values: Sequence[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.cat(list(values), 1)
+
+
+def _join(anchors: Tensor, moments: int, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
+    """Returns a head's sums, [anchors, moments], from those of its strips."""
+    if len(parts) == 1 and len(parts[0][1]) == len(anchors):
+        return parts[0][1]
+    sums = anchors.new_zeros(len(anchors), moments)
+    for rows, part in parts:
+        sums[rows] += part
+    return sums
+
+
 Heads = Sequence[Tensor]
+Gradients = list[Tensor | None]  # None: no strip has added to it
 
 
-def _add_gradients(
+def _gradients(
     pairs: Pairs,
     mirroring: Mirroring | None,
     sides: Sequence[tuple[Factor, Factor]],
+    anchors: Heads,
     d_sums: tuple[Heads, Heads],
-    gradients: tuple[Heads, Sequence[Tensor | None]],
-) -> None:
-    """Adds the gradients of anchors and keys strip by strip; pairs are (anchors', keys')."""
-    (d_own, d_mirror), (d_anchors, d_keys) = d_sums, gradients
-    buffer = d_anchors[0].new_empty(0)
-    for strip in _strips(mirroring, sides, d_anchors):
-        h, rows, first, tile = strip.head, strip.rows, strip.first, strip.logits
-        if d_mirror and len(buffer) < tile.numel():
-            buffer = tile.new_empty(tile.numel())
-        terms = summands(pairs, rows, tile, first)
+    kept: Heads,
+) -> tuple[Gradients, Gradients]:
+    """Returns the gradients of anchors and keys, which strips add to; `d_sums` are of both.
+
+    Without mirrors keys have one. `kept` are all exponentials, or none.
+    """
+    d_own, d_mirror = d_sums
+    d_anchors: Gradients = [None] * len(sides)
+    d_keys: Gradients = [None] * len(sides)
+    buffer, moments, remaining = anchors[0].new_empty(0), len(pairs.moments), list(kept)
+    for strip in _strips(mirroring, sides, anchors, known=bool(kept)):
+        h, rows, first = strip.head, strip.rows, strip.first
+        if kept:
+            terms, remaining = remaining[:moments], remaining[moments:]
+        else:
+            terms = summands(pairs, rows, strip.logits, first)
+        if d_mirror and len(buffer) < terms[0].numel():
+            buffer = terms[0].new_empty(terms[0].numel())
         for r, term in enumerate(terms):
-            if not d_mirror:
-                term.mul_(d_own[h][rows, r, None])
-                continue
-            d_pair = buffer[: tile.numel()].view_as(tile)
-            term.mul_(torch.add(d_own[h][rows, r, None], d_mirror[h][None, first:, r], out=d_pair))
+            d_pair = d_own[h][rows, r, None]
+            if d_mirror:
+                out = buffer[: term.numel()].view_as(term)
+                d_pair = torch.add(d_pair, d_mirror[h][None, first:, r], out=out)
+            terms[r] = term * d_pair if kept else term.mul_(d_pair)
         for term in terms[1:]:
             terms[0].add_(term)
         d = coefficients(terms[0], sides[h][1])
-        add_product(d_anchors[h][rows], d, sides[h][1][first:])
-        if (d_key := d_keys[h]) is not None:
-            add_product(d_key, d.T, sides[h][0][rows])
+        d_anchors[h] = accumulated(d_anchors[h], anchors[h], rows, d, sides[h][1][first:])
+        if mirroring is None:
+            keys = sides[h][1].values
+            d_keys[h] = accumulated(d_keys[h], keys, slice(len(keys)), d.T, sides[h][0][rows])
         if strip.transposed is not None:
             m, (mirror_rows, columns) = strip.mirror, strip.transposed
-            add_product(d_anchors[m][mirror_rows], d.T[columns], sides[m][1][rows])
+            product = d.T[columns], sides[m][1][rows]
+            d_anchors[m] = accumulated(d_anchors[m], anchors[m], mirror_rows, *product)
+    empty = zip(d_anchors, anchors, strict=True)
+    return [torch.zeros_like(a) if d is None else d for d, a in empty], d_keys
 
 
 def _add_heads(sums: Sequence[Tensor], mirroring: Mirroring | None) -> tuple[Tensor, ...]:
@@ -224,9 +277,12 @@ def _sides(anchors: Heads, keys: Heads, precision: fused.Precision) -> list[tupl
 
 
 def _strips(
-    mirroring: Mirroring | None, sides: Sequence[tuple[Factor, Factor]], anchors: Heads
+    mirroring: Mirroring | None,
+    sides: Sequence[tuple[Factor, Factor]],
+    anchors: Heads,
+    known: bool = False,
 ) -> Iterator[_Strip]:
-    """Yields all strips of all heads.
+    """Yields all strips of all heads, without logits where their exponentials are known.
 
     On one process a head and its mirror are visited once, and a symmetric head only with the keys
     from the strip's first anchor on.
@@ -243,10 +299,11 @@ def _strips(
         for rows in triangular_strips(*size) if symmetric else strips(*size):
             first = rows.start if symmetric else 0
             count = (rows.stop - rows.start) * (len(k) - first)
-            if len(buffer) < count:
+            if not known and len(buffer) < count:
                 buffer = a.new_empty(count)
-            tile = buffer[:count].view(rows.stop - rows.start, len(k) - first)
-            logits(x[rows], y[first:], out=tile)
+            tile = buffer if known else buffer[:count].view(rows.stop - rows.start, len(k) - first)
+            if not known:
+                logits(x[rows], y[first:], out=tile)
             start, stop = rows.stop if symmetric else 0, len(anchors[m])
             if one_process and start < stop:
                 transposed = slice(start, stop), slice(start - first, stop - first)

@@ -3,32 +3,97 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32, Shaped
 from torch import Tensor
 
 from heron.losses import fused
+from heron.losses.fused import layout
 from heron.losses.products import note
 
 Present = Bool[Tensor, "batch views"] | None  # which views each row has; None: all of them
 
 
 def join_views(
-    views: Sequence[Tensor],
+    views: Sequence[Tensor] | Tensor,
     present: Present,
     rows: slice = slice(None),
     view_numbers: Sequence[int] | None = None,
 ) -> Tensor:
     """Concatenates the rows of each view, without the rows that lack it.
 
-    `view_numbers` are the views to take; None takes all.
+    `view_numbers` are the views to take; None takes all. Views in one tensor are not copied where
+    all rows are taken.
     """
     numbers = range(len(views)) if view_numbers is None else view_numbers
+    if present is None and isinstance(views, Tensor) and numbers == range(len(views)):
+        return rows_of_views(views, rows).flatten(0, 1)
+    if present is None and len(numbers) == 1:
+        return rows_of(views[numbers[0]], rows)
     if present is None:
         return torch.cat([views[v][rows] for v in numbers])
     return torch.cat([views[v][rows][present[rows, v]] for v in numbers])
+
+
+def rows_of(view: Shaped[Tensor, "batch ..."], rows: slice) -> Tensor:
+    """Returns some rows; all of them are the tensor itself, whose gradient is not copied."""
+    return view if rows.indices(view.shape[0]) == (0, view.shape[0], 1) else view[rows]
+
+
+def rows_of_views(views: Shaped[Tensor, "views batch ..."], rows: slice) -> Tensor:
+    """Returns some rows of every view, as `rows_of`."""
+    return views if rows.indices(views.shape[1]) == (0, views.shape[1], 1) else views[:, rows]
+
+
+class Numbers(NamedTuple):
+    """Numbers of anchors and keys that follow from sizes alone, in the order of `join_views`.
+
+    Attributes:
+        anchors: the row of each anchor.
+        keys: the row of each key.
+        positions: where each anchor lies among the keys.
+        own_keys: the keys that are views of each anchor's row, [anchors, views].
+    """
+
+    anchors: Int32[Tensor, " anchors"]
+    keys: Int32[Tensor, " keys"]
+    positions: Int[Tensor, " anchors"]
+    own_keys: Int[Tensor, "anchors views"]
+
+
+def numbers_of(
+    batch: int, views: int, rows: slice, device: torch.device, anchor_views: int | None = None
+) -> Numbers:
+    """Returns the numbers of a batch all of whose rows have all views; the first are anchors."""
+    start, stop, _ = rows.indices(batch)
+    return _numbers(
+        batch, views, start, stop, device, views if anchor_views is None else anchor_views
+    )
+
+
+@lru_cache(maxsize=32)  # made once, not in every step
+def _numbers(
+    batch: int, views: int, start: int, stop: int, device: torch.device, anchor_views: int
+) -> Numbers:
+    with torch.inference_mode(False):
+        places = torch.arange(batch * views, device=device).view(views, batch)
+        row = places % max(batch, 1)
+        return Numbers(
+            layout.constant(row[:anchor_views, start:stop].flatten().int()),
+            layout.constant(row.flatten().int()),
+            places[:anchor_views, start:stop].flatten(),
+            places[:, start:stop].T.repeat(anchor_views, 1),
+        )
+
+
+@lru_cache(maxsize=32)
+def key_numbers(count: int, device: torch.device) -> Int32[Tensor, " keys"]:
+    """Returns the numbers from 0 on, made once."""
+    with torch.inference_mode(False):
+        return layout.constant(torch.arange(count, dtype=torch.int32, device=device))
 
 
 def own_row_positions(
@@ -36,8 +101,7 @@ def own_row_positions(
 ) -> Int[Tensor, " anchors"]:
     """Returns the positions of some rows' views among all keys, in the order of `join_views`."""
     if present is None:  # known without the device, for which the host would wait
-        positions = torch.arange(batch * views, device=device)
-        return positions.view(views, batch)[:, rows].reshape(-1)
+        return numbers_of(batch, views, rows, device).positions
     own = torch.zeros(batch, dtype=torch.bool, device=device)
     own[rows] = True
     return join_views([own] * views, present).nonzero()[:, 0]

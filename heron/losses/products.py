@@ -69,7 +69,10 @@ class Factor:
     power: Float[Tensor, ""] | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> "Factor":
-        """Returns some rows."""
+        """Returns some rows; all of them are the factor itself."""
+        count = self.values.shape[0]
+        if isinstance(rows, slice) and rows.indices(count) == (0, count, 1):
+            return self
         return Factor(self.values[rows], self.dtype, self.power)
 
     @property
@@ -118,6 +121,18 @@ def add_product(total: Tensor, left: Factor, right: Factor, *, overwrite: bool =
         total.addmm_(left.values, right.values)
     else:
         total.add_(multiply(left, right))
+
+
+def accumulated(
+    total: Tensor | None, vectors: Tensor, rows: slice, left: Factor, right: Factor
+) -> Tensor:
+    """Adds left @ right to the gradient of some rows of vectors, which may have none so far."""
+    count = vectors.shape[0]
+    if total is None and rows.indices(count) == (0, count, 1):
+        return multiply(left, right)
+    total = torch.zeros_like(vectors) if total is None else total
+    add_product(total[rows], left, right)
+    return total
 
 
 def multiply(left: Factor, right: Factor, out: Tensor | None = None) -> Float[Tensor, "_ _"]:

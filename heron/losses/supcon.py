@@ -10,10 +10,24 @@ from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.data.graphs import group_sums
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
-from heron.losses.engine import class_numbers, count_members, unit, working_dtype
+from heron.losses.engine import (
+    class_numbers,
+    count_members,
+    mean_over,
+    unit_and_scaled,
+    working_dtype,
+)
 from heron.losses.families import LabelledLoss
 from heron.losses.mirroring import Mirroring
-from heron.losses.pairs import Pairs, Present, Rows, as_slice, join_views, own_row_positions
+from heron.losses.pairs import (
+    Pairs,
+    Present,
+    Rows,
+    as_slice,
+    join_views,
+    key_numbers,
+    own_row_positions,
+)
 
 
 class Supcon(LabelledLoss):
@@ -74,12 +88,11 @@ def supcon(
     dtype = working_dtype(z[0].dtype, tau)
     batch, own_rows = len(z[0]), as_slice(rows)
     number = class_numbers(label, batch, "supcon")
-    vectors = [unit(view).to(dtype) for view in z]
+    vectors, scaled = unit_and_scaled(z, tau, dtype)
     keys, classes = join_views(vectors, present), join_views([number] * len(z), present)
-    positions = torch.arange(len(classes), device=keys.device)
-    anchors = join_views(vectors, present, own_rows)
+    anchors, scaled = (join_views(x, present, own_rows) for x in (vectors, scaled))
     own = own_row_positions(batch, len(z), present, own_rows, keys.device)
-    own_classes = classes[own]
+    own_classes = classes if len(own) == len(classes) else classes[own]
 
     members = count_members(classes, batch)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
@@ -89,13 +102,15 @@ def supcon(
     attraction = (anchors * positive_sum).sum(1) / (tau * positive_count.clamp(min=1))
     if mirroring is not None:  # a pair attracts both of its rows
         attraction = 2 * attraction - attraction.detach()
-    mean = 1 / max(len(classes), 1)
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         attraction, positive_count = per_anchor
         has_positive = positive_count > 0
         total = torch.where(has_positive, sums[:, 0], 1.0)
-        return torch.where(has_positive, total.log() - attraction, 0.0).sum() * mean
+        loss = torch.where(has_positive, total.log() - attraction, 0.0)
+        return mean_over(loss, max(len(classes), 1))
 
-    pairs = Pairs([anchors / tau], [keys], anchor_tag=own, key_tag=positions, exclude=own[:, None])
+    tags = key_numbers(len(classes), keys.device)
+    own_tags = tags if len(own) == len(tags) else own.int()
+    pairs = Pairs([scaled], [keys], own_tags, tags, exclude=own[:, None])
     return contrast(pairs, finish, [attraction, positive_count], mirroring=mirroring)

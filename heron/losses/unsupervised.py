@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from heron.config.terms import Needs, Temperature
 from heron.losses.batch import GlobalBatch
-from heron.losses.engine import unit
+from heron.losses.engine import sum_of, unit
 from heron.losses.families import InputLoss, ProjectionLoss
 from heron.losses.loss import projection_spec
-from heron.losses.own_positives import Head, all_views_loss, cross_view_loss, unit_views
+from heron.losses.own_positives import Head, all_views_loss, cross_view_loss, unit_head
 from heron.losses.pairs import Present, Rows
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
@@ -206,9 +206,8 @@ def nt_xent(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors = unit_views(z, tau, "nt_xent")
-    head = [v / tau for v in vectors], vectors
-    return all_views_loss(vectors, [head], range(len(z)), tau, 1.0, rows, present) / len(z)
+    head = unit_head(z, tau, "nt_xent")
+    return all_views_loss(head[1], [head], range(len(z)), tau, 1.0, rows, present)
 
 
 def cmc(
@@ -222,9 +221,8 @@ def cmc(
 
     Arguments, result and errors are those of `nt_xent`.
     """
-    vectors = unit_views(z, tau, "cmc")
-    head = [v / tau for v in vectors], vectors
-    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present) / len(z)
+    head = unit_head(z, tau, "cmc")
+    return cross_view_loss(head, [head], range(len(z)), 1.0, rows, present)
 
 
 def weighted_unsupervised(
@@ -260,15 +258,13 @@ def weighted_unsupervised(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors = unit_views(z, tau, "weighted_unsupervised")
-    weights = [unit(weight).to(vectors[0].dtype) for weight in h]
-    p = [v / tau - weight for v, weight in zip(vectors, weights, strict=True)]
+    scaled, vectors = unit_head(z, tau, "weighted_unsupervised")
+    p = scaled - unit(torch.stack(list(h))).to(vectors.dtype)
     views = range(1 if anchors == "first" else len(z))
     heads: list[Head] = [(vectors, p), (p, vectors)]
     if negatives == "all_views":
-        return all_views_loss(vectors, heads, views, tau, math.e / 2, rows, present) / len(views)
-    attraction = [v / tau for v in vectors], vectors
-    return cross_view_loss(attraction, heads, views, math.e / 2, rows, present) / len(views)
+        return all_views_loss(vectors, heads, views, tau, math.e / 2, rows, present)
+    return cross_view_loss((scaled, vectors), heads, views, math.e / 2, rows, present)
 
 
 def input_weighted_unsupervised(
@@ -293,17 +289,15 @@ def input_weighted_unsupervised(
     Raises:
         ValueError: fewer than two views, or tau <= 0.
     """
-    vectors = unit_views(z, tau, "input_weighted_unsupervised")
-    inputs = [unit(view.detach().flatten(1)).to(vectors[0].dtype) for view in x]
+    scaled, vectors = unit_head(z, tau, "input_weighted_unsupervised")
+    inputs = [unit(view.detach().flatten(1)).to(vectors.dtype) for view in x]
     views = range(1 if anchors == "first" else len(z))
     # If all views have one width, the inputs that weight a pair do not depend on the anchor's view.
     same_width = len({view.shape for view in inputs}) == 1
     shares = []
-    for anchor_views in [views] if same_width else [[u] for u in views]:
+    for anchor_views in [views] if same_width else [range(u, u + 1) for u in views]:
         first = inputs[anchor_views[0]]
-        weights = [own if own.shape == first.shape else first for own in inputs]
-        anchor_side = [torch.cat([v / tau, -w], 1) for v, w in zip(vectors, weights, strict=True)]
-        key_side = [torch.cat(pair, 1) for pair in zip(vectors, weights, strict=True)]
-        head = anchor_side, key_side
+        weights = torch.stack([own if own.shape == first.shape else first for own in inputs])
+        head = torch.cat([scaled, -weights], 2), torch.cat([vectors, weights], 2)
         shares.append(all_views_loss(vectors, [head], anchor_views, tau, math.e, rows))
-    return torch.stack(shares).sum() / len(views)
+    return sum_of(shares) / len(shares)

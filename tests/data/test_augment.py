@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from benchmarks.launches import counting
 from heron.config.augmentations import Blur, Color, Crop, Flip
 from heron.config.data import ModelView
 from heron.data.pictures import DRAWS, blur, color, crop, fit, flip
@@ -148,6 +149,23 @@ def test_color_is_that_of_hsv(colors: str, options: Color) -> None:
         given = x[n].permute(1, 2, 0).numpy()
         expected = distorted(given, factor[n, :3].tolist(), float(turn[n]))
         np.testing.assert_allclose(picture.permute(1, 2, 0).numpy(), expected, atol=1e-12)
+
+
+KERNELS = {"crop": 29, "color": 55, "blur": 16, "flip": 3}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_augmentation_asks_for_few_kernels(name: str) -> None:
+    """As a GPU starts them; through kornia, colours took 120."""
+    changes: dict[str, Callable[[], Tensor]] = {
+        "crop": lambda: crop(PICTURES, Crop(), DRAWN, (6, 6)),
+        "color": lambda: color(PICTURES, Color(), DRAWN),
+        "blur": lambda: blur(PICTURES, Blur(), DRAWN),
+        "flip": lambda: flip(PICTURES, Flip(), DRAWN),
+    }
+    with counting() as counts:
+        changes[name]()
+    assert 0 < counts.launches.total() <= KERNELS[name] and not counts.up and not counts.down
 
 
 def test_flip_and_blur() -> None:

@@ -1,5 +1,6 @@
 """Terms by sums of whole anchors, as fused kernels give them, are those by strips."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -31,6 +32,31 @@ def dense(
     return parts.sum(2).T
 
 
+@dataclass
+class DenseOperands:
+    """`fused.Operands` with all logits at once."""
+
+    anchors: Tensor
+    keys: Tensor
+    power: Tensor
+    sizes: tuple[int, int, int]
+    pairing: dict[str, Any]
+
+    def sums(self) -> Tensor:
+        return dense(self.anchors, self.keys, **self.pairing)
+
+    def gradient(self, slopes: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor]) -> Tensor:
+        """The sums bound the coefficients, of an anchor and of a key, at every moment."""
+        parts = summands(self.anchors, self.keys, **self.pairing)
+        own, of_keys = (x.T.abs() * y.T for x, y in zip(slopes, sums, strict=True))
+        for r, part in enumerate(parts):
+            most = (slopes[0][:, r, None].abs() * part).amax() + (
+                slopes[1][:, r] * part
+            ).abs().amax()
+            assert most <= (own.amax() + of_keys.amax()) * 1.001
+        return dense_gradient(self.anchors, self.keys, *slopes, **self.pairing)
+
+
 def dense_gradient(
     anchors: Tensor,
     keys: Tensor,
@@ -42,7 +68,7 @@ def dense_gradient(
     anchor_tag: Tensor | None,
     key_tag: Tensor | None,
 ) -> Tensor:
-    """The formula of `fused.mutual_gradient` with all logits at once."""
+    """The formula of `fused.Operands.gradient` with all logits at once."""
     parts = summands(anchors, keys, moments, floor, anchor_tag, key_tag)
     return (parts * (own.T[:, :, None] + of_keys.T[:, None])).sum(0) @ keys
 
@@ -71,16 +97,21 @@ def test_sums_of_whole_anchors_make_the_same_term(
     z = [draw(7, 4, seed=20 + v, dtype=torch.float32) for v in range(2)]
     term, asked = OPTIONS[name][0], list[str]()
     expected = term(z)
-    owed = gradients(expected, z)  # now: backward asks again whether there are kernels
+    owed = gradients(expected, z)
 
     def sums(*args: Any, **options: Any) -> Tensor:
         asked.append(name)
         return dense(*args, **options)
 
+    def operands(a: Tensor, k: Tensor, **options: Any) -> DenseOperands:
+        asked.append(name)
+        return DenseOperands(a, k, a.new_ones(()), (len(a), len(k), a.shape[1]), options)
+
     monkeypatch.setattr(fused, "exponential_sums", sums)
-    monkeypatch.setattr(fused, "mutual_gradient", dense_gradient)
+    monkeypatch.setattr(fused, "mutual_operands", operands)
+    monkeypatch.setattr(fused, "Operands", DenseOperands)
     monkeypatch.setattr(fused, "enabled", lambda device: True)
-    monkeypatch.setattr(fused, "trusted", lambda kernel, device: True)
+    monkeypatch.setattr(fused, "trusted", lambda kernel, device: kernel != "unit")
     found = term(z)
     assert asked
     torch.testing.assert_close(found, expected)

@@ -139,7 +139,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ValueError,
             "moments must be one or two, the first above 0, got (0.0, 1.0)",
-            lambda: fused.mutual_gradient(x, x, x, x, moments=(0.0, 1.0)),
+            lambda: fused.mutual_operands(x, x, moments=(0.0, 1.0)),
         ),
         (
             ValueError,

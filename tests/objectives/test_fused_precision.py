@@ -90,10 +90,11 @@ def test_a_mutual_gradient_is_the_dense_one(
         if m:
             s = own[:, r, None].double() + of_keys[:, r].double()
             expected += (s * counted * torch.exp(m * logits)) @ y
-    found = fused.mutual_gradient(a, k, own, of_keys, precision=precision, **options)
+    operands = fused.mutual_operands(a, k, precision=precision, **options)
+    found = operands.gradient((own, of_keys))
     assert (found - expected).abs().max() <= bound * expected.abs().max()
     most = (expected.new_tensor(2e-9) * torch.exp(2 * logits.max())).float()
-    again = fused.mutual_gradient(a, k, own, of_keys, bound=most, precision=precision, **options)
+    again = operands.gradient((own, of_keys), bound=most)
     assert (again - expected).abs().max() <= 2 * bound * expected.abs().max()
 
 

@@ -80,7 +80,7 @@ def test_a_fused_term_is_that_of_the_strips(name: str, monkeypatch: pytest.Monke
 
         return call
 
-    for primitive in ("exponential_sums", "label_sums"):
+    for primitive in ("exponential_sums", "mutual_operands", "label_sums"):
         monkeypatch.setattr(fused, primitive, counted(getattr(fused, primitive)))
     z = [draw(BATCH, 7, seed) for seed in (3, 4)]
     exact = [x.detach().double().requires_grad_() for x in z]

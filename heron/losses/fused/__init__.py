@@ -5,7 +5,7 @@ passes, not the products, limit the speed. Here a tile of logits never leaves it
 which writes only a number per anchor, or a gradient. Backward computes the tiles again. Every sum
 has a fixed order, so two runs agree to the last bit.
 
-`exponential_sums` serves every term with a denominator, `mutual_gradient` those whose rows are each
+`exponential_sums` serves every term with a denominator, `mutual_operands` those whose rows are each
 other's keys, `label_sums` and `pair_losses` HeroCon's L_s, `tagged_pair_losses` the attraction
 inside a class; `enabled` says whether to use them, and `trusted` whether one gives right numbers.
 """
@@ -21,9 +21,11 @@ from heron.losses.fused.layout import (
     choose_precision,
     headroom,
     set_default_precision,
+    unit_gradient,
+    unit_rows,
 )
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
-from heron.losses.fused.sums import exponential_sums, mutual_gradient
+from heron.losses.fused.sums import Operands, exponential_sums, mutual_operands
 from heron.losses.fused.switch import available, enabled
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "WIDEST",
     "WIDEST_SIDE",
     "Kernel",
+    "Operands",
     "Precision",
     "available",
     "balance",
@@ -42,10 +45,12 @@ __all__ = [
     "headroom",
     "label_sums",
     "log_sums",
-    "mutual_gradient",
+    "mutual_operands",
     "pair_losses",
     "reasons",
     "set_default_precision",
     "tagged_pair_losses",
     "trusted",
+    "unit_gradient",
+    "unit_rows",
 ]

@@ -22,13 +22,14 @@ from heron.config.errors import TrainingError
 from heron.config.shipped import __version__
 from heron.losses.fused import layout, switch
 from heron.losses.fused.labels import label_sums, log_sums
+from heron.losses.fused.layout import unit_gradient, unit_rows
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
-from heron.losses.fused.sums import exponential_sums, mutual_gradient
+from heron.losses.fused.sums import exponential_sums, mutual_operands
 from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError
 
-Kernel = Literal["sums", "mutual", "labels", "tags"]
-KERNELS: tuple[Kernel, ...] = ("sums", "mutual", "labels", "tags")
+Kernel = Literal["sums", "mutual", "labels", "tags", "unit"]
+KERNELS: tuple[Kernel, ...] = ("sums", "mutual", "labels", "tags", "unit")
 ROWS, KEYS, DIM, LABELS = 40, 36, 24, 5
 # Largest errors, in multiples of the largest number, of values and of gradients, whose coefficients
 # are rounded too; and how far a result as a whole may be scaled.
@@ -182,7 +183,8 @@ def _mutual(device: torch.device, precision: layout.Precision) -> tuple[list[Ten
     (a, k), (t, u) = _draw(device, precision), _tags(device)
     s, r = torch.linspace(0.5, 1, ROWS), torch.linspace(1, 0.25, KEYS)
     slopes = s[:, None].to(device), r[:, None].to(device)
-    found = mutual_gradient(a, k, *slopes, anchor_tag=t, key_tag=u, precision=precision)
+    operands = mutual_operands(a, k, anchor_tag=t, key_tag=u, precision=precision)
+    found = operands.gradient(slopes)
     x, y = (v.double() for v in (a, k))
     f = (x @ y.T).exp() * (t[:, None] != u)
     expected = (f * (slopes[0].double() + slopes[1].double().T)) @ y
@@ -232,4 +234,25 @@ def _tagged(device: torch.device, precision: layout.Precision) -> tuple[list[Ten
     return _with_gradients(found, inputs), _with_gradients(expected, exact)
 
 
-CASES: dict[Kernel, Any] = {"sums": _sums, "mutual": _mutual, "labels": _labels, "tags": _tagged}
+def _unit(device: torch.device, precision: layout.Precision) -> tuple[list[Tensor], list[Tensor]]:
+    x, tau = _draw(device, "ieee")[0].detach(), 0.3
+    x[1] = 0.0
+    vectors, scaled, length = unit_rows(x, tau)
+    up = torch.linspace(-1, 1, x.numel(), device=device).view_as(x)
+    found = torch.stack([unit_gradient(g, vectors, length, tau) for g in ((up, up), (up, None))])
+    exact = x.double().requires_grad_()
+    norm = exact.norm(dim=1, keepdim=True)
+    expected = exact / torch.where(norm > 0, norm, 1.0)
+    weights = torch.stack([up + up / tau, up]).double()
+    gradients = [torch.autograd.grad(expected, exact, w, retain_graph=True)[0] for w in weights]
+    both = torch.cat([vectors, scaled]), torch.cat([expected, expected / tau])
+    return [both[0], found], [both[1], torch.stack(gradients)]
+
+
+CASES: dict[Kernel, Any] = {
+    "sums": _sums,
+    "mutual": _mutual,
+    "labels": _labels,
+    "tags": _tagged,
+    "unit": _unit,
+}

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from heron.losses.fused.switch import interpreted, require
+from heron.losses.fused.switch import available, interpreted, require
 
 Precision = Literal["fp16", "bf16", "ieee"]
 PRECISION = "HERON_PRECISION"
@@ -62,6 +63,8 @@ BLOCKS: dict[Kind, tuple[Tiling, Tiling, Tiling]] = {
 }
 TALLEST = 128  # rows or columns of any tile, a power of two
 COLLECT = Tiling(16, 1, 4, 1)  # rows whose gradients, one per label, are added up
+PREPARE = Tiling(8, 1, 4, 1)  # rows that are normalised or cast
+SLOPES = Tiling(4096, 1, 8, 1)  # rows at a time of the one program that scales slopes
 EXACT = Tiling(16, 16, 4, 1)  # `ieee` runs on the ordinary units: for comparisons, not for speed
 INTERPRETED = Tiling(32, 32, 4, 1)  # small, so that small tests cross the borders of blocks
 
@@ -160,11 +163,92 @@ def operands(
     brings their largest elements together: the error of an element is 2^-12 of itself or 2^-25,
     whichever is more. x is also multiplied by `factor`. Returns x, y and the power of two.
     """
-    x, y = x.detach().float() * factor, y.detach().float()
+    x, y = x.detach().float(), y.detach().float()
+    if available(x.device) and not (interpreted() and precision == "bf16"):
+        return _cast(x, y, precision, factor)
+    x = x * factor
     power = balance(x, y) if precision == "fp16" else x.new_ones(())
     if precision == "fp16":
         x, y = x * power, y / power
     return cast_and_pad(x, precision), cast_and_pad(y, precision), power
+
+
+def _cast(
+    x: Tensor, y: Tensor, precision: Precision, factor: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns what `operands` does, by one kernel and one maximum of each side."""
+    from heron.losses.fused.sum_kernels import cast_kernel
+
+    balanced = precision == "fp16" and min(x.numel(), y.numel()) > 0
+    dtype = {"fp16": torch.half, "bf16": torch.bfloat16, "ieee": torch.float32}[precision]
+    width, power = whole(x.shape[1]), x.new_empty(())
+    a, k = (x.new_empty(len(v) + -len(v) % TALLEST, width, dtype=dtype) for v in (x, y))
+    top = [torch.linalg.vector_norm(v, torch.inf) if balanced else power for v in (x, y)]
+    x, y, rows = x.contiguous(), y.contiguous(), PREPARE.rows
+    programs = [-(-len(v) // rows) for v in (a, k)]
+    launch(
+        cast_kernel, (max(sum(programs), 1),), PREPARE, a,
+        x, y, *top, a, k, power, len(x), len(y), len(k), x.shape[1], y.shape[1],
+        programs[0], factor,
+        D=width, ROWS=rows, BALANCED=balanced,
+    )  # fmt: skip
+    return a, k, power
+
+
+def unit_rows(x: Float[Tensor, "rows dim"], tau: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns rows of unit length, these divided by tau, and the lengths, 1 for rows of zeros."""
+    from heron.losses.fused.sum_kernels import unit_kernel
+
+    x = x.contiguous()
+    vectors, scaled, length = torch.empty_like(x), torch.empty_like(x), x.new_empty(len(x))
+    launch(
+        unit_kernel, (-(-len(x) // PREPARE.rows),), PREPARE, x,
+        x, vectors, scaled, length, len(x), x.shape[1], tau, D=whole(x.shape[1]), ROWS=PREPARE.rows,
+    )  # fmt: skip
+    return vectors, scaled, length
+
+
+def unit_gradient(
+    grads: tuple[Tensor | None, Tensor | None], vectors: Tensor, length: Tensor, tau: float
+) -> Float[Tensor, "rows dim"]:
+    """Returns the gradient of `unit_rows`, of those of its vectors and of these divided by tau."""
+    from heron.losses.fused.sum_kernels import unit_gradient_kernel
+
+    result = torch.empty_like(vectors)
+    both = [vectors if x is None else x.contiguous() for x in grads]
+    launch(
+        unit_gradient_kernel, (-(-len(vectors) // PREPARE.rows),), PREPARE, vectors,
+        *both, vectors, length, result, len(vectors), vectors.shape[1], tau,
+        D=whole(vectors.shape[1]), ROWS=PREPARE.rows,
+        OF_VECTORS=grads[0] is not None, OF_SCALED=grads[1] is not None,
+    )  # fmt: skip
+    return result
+
+
+def scale_slopes(
+    slopes: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor], power: Tensor, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales both sides' slopes, [rows, moments], into fp16's range by their sums.
+
+    Returns them as [heads, rows], and the factor of the gradient that they give.
+    """
+    from heron.losses.fused.sum_kernels import slope_kernel
+
+    own, of_keys = (x.contiguous() for x in slopes)
+    scaled = [x.new_empty(heads, len(x)) for x in (own, of_keys)]
+    factor = power.new_empty(())
+    launch(
+        slope_kernel, (1,), SLOPES, power,
+        own, of_keys, *(x.contiguous() for x in sums), *scaled, power, factor, len(own),
+        len(of_keys), len(sums[1]), own.shape[1],
+        D=heads, ROWS=SLOPES.rows, TOP=TOP,
+    )  # fmt: skip
+    return scaled[0], scaled[1], factor
+
+
+def whole(columns: int) -> int:
+    """Returns the columns of a tile that holds so many."""
+    return max(16, 1 << (columns - 1).bit_length())
 
 
 def balance(x: Tensor, y: Tensor) -> Tensor:
@@ -182,7 +266,7 @@ def balance(x: Tensor, y: Tensor) -> Tensor:
 
 def cast_and_pad(x: Tensor, precision: Precision) -> Tensor:
     """Casts a float32 matrix to the products' dtype, and pads it with zeros to whole tiles."""
-    columns = max(16, 1 << (x.shape[1] - 1).bit_length())
+    columns = whole(x.shape[1])
     if precision == "fp16":
         x = x.half()
     elif precision == "bf16":
@@ -200,13 +284,27 @@ def headroom(bound: Tensor) -> Tensor:
     return torch.where((power > 0) & power.isfinite(), power, 1.0)
 
 
+def constant(numbers: Tensor) -> Tensor:
+    """Marks numbers that are never written again, whose `tile_ranges` are kept."""
+    numbers.is_constant = True  # type: ignore[attr-defined]
+    return numbers
+
+
 def tile_ranges(numbers: Tensor, size: int) -> Tensor:
     """Returns the smallest and the largest of each `size` numbers, [2, tiles]."""
+    kept = hasattr(numbers, "is_constant")
+    return _kept_ranges(numbers, size) if kept else _tile_ranges(numbers, size)
+
+
+def _tile_ranges(numbers: Tensor, size: int) -> Tensor:
     padded = pad(numbers, (0, -len(numbers) % size))
     if len(numbers):
         padded[len(numbers) :] = numbers[-1]
     low, high = padded.view(-1, size).aminmax(dim=1)
     return torch.stack([low, high])
+
+
+_kept_ranges = functools.lru_cache(maxsize=64)(_tile_ranges)
 
 
 def launch(

@@ -82,56 +82,94 @@ def exponential_sums(
     return sums
 
 
-def mutual_gradient(
+def mutual_operands(
     anchors: Float[Tensor, "anchors dim"],
     keys: Float[Tensor, "keys dim"],
-    anchor_slopes: Float[Tensor, "anchors moments"],
-    key_slopes: Float[Tensor, "keys moments"],
     *,
     moments: tuple[float, ...] = (1.0,),
     floor: float = -math.inf,
     anchor_tag: Int32[Tensor, " anchors"] | None = None,
     key_tag: Int32[Tensor, " keys"] | None = None,
-    bound: Float[Tensor, ""] | None = None,
     precision: Precision | None = None,
-) -> Float[Tensor, "anchors dim"]:
-    r"""Computes a row's whole gradient, as an anchor and as a key of all other rows.
+) -> "Operands":
+    """Casts rows that are each other's keys once, for their sums and for their whole gradient.
 
-    .. math:: g_i = \sum_k 1[t_i \ne t_k]\, 1[l_{ik} \ge floor]\,
-              \sum_r (s_{ir} + s'_{kr}) \exp(m_r l_{ik})\, k_k
-
-    The slopes s are the derivative of the loss by the anchors' sums, times the moments, and s' the
-    same of the keys as anchors. The first moment must be above 0. `bound` is an upper bound of
-    |s_ir + s'_kr| exp(m_r l_ik), such as twice the largest |s_ir| S_ir of all rows, and keeps these
-    numbers in fp16's range. See `exponential_sums` for the other arguments and the errors.
-
-    The gradient is float32 and not differentiable. It takes two products, and in `fp16` a third
-    unless `bound` is given.
+    The first moment must be above 0. See `exponential_sums` for the arguments and the errors.
     """
     layout.check_vectors(anchors, keys)
     precision = layout.choose_precision(precision, anchors, keys)
     if len(moments) not in (1, 2) or not moments[0] > 0:
         raise ValueError(f"moments must be one or two, the first above 0, got {moments}")
     tags = _require_both("tag", anchor_tag, key_tag)
-    pairing = _Pairing(moments, floor, tags, None, precision)
     a, k, power = layout.operands(anchors, keys, precision, moments[0] * layout.LOG2E)
-    sizes = len(anchors), len(keys)
-    slopes = anchor_slopes, key_slopes
-    if bound is None and precision == "fp16" and min(sizes):
-        # The sums of |s_i| + |s'_k| times the exponentials, as a product of two-column weights.
+    pairing = _Pairing(moments, floor, tags, None, precision)
+    return Operands(a, k, power, (len(anchors), len(keys), anchors.shape[1]), pairing)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Anchors and keys that are each other's, cast for products, and their pairs.
+
+    Attributes:
+        anchors: in the type of products, padded.
+        keys: the same.
+        power: see `layout.operands`.
+        sizes: the numbers of anchors, keys and columns.
+        pairing: which pairs count.
+    """
+
+    anchors: Tensor
+    keys: Tensor
+    power: Tensor
+    sizes: tuple[int, int, int]
+    pairing: "_Pairing"
+
+    def sums(self) -> Float[Tensor, "anchors moments"]:
+        """Returns what `exponential_sums` does, without a gradient."""
+        return _sums(self.anchors, self.keys, self.sizes[:2], self.pairing).T
+
+    def gradient(
+        self, slopes: Pair, sums: Pair | None = None, bound: Tensor | None = None
+    ) -> Float[Tensor, "anchors dim"]:
+        r"""Computes a row's whole gradient, as an anchor and as a key of all other rows.
+
+        .. math:: g_i = \sum_k 1[t_i \ne t_k]\, 1[l_{ik} \ge floor]\,
+                  \sum_r (s_{ir} + s'_{kr}) \exp(m_r l_{ik})\, k_k
+
+        The slopes s, [anchors, moments], are the derivative of the loss by the anchors' sums, times
+        the moments, and s' the same of the keys as anchors. The sums of all anchors, and of the
+        keys that are anchors, keep |s_ir + s'_kr| exp(m_r l_ik) in fp16's range; so does `bound`,
+        an upper bound of it. The gradient is float32 and not differentiable. It takes two products,
+        and in `fp16` a third if neither is known.
+        """
+        a, k, power, pairing = self.anchors, self.keys, self.power, self.pairing
+        sizes = self.sizes[:2]
+        if pairing.second == "count":  # which has no gradient
+            pairing = replace(pairing, moments=pairing.moments[:1])
+        heads = len(pairing.moments)
+        if sums is not None and min(sizes):
+            x_scale, y_scale, factor = layout.scale_slopes(slopes, sums, power, heads)
+        else:
+            if bound is None and pairing.precision == "fp16" and min(sizes):
+                bound = self._bound(slopes)
+            room = power if bound is None else layout.headroom(bound)
+            x_scale, y_scale = ((x[:, :heads].T.float() * room).contiguous() for x in slopes)
+            factor = power / room
+        scales = {"x_scale": x_scale, "y_scale": y_scale, "factor": factor}
+        return _pulls(a, k, sizes, pairing, **scales)[:, : self.sizes[2]]
+
+    def _bound(self, slopes: Pair) -> Tensor:
+        """Returns the largest sum of |s_i| + |s'_k| times the exponentials.
+
+        It is a product of two-column weights.
+        """
         largest = [x.detach().float().abs().amax(1, keepdim=True) for x in slopes]
         top = torch.maximum(*(x.amax() for x in largest)).clamp(min=torch.finfo(torch.float32).tiny)
         s, t = (x / top for x in largest)
         left, right = torch.cat([s, torch.ones_like(s)], 1), torch.cat([torch.ones_like(t), t], 1)
-        weights = _weights(left, right, precision)
-        bound = _sums(a, k, sizes, replace(pairing, weights=weights)).sum(0).amax() * top
-    room = power if bound is None else layout.headroom(bound)
-    if pairing.second == "count":  # which has no gradient
-        pairing = replace(pairing, moments=moments[:1])
-    heads = len(pairing.moments)
-    x_scale, y_scale = ((x[:, :heads].T.float() * room).contiguous() for x in slopes)
-    pulls = _pulls(a, k, sizes, pairing, x_scale=x_scale, y_scale=y_scale)
-    return (pulls * (power / room))[:, : anchors.shape[1]]
+        weights = _weights(left, right, self.pairing.precision)
+        weighted = replace(self.pairing, weights=weights)
+        return _sums(self.anchors, self.keys, self.sizes[:2], weighted).sum(0).amax() * top
 
 
 @dataclass(frozen=True)
@@ -254,8 +292,12 @@ def _pulls(
     *,
     x_scale: Tensor | None = None,
     y_scale: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> Tensor:
-    """Returns sum_k (s_i + s_k) e_ik y_k, [n, d], of s_i in `x_scale` and s_k in `y_scale`."""
+    """Returns sum_k (s_i + s_k) e_ik y_k, [n, d], of s_i in `x_scale` and s_k in `y_scale`.
+
+    They are multiplied by `factor`, a power of two.
+    """
     from heron.losses.fused.sum_kernels import pull_kernel
 
     (n, m), d = sizes, x.shape[1]
@@ -269,10 +311,11 @@ def _pulls(
         pulls = x.new_empty(n_splits, n, d, dtype=torch.float32)
         layout.launch(
             pull_kernel, (-(-n // tile.rows), n_splits), tile, x,
-            x, y, *tensors, x_scale, y_scale, pulls, n, m, begin, end, per_split,
+            x, y, *tensors, x_scale, y_scale, factor, pulls, n, m, begin, end, per_split,
             *pairing.numbers(),
             D=d, ROWS=tile.rows, COLUMNS=tile.columns,
-            OF_X=x_scale is not None, OF_Y=y_scale is not None, **pairing.constants(),
+            OF_X=x_scale is not None, OF_Y=y_scale is not None, SCALED=factor is not None,
+            **pairing.constants(),
         )  # fmt: skip
         return pulls.sum(0) if n_splits > 1 else pulls[0]
 
