@@ -12,9 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -332,20 +330,13 @@ def forget() -> None:
 
 
 def with_timm() -> bool:
-    """Puts the tests' timm on the path, with a stand-in for torchvision; False if there is none."""
-    from tests.models.test_networks import Standin
+    """Puts the tests' timm on the path; False if there is none."""
+    from heron.config.extras import MissingPackage, require
 
     sys.path.append(str(Path(sys.prefix) / "vision"))
     try:
-        import_module("torchvision")
-    except (ImportError, RuntimeError):
-        for part in ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".models",
-                     ".models.feature_extraction", ".datasets", ".datasets.folder"):  # fmt: skip
-            stand_in: ModuleType = Standin(f"torchvision{part}")
-            sys.modules[f"torchvision{part}"] = stand_in
-    try:
-        import_module("timm")
-    except ImportError:
+        require("timm", "a test")
+    except MissingPackage:
         return False
     return True
 

@@ -23,6 +23,7 @@ MIN_EPOCHS, MAX_EPOCHS = 5, 200
 MAX_BATCH = 256
 MAX_SIDE = 96  # larger pictures are resized to this
 TOKENS = 128  # of a text
+FROZEN_VIEWS = 4  # augmented views of a row that a frozen backbone embeds once
 KINDS = {"vector": "table", "text": "text", "graph": "graph"}  # of a single view, in words
 FEW = {"labelled": 64, "unlabelled": 192}  # rows of a batch, where most rows have no label
 Line = tuple[str, Any, str]  # an indented key, its value, and the reason
@@ -216,6 +217,8 @@ def experiment(path: str, facts: Facts, name: str) -> str:
     train = {"total_steps": steps, "evaluate_every_steps": max(1, steps // 4)}
     lr, why = 0.002, "a learning rate for small networks"
     if facts.backbone:
+        if facts.backbone.encoder.get("freeze"):
+            train["frozen_views"] = FROZEN_VIEWS
         lr, why = facts.backbone.lr, f"a learning rate for a backbone: {facts.backbone.why}"
     optim = {"kind": "adamw", "lr": lr, "weight_decay": 0.05, "schedule": "cosine"}
     lines: Sequence[Line] = [

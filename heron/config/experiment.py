@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from heron.config.data import Data
 from heron.config.errors import ConfigError
-from heron.config.model import ModelConfig
+from heron.config.model import ModelConfig, Network
 from heron.config.overrides import override
 from heron.config.sections import PathText, Section, check, dump_yaml, parse_yaml, read_tree
 from heron.config.shipped import CONFIGS
@@ -61,6 +61,22 @@ class Config(Section):
         for name in self.model.encoders:
             if name not in names:
                 raise ValueError(f"model.encoders.{name} matches no view; {suggest(name, names)}")
+        return self
+
+    @property
+    def frozen_views(self) -> list[int]:
+        """The numbers of the views that `train.frozen_views` embeds once."""
+        encoders = [self.model.encoder_of(name)[1] for name in self.data.view_names]
+        frozen = [n for n, x in enumerate(encoders) if isinstance(x, Network) and x.freeze]
+        return frozen if self.train.frozen_views else []
+
+    @model_validator(mode="after")
+    def _some_frozen(self) -> "Config":
+        if self.train.frozen_views and not self.frozen_views:
+            raise ValueError(
+                f"train.frozen_views is {self.train.frozen_views}, but no encoder is frozen: set "
+                "freeze: true in the section of a pretrained one, or train.frozen_views: 0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,8 +2,9 @@
 
 import importlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from threading import RLock
 from types import ModuleType
@@ -23,7 +24,7 @@ EXTRAS = {  # how to install each optional module, by an extra of pyproject.toml
     "onnxscript": "pip install 'heron-pretrain[export]'",
     "peft": "pip install 'heron-pretrain[lora]'",
     "torch_geometric": "pip install 'heron-pretrain[graph]'",
-    "timm": "pip install 'heron-pretrain[vision]', with the torchvision of torch's index",
+    "timm": "pip install 'heron-pretrain[vision]', or on a CPU pip install --no-deps timm",
     "umap": "pip install 'heron-pretrain[map]'",
     "optuna": "pip install 'heron-pretrain[study]'",
     "ray": "pip install 'heron-pretrain[study]'",
@@ -79,13 +80,56 @@ def require(module: str, what: str) -> ModuleType:
     """
     package, fault = module.partition(".")[0], "is not installed"
     try:
-        return importlib.import_module(module)
+        with _torchvision() if package == "timm" else nullcontext():
+            return importlib.import_module(module)
     except Exception as error:  # one that does not fit another may raise anything
         if not isinstance(error, ModuleNotFoundError) or error.name != package:
             fault = f"cannot be imported ({in_a_line(error)})"
         raise MissingPackage(
             f"{what} needs the package {package}, which {fault}; install it with: {EXTRAS[package]}"
         ) from None
+
+
+class _Name(type):
+    """A class with any attribute: each is its own name."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return name
+
+
+class _Names(ModuleType):
+    """A module with any class, and any function, which does nothing."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        part = sys.modules.get(f"{self.__name__}.{name}", lambda *_, **__: None)
+        return _Name(name, (), {}) if name[0].isupper() else part
+
+
+@contextmanager
+def _torchvision() -> Iterator[None]:
+    """While it lasts, timm can be imported: its networks need torchvision's names alone.
+
+    The builds of PyPI are for CUDA, and do not load beside a torch for CPUs.
+    """
+    parts = ["", ".datasets", ".models", ".ops", ".transforms", ".datasets.folder"]
+    parts += [".models.feature_extraction", ".ops.misc", ".transforms.functional"]
+    names = {}
+    try:
+        importlib.import_module("torchvision")
+    except Exception:  # one that does not fit torch may raise anything
+        names = {name: _Names(name) for name in (f"torchvision{part}" for part in parts)}
+    sys.modules.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 def in_a_line(error: Exception) -> str:

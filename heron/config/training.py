@@ -92,6 +92,10 @@ class Train(Section):
             parameters, inputs and losses in float64, to show exactness. auto: bf16 on GPUs that
             support it, tf32 on others, fp32 on CPUs; the run reports its choice and writes it to
             its config.yaml.
+        frozen_views: augmented views of each row that a frozen network (`freeze: true`) embeds
+            once, before the first step; the features are kept in the cache, and each step draws
+            one of them for a row. Rows that are scored are embedded once as well, without
+            augmentation. 0: the network embeds the rows anew at every step.
         ema: decay per step of an exponential moving average of the weights, such as 0.999, which
             is scored and saved as the model in their place; null: none.
         compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
@@ -115,6 +119,7 @@ class Train(Section):
     steps: Natural | None = None
     micro_batch: Natural | None = None
     precision: Precision = "auto"
+    frozen_views: Count = 0
     ema: BelowOne | None = None
     compile: bool = False
     activation_checkpointing: bool = False

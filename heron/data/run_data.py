@@ -289,6 +289,11 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
             yield f"objective.{name} remembers rows", "no row comes back under the same number"
     if config.negatives.mine:
         yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"
+    if config.train.frozen_views:
+        yield (
+            f"train.frozen_views is {config.train.frozen_views}",
+            "features are kept by row number",
+        )
     if config.evaluate.baselines:
         yield "evaluate.baselines is true", "they would train on different rows than the run"
     if data.roles is not None:

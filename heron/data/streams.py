@@ -1,7 +1,7 @@
 """The streams that a run on indexed shards draws from, and a process's share of each batch."""
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.synchronize import Event
@@ -19,6 +19,7 @@ from heron.data.plan import Balanced, Blend, Stream, even_slice
 from heron.data.random_keys import rng_keys, uniforms
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows, ShardRows, SkippedRows
+from heron.data.views import Embedded, features_of
 from heron.shards.errors import ShardError
 from heron.shards.show import count_views
 
@@ -145,6 +146,7 @@ class Streams:
         stored_by_view: name of the stored view behind each view of the model.
         protocol: says which labels training sees.
         kind: of the labels that training sees.
+        embedded: features that are read in place of views, by their number.
     """
 
     reader: Reader
@@ -156,11 +158,14 @@ class Streams:
     stored_by_view: list[str]
     protocol: Protocol
     kind: str
+    embedded: Mapping[int, Embedded] = field(default_factory=dict, kw_only=True)
 
     @property
     def decoders(self) -> dict[str, Decoder]:
         """The decoders of the stored views that are read, by name."""
-        return {name: self.reader.decoders[name] for name in self.stored}
+        views = enumerate(self.stored_by_view)
+        names = dict.fromkeys(name for number, name in views if number not in self.embedded)
+        return {name: self.reader.decoders[name] for name in names}
 
     def targets(self, rows: Rows) -> NDArray[np.float32]:
         """Returns the labels of labelled rows that training sees, 0/1, [rows, labels]."""
@@ -248,7 +253,12 @@ class ShardBatches:
         targets = sizes.get("labelled", 0), *streams.targets(no_rows).shape[1:]
         levels = reader.label_paths(no_rows).shape[1]
         model_views = len(streams.stored_by_view) if reader.may_lack_views else 0
-        return array_specs(streams.decoders, sum(sizes.values()), targets, levels, model_views)
+        rows = sum(sizes.values())
+        specs = array_specs(streams.decoders, rows, targets, levels, model_views)
+        return specs | {
+            VIEW_PREFIX + features_of(view): ((rows, embedded.width), embedded.dtype)
+            for view, embedded in streams.embedded.items()
+        }
 
     def load(self, t: int, buffer: Buffer) -> tuple[list[int], dict[int, str]]:
         """Fills a buffer with the process's share of batch t; returns `sizes` and `lost`."""
@@ -268,6 +278,8 @@ class ShardBatches:
                 passes = passes[even_slice(stream.batch, self.rank, self.world)]
             keys.append(rng_keys(self.seed, passes, local))
         buffer["rng_keys"][:] = np.concatenate(keys)
+        for view, embedded in self.streams.embedded.items():
+            buffer[VIEW_PREFIX + features_of(view)][:] = embedded.read(rows, buffer["rng_keys"])
         lost = {int(row): reader.lost[int(row)] for row in planned[planned != rows]}
         return [len(rows) for _, rows in drawn], lost
 
@@ -279,7 +291,7 @@ class ShardBatches:
 
     def _read(self, planned: Rows, drawn: Sequence[tuple[AnyStream, Rows]], buffer: Buffer) -> Rows:
         """Reads the stored views; returns the rows read, in which others replace lost ones."""
-        reader, names, rows = self.streams.reader, self.streams.stored, planned.copy()
+        reader, names, rows = self.streams.reader, [*self.streams.decoders], planned.copy()
         self._replace_lost(rows, drawn)
         reader.fill({name: buffer[VIEW_PREFIX + name] for name in names}, rows)
         while len(replaced := self._replace_lost(rows, drawn)):

@@ -6,11 +6,15 @@ way on any process and beside any other samples.
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
+from numpy.typing import NDArray
 from torch import Tensor
 
 from heron.config.augmentations import Augmentation, OwnAugmentation
@@ -20,9 +24,13 @@ from heron.data.batches import Batch
 from heron.data.graphs import drop_nodes, mask_nodes, perturb_edges, subgraph
 from heron.data.pictures import DRAWS, blur, color, crop, fit, flip, input_shape
 from heron.data.random_keys import normals, uniforms
+from heron.data.rows import Rows, positions_by_number
 from heron.shards.manifest import View
 
 REPEAT_SALT = 1_000_003
+CHOICE_SALT = 900_001  # of the draw among kept features
+PART_ROWS, MOST_PARTS = 256, 1024
+HEAD_BYTES = 128  # of an npy file
 GRAPHS = {
     "drop_nodes": drop_nodes,
     "perturb_edges": perturb_edges,
@@ -86,13 +94,19 @@ class Views:
         """Returns the model's inputs: a tensor for each of the first `first` views, or of all.
 
         They are [rows, width] for vectors; [rows, channels, height, width] in [0, 1] for images;
-        token ids, int32 [rows, tokens], for texts; rows of `data.graphs` for graphs. Without
-        `train` they are not augmented, only brought to their size.
+        token ids, int32 [rows, tokens], for texts; rows of `data.graphs` for graphs; features, if
+        the batch has them: see `Embedded`. Without `train` they are not augmented, only brought
+        to their size.
         """
         inputs = []
-        names = dict.fromkeys(view.stored for view in self.views[:first])
+        views = [*enumerate(self.views[:first])]
+        made = {n: batch.stored[name] for n, _ in views if (name := features_of(n)) in batch.stored}
+        names = dict.fromkeys(view.stored for number, view in views if number not in made)
         decoded = {name: self._to_float(name, batch.stored[name]) for name in names}
-        for number, view in enumerate(self.views[:first]):
+        for number, view in views:
+            if number in made:
+                inputs.append(made[number])
+                continue
             x = decoded[view.stored]  # shared by views: nothing below writes into it
             image = x.dim() == 4
             size = self.shapes[number][:2] if image else (0, 0)
@@ -126,6 +140,84 @@ class Views:
             return stored
         mean, std = self.statistics[name]
         return (stored - mean) / std
+
+
+def features_of(view: int) -> str:
+    """Returns the name, among the arrays of a batch, of a view's features."""
+    return f"features of {view}"
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What a frozen encoder makes of some rows, on disk: some variants of each row.
+
+    Part p of the rows has a file for each variant: [rows of the part, width].
+
+    Attributes:
+        folder: of the files.
+        rows: numbers of the rows, ascending.
+        variants: how many differently augmented features a row has.
+        width: of the features.
+        dtype: of the features.
+        place: views of the model at other places draw other variants, as far as there are some.
+    """
+
+    folder: Path
+    rows: Rows
+    variants: int
+    width: int
+    dtype: str = "float32"
+    place: int = 0
+    _mapped: dict[Path, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state to pickle: the other process maps the files itself."""
+        return vars(self) | {"_mapped": {}}
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of a part; there are at most `MOST_PARTS` parts."""
+        return PART_ROWS * max(1, -(-len(self.rows) // (PART_ROWS * MOST_PARTS)))
+
+    @property
+    def parts(self) -> list[Rows]:
+        """The rows of each part."""
+        size = self.part_rows
+        return [self.rows[start : start + size] for start in range(0, len(self.rows), size)]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the features."""
+        return len(self.rows) * self.variants * self.width * np.dtype(self.dtype).itemsize
+
+    def file(self, part: int, variant: int) -> Path:
+        """Returns the path of the features of a part."""
+        return self.folder / f"{part:06d}-{variant}.npy"
+
+    def missing(self, part: int) -> list[int]:
+        """Returns the variants of a part that are not there; files appear whole or not at all."""
+        size = HEAD_BYTES + len(self.parts[part]) * self.width * np.dtype(self.dtype).itemsize
+        files = [self.file(part, variant) for variant in range(self.variants)]
+        return [n for n, x in enumerate(files) if not x.exists() or x.stat().st_size != size]
+
+    def covers(self, rows: Rows) -> bool:
+        """Whether all of some rows are there."""
+        return bool(np.isin(rows, self.rows).all())
+
+    def read(self, rows: Rows, keys: NDArray[np.int64] | None = None) -> NDArray[Any]:
+        """Returns features of rows, [rows, width]: of variants drawn by keys, or of the first."""
+        at, variants = np.searchsorted(self.rows, rows), np.zeros(len(rows), np.int64)
+        if keys is not None:
+            draws = uniforms(torch.from_numpy(keys), CHOICE_SALT, self.variants)
+            variants = draws.argsort(1)[:, self.place % self.variants].numpy()
+        out = np.empty((len(rows), self.width), self.dtype)
+        parts, at = np.divmod(at, self.part_rows)
+        for number, positions in positions_by_number(parts * self.variants + variants):
+            path = self.file(*divmod(number, self.variants))
+            if path not in self._mapped:
+                self._mapped[path] = np.load(path, mmap_mode="r", allow_pickle=False)
+            out[positions] = self._mapped[path][at[positions]]
+        return out
 
 
 def _with_salts(augmentations: Sequence[Augmentation], view: int) -> list[tuple[str, Any, int]]:

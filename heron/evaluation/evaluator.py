@@ -17,7 +17,7 @@ from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows
-from heron.data.views import Views
+from heron.data.views import Embedded, Views, features_of
 from heron.distributed.collectives import broadcast_object, gather, gather_objects, rank, world_size
 from heron.distributed.watchdog import Watchdog
 from heron.evaluation import collapse
@@ -45,14 +45,21 @@ class Predictions:
     projections: list[NDArray[np.float32]] = field(default_factory=list)  # z of each view
 
 
+UNSCORED = Predictions(None, None, np.empty((0, 0), np.float32), np.empty(0, np.int64))
+
+
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a model on rows of a data set as `config` says; reports progress to `watchdog`."""
+    """Scores a model on rows of a data set as `config` says; reports progress to `watchdog`.
+
+    `embedded` has features of some rows by the number of a view, read in place of that view.
+    """
 
     reader: Reader
     views: Views
     config: Evaluate
     watchdog: Watchdog = field(default_factory=lambda: Watchdog(math.inf))
+    embedded: Mapping[int, Embedded] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot score this data set.
@@ -150,7 +157,7 @@ class Evaluator:
         With `data.on_error: skip`, rows that cannot be read are left out.
         """
         local_rows = rows[even_slice(len(rows), rank(), world_size())]
-        names = [view.stored for view in self.views.views[: model.classified]]
+        embedded = {n: kept for n, kept in self.embedded.items() if kept.covers(rows)}
         model.eval()
         logits: list[Tensor] = []
         features: list[Tensor] = []
@@ -163,7 +170,7 @@ class Evaluator:
         for start in range(0, max(*sizes, 1), size):
             self.watchdog.beat()
             batch_rows = local_rows[start : start + size]
-            batch = self._batch(batch_rows, names)
+            batch = self._batch(batch_rows, model.classified, embedded)
             inputs = self.views(batch, train=False, first=model.classified)
             output: Features = model(inputs, batch.rng_keys, batch.sizes, present=batch.present)
             logits += output.get("logits", [])
@@ -196,10 +203,9 @@ class Evaluator:
         """
         if transforms is None:
             transforms = dict.fromkeys(range(len(self.views.views)), np.asarray)
-        stored = [view.stored for view in self.views.views]
         inputs = []
         for start in range(0, max(len(rows), 1), self.config.batch):
-            batch = self._batch(rows[start : start + self.config.batch], stored)
+            batch = self._batch(rows[start : start + self.config.batch], len(self.views.views), {})
             views, columns = self.views(batch, False), list[NDArray[np.float32]]()
             for view, transform in transforms.items():
                 columns.append(transform(views[view].flatten(1).cpu().numpy()).astype(np.float32))
@@ -263,13 +269,17 @@ class Evaluator:
             )
         return replace(test, probability=np.concatenate(gather_objects(votes)))
 
-    def _batch(self, rows: Rows, names: Sequence[str]) -> Batch:
+    def _batch(self, rows: Rows, views: int, embedded: Mapping[int, Embedded]) -> Batch:
         numbers = torch.from_numpy(rows)
         empty = torch.empty(0, len(self.reader.manifest.labels.names))
+        names = [
+            view.stored for n, view in enumerate(self.views.views[:views]) if n not in embedded
+        ]
         stored = {n: torch.from_numpy(self.reader.read(n, rows)) for n in dict.fromkeys(names)}
+        stored |= {features_of(n): torch.from_numpy(x.read(rows)) for n, x in embedded.items()}
         rng_keys = torch.zeros_like(numbers)  # evaluation draws no random numbers
         batch = Batch(stored, empty, numbers, rng_keys, [len(rows)])
-        return replace(batch, present=self._present(rows, len(names))).to(self.views.device)
+        return replace(batch, present=self._present(rows, views)).to(self.views.device)
 
     def _present(self, rows: Rows, views: int) -> Tensor | None:
         """Returns which of the first views each row has, [rows, views]; None: all of them."""

@@ -41,7 +41,12 @@ class NetworkEncoder(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 
     def forward(self, x: Tensor, rng_keys: Tensor) -> Tensor:
-        """Returns features [rows, width] of token ids [rows, tokens] or of pictures."""
+        """Returns features [rows, width] of token ids [rows, tokens] or of pictures.
+
+        Features that it made earlier, floats [rows, width], are returned as they are.
+        """
+        if x.dim() == 2 and x.is_floating_point():
+            return x
         if x.dim() == 4:
             return self.pooled(self.network((x - self.mean) / self.std))
         return self.of_tokens(x)

@@ -55,6 +55,7 @@ class Fsdp(Strategy):
             )
         super().__init__(model, model, optimizer, clip_norm)
         names = {parameter: name for name, parameter in model.named_parameters()}
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # or refused
         self._mesh = init_device_mesh(device.type, (world_size(),))
         for encoder in model.encoders:
             fully_shard(encoder, mesh=self._mesh)

@@ -23,6 +23,13 @@ def refuse_unfit(config: Config, objective: Objective, views: Views, streams: St
             "evaluate.cross_view is true, but no term makes projections; add one that does, such "
             "as cmc, or set it to false"
         )
+    raw = {"inputs", "input_projections", "networks"}  # features that are made of the inputs
+    for name, term in objective.terms.items():
+        if config.frozen_views and raw & term.needs.features:
+            raise ConfigError(
+                f"train.frozen_views is {config.train.frozen_views}, but objective.{name} reads "
+                "the inputs themselves, not features that were embedded once; set it to 0"
+            )
     graphs = any(len(shape) == 4 for shape in views.shapes)
     if config.train.compile and (graphs or streams.lacks_views):
         reason = "a view has graphs" if graphs else "some rows lack views"

@@ -1,4 +1,4 @@
-"""The files of a run beside its checkpoints: its start, a JSON object per step, its result."""
+"""The files of a run beside its checkpoints: its start, a JSON object per step, its outcome."""
 
 import shlex
 import socket
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic_core import to_json
@@ -19,7 +19,15 @@ from heron.config.shipped import __version__
 from heron.shards.artefact import MAX_MANIFEST_BYTES, Count, describe_errors, parse_json
 from heron.shards.atomic import atomic_write, save_json
 
+if TYPE_CHECKING:  # listing runs loads no torch
+    from heron.config.experiment import Config
+    from heron.config.training import Evaluate
+    from heron.data.reader import Reader
+    from heron.data.rows import Roles, Rows
+    from heron.evaluation.evaluator import Predictions
+
 START = "run.json"
+LONG_S = 120.0  # of training, compared with which a map costs little
 FACTS = (  # fields of a result that are no scores
     *("steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
     *("peak_memory_bytes", "strategy", "precision", "mfu", "contrast", "version", "fingerprint"),
@@ -122,3 +130,33 @@ def read_result(
         ) from None
     content: dict[str, Any] = result
     return content
+
+
+class WriteReport(Protocol):
+    """Writes the report of a run into its folder, from what its evaluation has found."""
+
+    def __call__(
+        self,
+        folder: Path,
+        config: "Config",
+        result: Mapping[str, Any],
+        predictions: "Predictions",
+        embedding: "Predictions | None",
+        reader: "Reader",
+    ) -> Path:
+        """Returns the path of the report."""
+
+
+def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:
+    """Returns whether the report has a map and neighbours of test rows, which take seconds.
+
+    `auto` includes them if training took long, counting the time before it was resumed.
+    """
+    return setting == "always" or (setting == "auto" and train_seconds >= LONG_S)
+
+
+def map_rows(roles: "Roles", options: "Evaluate") -> "Rows":
+    """Returns about `evaluate.map_rows` rows for the map: test, validation or unlabelled ones."""
+    rows = roles.test if options.test else roles.validation
+    rows = rows if len(rows) else roles.unlabelled
+    return rows[:: max(1, len(rows) // options.map_rows)]

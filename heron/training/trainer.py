@@ -17,14 +17,14 @@ from heron.data.dataset import build_data
 from heron.data.plan import even_sizes
 from heron.data.run_data import open_data, open_process_batches
 from heron.data.streams import MinedStream
-from heron.data.views import Views
+from heron.data.views import Embedded, Views
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, run_fingerprint
 from heron.distributed.signals import StopSignals
 from heron.distributed.sync_batchnorm import has_norm, synchronise
 from heron.distributed.watchdog import Watchdog
 from heron.evaluation import baselines, collapse
-from heron.evaluation.evaluator import Evaluator
+from heron.evaluation.evaluator import UNSCORED, Evaluator
 from heron.evaluation.metrics import Scores
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective, gather_batch
@@ -37,17 +37,23 @@ from heron.training import checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Saver
 from heron.training.earlier_run import facts_of_steps, make_way, refuse_finished, result_of_ended
 from heron.training.ema import Ema
+from heron.training.frozen import FrozenEncoders
 from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
 from heron.training.optim import build_optimizer, learning_rate
-from heron.training.outcome import UNSCORED, WriteReport, map_rows, wants_map
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
 from heron.training.run_log import RunLog
 from heron.training.saved import as_saved
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
-from heron.training.tracking import write_result, write_start
+from heron.training.tracking import (
+    WriteReport,
+    map_rows,
+    wants_map,
+    write_result,
+    write_start,
+)
 from heron.training.values import PendingStep, StepValues, nonfinite, refuse_nonfinite
 
 COMPILER = "inductor"  # the backend of torch.compile
@@ -146,7 +152,11 @@ class Trainer:
         prepare_products(self.device, precision)
         if precision == "fp64":
             model.double()
-        self.peak_flops, self.step_flops = throughput.flops(model, shapes, self.sizes.rows)
+        seen = [
+            (model.widths[view],) if view in config.frozen_views else shape
+            for view, shape in enumerate(shapes)
+        ]
+        self.peak_flops, self.step_flops = throughput.flops(model, seen, self.sizes.rows)
         labelled = torch.from_numpy(streams.labelled_rows)
         objective.build_memories(RunSpec(model, labelled, labels, self._targets, terms))
         micro_batch, self.has_norm = config.train.micro_batch, has_norm(model)
@@ -183,6 +193,10 @@ class Trainer:
             self.signature.refuse_other_tokenizers(self.checkpoints / f"step-{step:08d}")
             model.load_state_dict(snapshot.model)
             self.objective.load_memory_state(snapshot.memories)
+        plain, shown = dict[int, Embedded](), self.accelerator.is_local_main_process
+        if config.frozen_views and step < self.steps:
+            own = self.streams, model, self.device, self.watchdog, self.signals.received, shown
+            self.streams, plain = FrozenEncoders(config, *own).embed()
         optimizer = build_optimizer(config.optim, model.parameters())
         rows, clip_norm = max(self.sizes.rows), config.optim.clip_norm
         self.strategy = prepare(self.accelerator, model, optimizer, rows, clip_norm)
@@ -190,7 +204,9 @@ class Trainer:
         if snapshot:
             self.strategy.load_optimizer(snapshot.optimizer, step)
         del snapshot  # the model and the optimiser hold its values now
-        self.evaluator = Evaluator(self.streams.reader, self.views, config.evaluate, self.watchdog)
+        self.evaluator = Evaluator(
+            self.streams.reader, self.views, config.evaluate, self.watchdog, plain
+        )
         roles, write = self.streams.roles, self._write_report
         self.background = baselines.BackgroundBaselines(config, self.evaluator, roles, write)
         self.miner = None  # of hard negatives, which are read with the labelled batches

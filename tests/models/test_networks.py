@@ -1,15 +1,13 @@
 """Networks of transformers and timm as encoders: features, what is learnt, and what is refused."""
 
 import dataclasses
-import importlib
 import inspect
 import json
 import sys
-from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
 from heron.config.errors import ConfigError
-from heron.config.extras import NETWORKS, MissingPackage
+from heron.config.extras import NETWORKS, MissingPackage, require
 from heron.config.model import ModelConfig
 from heron.config.training import Optim
 from heron.losses.unsupervised import Cmc
@@ -177,45 +175,16 @@ def test_views_of_three_kinds() -> None:
         Heterogeneous(shared, [PICTURE, TEXT, [7]], 3, {"cmc": Cmc()}, names)
 
 
-class Anything(type):
-    """A class with any attribute: each is its own name."""
-
-    def __getattr__(cls, name: str) -> str:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return name
-
-
-class Standin(ModuleType):
-    """A package of which anything can be imported: timm's models need no more of torchvision."""
-
-    __path__: list[str] = []
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__spec__ = ModuleSpec(name, None, is_package=True)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything(name, (nn.Module,), {}) if name[0].isupper() else MagicMock()
-
-
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """timm, with a stand-in for torchvision where it is not there or does not fit torch.
+    """timm, as `pip install --no-deps` installs it, so without torchvision.
 
-    The tests' timm lies apart: accelerate imports one that it finds, and fails without torchvision.
+    It lies apart: `accelerate launch` imports one that it finds, and fails without torchvision.
     """
     monkeypatch.syspath_prepend(Path(sys.prefix) / "vision")
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError):
-        for part in ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".models",
-                     ".models.feature_extraction", ".datasets", ".datasets.folder"):  # fmt: skip
-            monkeypatch.setitem(sys.modules, f"torchvision{part}", Standin(f"torchvision{part}"))
-    found: ModuleType = pytest.importorskip("timm", exc_type=ImportError)
-    return found
+    if find_spec("timm") is None:
+        pytest.skip("needs timm: pip install --no-deps --target .venv/vision timm")
+    return require("timm", "a test")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -20,8 +20,8 @@ from heron.report import charts
 from heron.report.charts import MAX_POINTS, confusion, curves, label_map
 from heron.report.pages import PageLinks
 from heron.report.run_report import _labels, confused_classes, nearest_rows
-from heron.training import outcome
-from heron.training.outcome import LONG_S, wants_map
+from heron.training import tracking
+from heron.training.tracking import LONG_S, wants_map
 from tests import ranks
 from tests.axe import violations
 from tests.evaluation.known import NAMES, write
@@ -52,7 +52,7 @@ def drawn(folder: Path) -> bool:
 
 def alternately_long(folder: str) -> None:
     """A run whose clocks differ: it is long on rank 0 alone."""
-    outcome.LONG_S = -math.inf if collectives.rank() == 0 else math.inf
+    tracking.LONG_S = -math.inf if collectives.rank() == 0 else math.inf
     pretrain(frames(Path(folder), train={"steps": 1}))
 
 

@@ -79,6 +79,7 @@ REFUSED: dict[str, Any] = {
     "data.webdataset": {"labelled": ["a.tar"]},
     "data.fingerprint": f"sha256:{'0' * 64}",
     "data.split": "test",
+    "train.frozen_views": 2,
     "data.protocol.labelled": 59,
     "data.protocol.folds": 5,
     "data.protocol.fold": 1,
