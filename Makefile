@@ -10,7 +10,7 @@ TESTED = $(VENV)/.tested
 PYTEST = pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m $(PYTEST)
 
-.PHONY: pretrain test check coverage docs format fuzz kernels lock mutants references screenshots wheel
+.PHONY: pretrain test check check-all coverage docs format fuzz kernels lock mutants references screenshots wheel
 
 pretrain: $(READY)  ## set up, run the main job on the embedded data, and index what was learnt
 	$(BIN)/heron pretrain faces
@@ -25,6 +25,9 @@ check: $(TESTED)  ## format, lint, types, tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(TESTS)
+
+check-all: $(TESTED)  ## all tests, those of minutes and those that repeat a promise too
+	HERON_WEEKLY=1 $(TESTS) --timeout 1800
 
 coverage: $(TESTED)  ## lines that the tests run in any process, by room (COVERAGE=tests/data for some)
 	rm -rf build/coverage && mkdir -p build/coverage

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import wheels
+from tests.weekly import weekly
 
 ROOT = Path(__file__).parents[1]
 # What a machine with a GPU lacks: packages of extras, none of which training and retrieval need.
@@ -23,7 +24,6 @@ ABSENT = {
 }  # fmt: skip
 IMPORTS = f"""
 import importlib.util, sys
-
 ABSENT = {sorted(ABSENT)}
 find_spec = importlib.util.find_spec  # by which libraries look for what they can use
 importlib.util.find_spec = lambda name, *x: (
@@ -58,6 +58,7 @@ def test_a_module_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPat
     ]
 
 
+@weekly("a tool that is run by hand, where there is a GPU")
 def test_parts_on_a_cpu(tmp_path: Path) -> None:
     """Kernels in the interpreter against float64, a term timed, collectives, a step."""
     parts = ["right", "fast", "nccl", "step"]

@@ -12,6 +12,7 @@ from PIL import Image
 from heron import load_config
 from heron.cli.arguments import Group, Verb, parse
 from heron.cli.main import VERBS
+from tests.weekly import weekly
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium")
@@ -72,6 +73,7 @@ def test_what_a_screen_reader_cannot_tell_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (apt-get install chromium)")
+@weekly("a tool that is run by hand, for the pictures of the docs")
 def test_the_script_photographs_a_surface(tmp_path: Path) -> None:
     """The quickest one, as `make screenshots` does all."""
     subprocess.run(

@@ -21,6 +21,7 @@ from heron.training.pretrained import from_pretrained
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames
+from tests.weekly import WEEKLY
 
 STRATEGIES = "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"
 ROWS = 31  # of a step
@@ -92,12 +93,12 @@ def difference(run: Path, other: Path) -> tuple[float, float]:
 
 def few(world: int) -> list[tuple[str, str, str]]:
     """Micro-batches in float32 under every strategy, and one cell in bfloat16; all if asked for."""
-    if os.environ.get("HERON_WHOLE_MATRIX"):
+    if WEEKLY:
         return CELLS if world > 1 else [c for c in CELLS if c[0].startswith("zero")]
     return [c for c in CELLS if c[1:] == ("fp32", "cut") or c == ("zero2", "bf16", "whole")]
 
 
-WORLDS = [1, 2, 3] if os.environ.get("HERON_WHOLE_MATRIX") else [2]
+WORLDS = [1, 2, 3] if WEEKLY else [2]
 
 
 @pytest.mark.timeout(1500)  # with the runs of the fixture, and all cells when asked for
@@ -120,7 +121,7 @@ CHAIN = [
     (2, ["zero2", "fsdp", "zero3", "zero1"]),
     (1, ["ddp"]),
 ]  # but for the first, from a state
-if os.environ.get("HERON_WHOLE_MATRIX"):
+if WEEKLY:
     CHAIN += [(3, ["ddp", "zero3", "zero2"]), (1, ["zero1", "zero3"]), (2, ["zero0", "ddp"])]
 
 

@@ -1,7 +1,6 @@
 """DeepMTMV's task groups against plain shared layers, its loops, and runs that part their tasks."""
 
 import copy
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests import baseline_oracles, ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames
 from tests.objectives.test_terms import draw
+from tests.weekly import WEEKLY
 
 TASKS, VIEWS = 5, 2
 PARTED = [[0, 3], [1], [2, 4]]
@@ -341,9 +341,7 @@ def test_a_run_that_stops_between_goes_on_with_its_bits(straight: Path, tmp_path
 STRATEGIES = ["ddp", "zero0", "zero1", "zero2", "zero3"]
 
 
-@pytest.mark.parametrize(
-    "strategy", STRATEGIES if os.environ.get("HERON_WHOLE_MATRIX") else STRATEGIES[-1:]
-)
+@pytest.mark.parametrize("strategy", STRATEGIES if WEEKLY else STRATEGIES[-1:])
 def test_parts_are_the_same_under_every_strategy(straight: Path, strategy: str) -> None:
     """Two processes; the groups to the bit, the weights to what summation order leaves."""
     ranks.run(2, run_parting, str(straight), strategy, strategy)

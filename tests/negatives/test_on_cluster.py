@@ -22,6 +22,7 @@ from heron.shards.workers import ALONE, Executor, Processes
 from tests.negatives.loops import drawn
 from tests.retrieval.test_embed_tasks import Killing
 from tests.studies.nodes import running
+from tests.weekly import weekly
 
 FILES = "negatives.json", "pairs.parquet", "report.html"
 QUESTION = Question(k=3, anchors=0)
@@ -108,6 +109,7 @@ def test_a_task_opens_the_embeddings_once(embeddings: Embeddings) -> None:
         _ = source.other
 
 
+@weekly("shards/test_on_cluster.py loses workers of the same executor")
 def test_a_cluster_that_loses_a_worker(
     embeddings: Embeddings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

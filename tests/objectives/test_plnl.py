@@ -1,7 +1,6 @@
 """PLNL's loss, its guesses and its enhanced sets against loops, and runs that keep them."""
 
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.distributed.test_strategies import choose
 from tests.experiments import frames, merge
 from tests.objectives.test_family import CLASSES, sets
 from tests.objectives.test_terms import assert_same, draw, gradients
+from tests.weekly import WEEKLY
 
 BATCH = 7
 PLNL: Callable[..., Tensor] = plnl  # which takes its views as a list here
@@ -166,7 +166,7 @@ def test_two_processes_are_one_and_two_parts_are_the_whole(tmp_path: Path) -> No
 
 
 CELLS = [("zero3", "fp32"), ("zero2", "bf16"), ("fsdp", "fp32")]
-if os.environ.get("HERON_WHOLE_MATRIX"):
+if WEEKLY:
     stages = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
     CELLS = list(itertools.product(stages, ("fp32", "bf16")))
 

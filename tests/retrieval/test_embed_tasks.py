@@ -28,6 +28,7 @@ from tests.retrieval.test_embed import ROWS, SMALL, files
 from tests.retrieval.test_embed import run as run  # a fixture
 from tests.retrieval.test_embed import whole as whole
 from tests.studies.nodes import Losing, Nodes, joined, running
+from tests.weekly import weekly
 
 
 @pytest.fixture  # a cluster that has lost a node may take the next one for it
@@ -81,6 +82,7 @@ def test_a_cluster_that_loses_a_worker_and_a_node(
     assert len(found) == ROWS and files(tmp_path / "two") == files(whole.folder)
 
 
+@weekly("shards/test_on_cluster.py goes on with another executor")
 def test_either_goes_on_where_the_other_stopped(
     nodes: Nodes, run: Path, whole: Embeddings, tmp_path: Path
 ) -> None:
@@ -143,6 +145,7 @@ def test_an_index_of_some_views_is_assigned_by_processes(whole: Embeddings, tmp_
     assert files(tmp_path / "many")["index.faiss"] == files(tmp_path / "one")["index.faiss"]
 
 
+@weekly("shards/test_on_cluster.py loses workers of the same executor")
 def test_an_index_on_a_cluster_that_loses_a_worker(
     nodes: Nodes, whole: Embeddings, tmp_path: Path
 ) -> None:

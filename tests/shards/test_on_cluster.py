@@ -26,6 +26,7 @@ from tests.launch import runs
 from tests.shards.others import cats, write_wds
 from tests.shards.test_build import contents
 from tests.studies.nodes import SPINS, TOKEN, Losing, Nodes, joined
+from tests.weekly import weekly
 
 SHARDS = 6
 
@@ -199,7 +200,9 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("first", ["cluster", "here"])
+@pytest.mark.parametrize(
+    "first", ["cluster", pytest.param("here", marks=weekly("the other way round is tested"))]
+)
 def test_a_killed_driver_and_another_executor(
     nodes: Nodes, local: dict[str, bytes], tmp_path: Path, first: str
 ) -> None:

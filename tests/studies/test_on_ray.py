@@ -22,11 +22,9 @@ from heron.training.tracking import read_lines
 from tests.experiments import frames
 from tests.launch import runs
 from tests.studies.nodes import TOKEN, running
+from tests.weekly import weekly
 
-WHOLE = pytest.mark.skipif(
-    not os.environ.get("HERON_WHOLE_STUDIES"),
-    reason="minutes each: HERON_WHOLE_STUDIES=1 for all",
-)
+WHOLE = weekly("minutes each")
 LENGTH = 500  # steps: an interruption takes seconds to come through
 LONG = {"train": {"steps": LENGTH, "epochs": 99, "save_every_steps": 5, "timeout_s": 120}}
 
