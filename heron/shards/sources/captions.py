@@ -19,7 +19,7 @@ from heron.shards.sources.base import (
     file_record,
     read_each,
 )
-from heron.shards.sources.folder import PictureSource, folder_record, make_keys
+from heron.shards.sources.folder import PictureSource, folder_record, make_keys, picture_column
 from heron.shards.sources.zips import Tree
 
 CAPTION = "txt"
@@ -67,11 +67,9 @@ class Captions(PictureSource):
         keys = [key_of[path] for path in paths]
         if len(set(keys)) < count:  # some picture has several captions
             keys = [f"{key}-{row}" for row, key in enumerate(keys)]
-        found = self.checked[0]["image"]
-        images = read_each(lambda row: (self.folder / paths[row]).read_bytes())
         return Loaded(
             views={
-                "image": Column((count, *found.shape), images, found.member),
+                "image": picture_column(self.folder, paths, self.checked[0]["image"]),
                 "caption": Column((count, -1), read_each(lambda row: rows[row][1].encode())),
             },
             targets=np.full(count, -1),

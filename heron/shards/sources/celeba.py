@@ -1,8 +1,6 @@
 """CelebA: pictures in a zip or folder, attributes, captions made of them, and the partition."""
 
-import os
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
@@ -33,7 +31,7 @@ from heron.shards.sources.base import (
     read_each,
 )
 from heron.shards.sources.folder import folder_record
-from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
+from heron.shards.sources.zips import HTML, ZIP, Tree, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
 SPLITS_IN_WORDS = "0 (train), 1 (val) or 2 (test)"
@@ -76,32 +74,6 @@ HAS = {
 }
 
 
-class _Images(NamedTuple):
-    """The pictures of a zip, or of a folder if `archive` is None."""
-
-    path: Path
-    members: dict[str, str]  # file name -> its path in the archive or folder
-    archive: zipfile.ZipFile | None
-    strays: dict[str, str]  # files of other names, and what is wrong with them
-
-    def read(self, name: str) -> bytes:
-        """Returns the bytes of a picture."""
-        if self.archive is None:
-            return (self.path / self.members[name]).read_bytes()
-        return read_zip(self.archive, self.path, self.members[name])
-
-    def size(self, name: str, data: bytes) -> tuple[int, int]:
-        """Returns the height and width of a picture in pixels, from its header."""
-        try:
-            header = read_complete_header(data)
-        except ValueError as fault:
-            raise SourceError(
-                f"{self.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}, or leave it out with "
-                "--on-error skip"
-            ) from None
-        return header.height, header.width
-
-
 class CelebA(FileSource):
     """CelebA: the aligned pictures, in their zip or unpacked, with their attributes.
 
@@ -138,7 +110,7 @@ class CelebA(FileSource):
         """Returns a record for each file, and one for all pictures of a folder."""
         if self.images.is_file():
             return super().input_files()
-        pictures = folder_record(self._images.path, list(self._images.members))
+        pictures = folder_record(self._tree.path, list(self._members.values()))
         return [pictures, *map(file_record, self.files[1:])]
 
     def load(self) -> Loaded:
@@ -147,7 +119,7 @@ class CelebA(FileSource):
         partition = self.partition and _read_list(self.partition, tuple(SPLITS))
         files = list(attributes.rows)
         listings: list[tuple[str, Mapping[str, object]]] = [
-            (self._images.path.name, self._images.members),
+            (self._tree.path.name, self._members),
             *([(self.partition.name, partition.rows)] if self.partition and partition else []),
         ]
         gaps = _gaps((self.attributes.name, attributes.rows), listings)
@@ -172,13 +144,13 @@ class CelebA(FileSource):
             rows = [np.flatnonzero(shared & (number_of == n)) for n in range(len(SPLITS))]
             splits = {s: r for s, r in zip(SPLITS.values(), rows, strict=True) if len(r)}
         first = files[next(iter(splits.values()))[0]]
-        size = self._images.size(first, self._images.read(first))
+        _, size = self._read(first)
 
         def read(row: int) -> bytes:
-            data = self._images.read(files[row])
-            if (actual := self._images.size(files[row], data)) != size:
+            data, actual = self._read(files[row])
+            if actual != size:
                 raise SourceError(
-                    f"{self._images.path.name}: {files[row]} is {format_shape(actual[::-1])} "
+                    f"{self._tree.path.name}: {files[row]} is {format_shape(actual[::-1])} "
                     f"pixels, but {first} is {format_shape(size[::-1])}, and the aligned pictures "
                     f"are all of one size; pass {ALIGNED}, not the pictures in the wild, or leave "
                     "out what is bad with --on-error skip"
@@ -210,10 +182,10 @@ class CelebA(FileSource):
     @cached_property
     def checked(self) -> dict[str, str]:
         """What is wrong with each picture that is damaged, or not of the size of most."""
-        sizes, faults = dict[str, tuple[int, int]](), dict(self._images.strays)
-        for name in self._images.members:
+        sizes, faults = dict[str, tuple[int, int]](), dict(self._surveyed[1])
+        for name in self._members:
             try:
-                sizes[name] = self._images.size(name, self._images.read(name))
+                sizes[name] = self._read(name)[1]
             except SourceError as fault:
                 faults[name] = str(fault)
         usual = Counter(sizes.values()).most_common(1)
@@ -223,34 +195,51 @@ class CelebA(FileSource):
                 faults[name] = f"must be {expected}, got {format_shape(size[::-1])} pixels"
         return faults
 
+    def _read(self, name: str) -> tuple[bytes, tuple[int, int]]:
+        """Returns the bytes of a picture, and its height and width by its header."""
+        data = self._tree.read(self._members[name])
+        try:
+            header = read_complete_header(data)
+        except ValueError as fault:
+            raise SourceError(
+                f"{self._tree.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}, or leave it out with "
+                "--on-error skip"
+            ) from None
+        return data, (header.height, header.width)
+
     @cached_property
-    def _images(self) -> _Images:
-        path, archive = self.images, None
-        if path.is_dir():
-            path = path.resolve()
-            path = path / ALIGNED if (path / ALIGNED).is_dir() else path
-            paths = sorted(name for name in os.listdir(path) if not name.startswith("."))
-        else:
-            archive = open_zip(path, f"{ALIGNED}.zip, or a folder of the pictures")
-            paths = list_zip(archive, path)
+    def _tree(self) -> Tree:
+        path = self.images.resolve() if self.images.is_dir() else self.images
+        inner = path / ALIGNED
+        return Tree(
+            inner if inner.is_dir() else path, f"{ALIGNED}.zip, or a folder of the pictures"
+        )
+
+    @property
+    def _members(self) -> dict[str, str]:
+        return self._surveyed[0]
+
+    @cached_property
+    def _surveyed(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The path of each picture by its name, and what is wrong with other files."""
         members, strays = dict[str, str](), dict[str, str]()
-        for member in paths:
+        for member in self._tree.paths:
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
                 strays[short_repr(member)] = f"is not a picture named {NAME_FORM}"
                 continue
             if name in members:
                 raise SourceError(
-                    f"{path.name}: {name} occurs twice, as {members[name]} and as {member}; "
-                    "remove one of them"
+                    f"{self._tree.path.name}: {name} occurs twice, as {member} and as "
+                    f"{members[name]}; remove one of them"
                 )
             members[name] = member
         if strays and self.on_error == "raise":
             raise SourceError(
-                f"{path.name}: {list_faults(strays)}; pass the file of another release, move it "
-                "away, or leave out what is bad with --on-error skip"
+                f"{self._tree.path.name}: {list_faults(strays)}; pass the file of another release, "
+                "move it away, or leave out what is bad with --on-error skip"
             )
-        return _Images(path, members, archive, strays)
+        return members, strays
 
 
 class _List(NamedTuple):
