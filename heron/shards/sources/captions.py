@@ -36,16 +36,12 @@ class Captions(PictureSource):
     name: ClassVar[str] = "captions"
     examples: ClassVar[str] = "heron shards build captions --folder birds --out data/birds"
     block_rows: ClassVar[int | None] = None
+    named_by: ClassVar[str] = "folder"
 
     folder: DirectoryPath = Field(description="the folder of the pictures")
     csv: FilePath | None = Field(
         None, description="a CSV of file,caption (default: NAME.txt beside each NAME.jpg)"
     )
-
-    @property
-    def dataset(self) -> str:
-        """The name of the folder."""
-        return self.folder.resolve().name
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""

@@ -95,6 +95,7 @@ class Folder(PictureSource):
     name: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build folder --folder cifar10 --out data/cifar10"
     block_rows: ClassVar[int | None] = None
+    named_by: ClassVar[str] = "folder"
 
     folder: FileOrFolder = Field(description="the folder, or a zip of it")
     split_names: list[Name] | None = Field(
@@ -104,12 +105,6 @@ class Folder(PictureSource):
         "val and test if there is a train; else all is one split, `all`, and classes begin at "
         "the first level: write `all` if train is a class)",
     )
-
-    @property
-    def dataset(self) -> str:
-        """The name of the folder."""
-        path = self.folder.resolve()
-        return path.name if path.is_dir() else path.stem
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder."""
