@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -161,6 +160,8 @@ def _completed(layout: Layout, folder: Path, tar: Path) -> Layout:
 
 def draft_manifest(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
     """Returns the manifest without its measured fields; SourceError where it would be invalid."""
+    # Later options are left out at their default, as in older folders.
+    excluded = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
     try:
         return Manifest(
             dataset=folder.resolve().name,
@@ -180,19 +181,13 @@ def draft_manifest(folder: Path, layout: Layout, splits: dict[str, list[Path]]) 
             splits=dict.fromkeys(splits, []),
             built_from=BuiltFrom(
                 source=FOREIGN_SOURCE,
-                options=_options(layout),
+                options=layout.model_dump(mode="json", exclude=excluded),
                 files=[] if layout.label_names is None else [file_record(layout.label_names)],
                 shard_rows=0,  # not fixed: each tar keeps its size
             ),
         )
     except ValidationError as fault:
         raise SourceError(describe_errors(fault)) from None
-
-
-def _options(layout: Layout) -> dict[str, Any]:
-    """Returns the options; later additions are left out at their default, as in older folders."""
-    excluded = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
-    return layout.model_dump(mode="json", exclude=excluded)
 
 
 def _load_finished(

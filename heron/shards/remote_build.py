@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from heron.shards.artefact import Artefact, Count, Fingerprint, fingerprint
+from heron.shards.artefact import Artefact, Count, Fingerprint
 from heron.shards.errors import ShardError
-from heron.shards.manifest import BuiltFrom, Shard, index_name
+from heron.shards.manifest import Shard, index_name
 from heron.shards.moments import BlockMoments
 from heron.shards.remote import Missing
 from heron.shards.sources.base import Source
@@ -114,11 +114,6 @@ class RemoteFolder:
 def record_name(tar: str) -> str:
     """Returns the name of a shard's record: `train-000000.made.json`."""
     return tar.removesuffix(".tar") + RECORD
-
-
-def made_from(built_from: BuiltFrom) -> str:
-    """Returns the fingerprint of what decides the bytes of a build."""
-    return fingerprint(built_from.model_dump(mode="json"))
 
 
 def put_shard(source: Source, folder: RemoteFolder, made_from: str, shard: ShardPlan) -> Made:
