@@ -12,13 +12,7 @@ from pydantic import DirectoryPath, Field, FilePath
 from heron.shards.errors import SourceError, list_faults, short_repr
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import ANY_SUFFIX, SUFFIXES
-from heron.shards.sources.base import (
-    SINGLE_SPLIT,
-    Column,
-    Loaded,
-    file_record,
-    read_each,
-)
+from heron.shards.sources.base import SINGLE_SPLIT, Column, Loaded, file_record, read_each
 from heron.shards.sources.folder import PictureSource, folder_record, make_keys, picture_column
 from heron.shards.sources.zips import Tree
 

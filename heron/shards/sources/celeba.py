@@ -11,13 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import (
-    DOWNLOAD_AGAIN,
-    SourceError,
-    format_shape,
-    list_faults,
-    short_repr,
-)
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape, list_faults, short_repr
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import read_complete_header
 from heron.shards.sources.base import (

@@ -32,9 +32,7 @@ from heron.shards.sources.zips import Tree
 ENDINGS = tuple(f".{suffix}" for suffix in SUFFIXES)
 NO_PICTURE = f"is not a picture; the folder may have {ANY_SUFFIX} files and folders of them"
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
-MAX_KEY_CHARS = (
-    64  # characters of a path in a key; a tar name has 100, the member's suffix included
-)
+MAX_KEY_CHARS = 64  # of a path in a key; a tar name has 100, the member's suffix included
 
 
 class PictureSource(FileSource):
