@@ -3,11 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
@@ -34,38 +35,7 @@ PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # its stem is the key of a 
 BITS = ("-1", "1")
 NAME_FORM = "NAME.jpg, its name of letters, digits, '-' and '_'"
 MAX_FEATURES = 9  # that a caption mentions
-HAIR = {"Black_Hair": "black", "Blond_Hair": "blond", "Brown_Hair": "brown", "Gray_Hair": "grey"}
-CUT = {"Straight_Hair": "straight", "Wavy_Hair": "wavy"}
-WEARS = {
-    "Eyeglasses": ("glasses", "eyeglasses"),
-    "Heavy_Makeup": ("heavy makeup", "a lot of makeup"),
-    "Wearing_Earrings": ("earrings", "earrings"),
-    "Wearing_Hat": ("a hat", "a cap or a hat"),
-    "Wearing_Lipstick": ("lipstick", "lipstick"),
-    "Wearing_Necklace": ("a necklace", "a necklace"),
-    "Wearing_Necktie": ("a necktie", "a tie"),
-}
-HAS = {
-    "5_o_Clock_Shadow": ("a five o'clock shadow", "stubble"),
-    "Arched_Eyebrows": ("arched eyebrows", "arched brows"),
-    "Bags_Under_Eyes": ("bags under the eyes", "tired eyes"),
-    "Bangs": ("bangs", "a fringe"),
-    "Big_Lips": ("full lips", "big lips"),
-    "Big_Nose": ("a big nose", "a large nose"),
-    "Bushy_Eyebrows": ("bushy eyebrows", "thick brows"),
-    "Chubby": ("a round face", "a chubby face"),
-    "Double_Chin": ("a double chin", "a double chin"),
-    "Goatee": ("a goatee", "a goatee"),
-    "High_Cheekbones": ("high cheekbones", "high cheekbones"),
-    "Mustache": ("a mustache", "a moustache"),
-    "Narrow_Eyes": ("narrow eyes", "narrow eyes"),
-    "Oval_Face": ("an oval face", "an oval face"),
-    "Pale_Skin": ("pale skin", "a pale face"),
-    "Pointy_Nose": ("a pointed nose", "a pointy nose"),
-    "Receding_Hairline": ("a receding hairline", "thinning hair"),
-    "Rosy_Cheeks": ("rosy cheeks", "red cheeks"),
-    "Sideburns": ("sideburns", "sideburns"),
-}
+WORDS = Path(__file__).with_name("captions.yaml")
 
 
 class CelebA(FileSource):
@@ -323,18 +293,19 @@ def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
 
 def describe_face(names: Set[str], draw: np.random.Generator) -> str:
     """Returns a random caption of a face with these attributes; it names `MAX_FEATURES` at most."""
-    male, young = "Male" in names, "Young" in names
+    words, male, young = _words(), "Male" in names, "Young" in names
     who = ("man" if young else "older man") if male else ("woman" if young else "older woman")
     start = ("a picture of {}", "{}", "the face of {}")[draw.integers(3)]
     article = "an" if who.startswith("o") else "a"
     smiling = "Smiling" in names and draw.random() < 0.9
     if smiling and draw.random() < 0.5:
         article, who, smiling = "a", f"smiling {who}", False
-    hair = " ".join(word for kind in (CUT, HAIR) for name, word in kind.items() if name in names)
+    kinds = words["cut"], words["hair"]
+    hair = " ".join(word for kind in kinds for name, word in kind.items() if name in names)
     features = [f"{hair} hair"] if hair else ["no hair"] if "Bald" in names else []
-    features += [_choose(words, draw) for name, words in HAS.items() if name in names]
+    features += [_choose(two, draw) for name, two in words["has"].items() if name in names]
     features += ["a beard"] if male and "No_Beard" not in names else []
-    worn = [_choose(words, draw) for name, words in WEARS.items() if name in names]
+    worn = [_choose(two, draw) for name, two in words["wears"].items() if name in names]
     chosen = set(draw.permutation(len(features) + len(worn))[:MAX_FEATURES].tolist())
     features = [word for i, word in enumerate(features) if i in chosen]
     worn = [word for i, word in enumerate(worn, len(features)) if i in chosen]
@@ -346,7 +317,13 @@ def describe_face(names: Set[str], draw: np.random.Generator) -> str:
     )
 
 
-def _choose(words: tuple[str, str], draw: np.random.Generator) -> str:
+@cache
+def _words() -> dict[str, dict[str, Any]]:
+    """Returns the words for each attribute: for hair one, for what a face has or wears two."""
+    return dict(yaml.safe_load(WORDS.read_text()))
+
+
+def _choose(words: list[str], draw: np.random.Generator) -> str:
     return words[draw.integers(2)]
 
 
