@@ -35,7 +35,7 @@ PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # its stem is the key of a 
 BITS = ("-1", "1")
 NAME_FORM = "NAME.jpg, its name of letters, digits, '-' and '_'"
 MAX_FEATURES = 9  # that a caption mentions
-WORDS = Path(__file__).with_name("captions.yaml")
+WORDS = Path(__file__).with_name("words.yaml")
 
 
 class CelebA(FileSource):
