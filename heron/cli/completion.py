@@ -1,42 +1,14 @@
 """`heron completion`: shell completion of verbs, options and shipped names."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from heron.cli.arguments import Group, parser_of
 from heron.cli.study import TABLE_NAMES
 from heron.config.shipped import ACCELERATE, CONFIGS, STUDIES, names_in
 
-BASH = """\
-_heron_words() {
-  case "$1" in
-%s
-  esac
-}
-_heron() {
-  local path="" next i
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    next="${path:+$path }${COMP_WORDS[i]}"
-    [ -n "$(_heron_words "$next")" ] && path="$next"
-  done
-  COMPREPLY=($(compgen -W "$(_heron_words "$path")" -- "${COMP_WORDS[COMP_CWORD]}"))
-}
-complete -o default -F _heron heron"""
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
-FISH = """\
-function __heron_words
-  switch "$argv"
-%s
-  end
-end
-function __heron
-  set -l path
-  for word in (commandline -opc)[2..]
-    set -l longer $path $word
-    test -n "$(__heron_words "$longer")"; and set path $longer
-  end
-  __heron_words "$path" | string split " "
-end
-complete -c heron -a "(__heron)\""""
+SHELLS = Path(__file__).parent / "shells"  # the scripts, with %s for the words that may follow
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # runs that of bash
 SHIPPED = {  # names that ship with Heron, by the verb that takes them
     "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
     "config": names_in(CONFIGS),
@@ -64,6 +36,5 @@ def script(shell: str, verbs: Group) -> str:
     """Returns the script for a shell; where no words follow, it completes file names."""
     case = "    case '{}'\n      echo {}" if shell == "fish" else "    '{}') echo '{}' ;;"
     cases = "\n".join(case.format(path, " ".join(words)) for path, words in words_by_path(verbs))
-    if shell == "fish":
-        return FISH % cases
-    return (ZSH if shell == "zsh" else "") + BASH % cases
+    file = SHELLS / ("heron.fish" if shell == "fish" else "heron.bash")
+    return (ZSH if shell == "zsh" else "") + file.read_text().rstrip() % cases

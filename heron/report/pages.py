@@ -35,8 +35,7 @@ def render(
 ) -> str:
     """Renders a template of `page/`, or of another folder; the value `name` is the page's heading.
 
-    Other templates extend base.html, which takes `body` as HTML. `filters` are added to those of
-    all templates.
+    All extend base.html. `filters` are added to those of all templates.
     """
     environment = _environment(folder)
     if filters:

@@ -79,7 +79,10 @@ def build_index(
     `out` is not empty; or FAISS lacks GPUs.
     """
     count = len(embeddings)
-    _refuse_missing(map, gpu)  # before the work rather than after it
+    if map == "umap":  # before the work rather than after it
+        require("umap", "a map by UMAP")
+    if gpu:
+        require_gpus()
     _refuse_options(embeddings, metric, recall, k, queries)
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
@@ -169,13 +172,6 @@ def _place(out: str | Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
             with output.writing(MANIFEST) as work:
                 yield work, kept
     shutil.rmtree(kept, ignore_errors=True)
-
-
-def _refuse_missing(map: MapKind, gpu: bool) -> None:
-    if map == "umap":
-        require("umap", "a map by UMAP")
-    if gpu:
-        require_gpus()
 
 
 def _refuse_options(

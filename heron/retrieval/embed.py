@@ -30,10 +30,9 @@ from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, on_all, rank, world_size
 from heron.retrieval.embedding_model import (
     EmbeddingModel,
-    check_data,
     chosen_rows,
-    load_for_data,
     no_layer,
+    open_run,
     read_samples,
 )
 from heron.retrieval.embeddings import (
@@ -64,8 +63,7 @@ from heron.shards.atomic import (
 from heron.shards.errors import short_repr
 from heron.shards.remote import Missing
 from heron.shards.terminal import Bar
-from heron.training.launch import start_processes
-from heron.training.pretrained import locate, weights_sha256
+from heron.training.pretrained import weights_sha256
 
 
 @dataclass(frozen=True)
@@ -236,14 +234,9 @@ def embed(
     embeddings are not finite; a CheckpointError, ConfigError or ShardError if the model, an
     override or split, or the data set is missing or damaged.
     """
-    choice = choice or Choice()
-    checkpoint = locate(run)
-    config = load_for_data(checkpoint, overrides, trust_code)
-    device = start_processes(config).device
-    on_all(lambda: check_data(config.data, overrides))
-    model = on_all(lambda: EmbeddingModel.open(checkpoint, config, device, trust_code))
+    model, config, checkpoint = open_run(run, overrides, trust_code)
     weights = weights_sha256(checkpoint)
-    return embed_by(model, weights, str(run), config, out, choice, progress, overwrite)
+    return embed_by(model, weights, str(run), config, out, choice or Choice(), progress, overwrite)
 
 
 def embed_by(

@@ -15,12 +15,11 @@ from heron.config.errors import RetrievalError
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import world_size
 from heron.retrieval.embed import Choice, Embedder, finish, open_embedder, start_folder
-from heron.retrieval.embedding_model import EmbeddingModel, check_data, load_for_data
+from heron.retrieval.embedding_model import open_run
 from heron.retrieval.embeddings import Embeddings
 from heron.shards.atomic import locked
 from heron.shards.workers import Executor
-from heron.training.launch import start_processes
-from heron.training.pretrained import locate, weights_sha256
+from heron.training.pretrained import weights_sha256
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,7 @@ class _Job:
 
     def open(self, threads: int | None = None) -> tuple[Embedder, dict[str, Any]]:
         """Opens model and data, with so many threads unless the experiment has its own number."""
-        checkpoint = locate(self.run)
-        config = load_for_data(checkpoint, self.overrides, self.trust_code)
-        if threads is not None and not config.train.cpu_threads:
-            train = config.train.model_copy(update={"cpu_threads": threads})
-            config = config.model_copy(update={"train": train})
-        check_data(config.data, self.overrides)
-        device = start_processes(config).device
-        model = EmbeddingModel.open(checkpoint, config, device, self.trust_code)
+        model, config, checkpoint = open_run(self.run, self.overrides, self.trust_code, threads)
         return open_embedder(model, weights_sha256(checkpoint), config, self.out, self.choice)
 
 

@@ -22,6 +22,7 @@ from heron.data.protocol import assign, drop_partial, hide_labels
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows
 from heron.data.views import Views
+from heron.distributed.collectives import on_all
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.retrieval.embeddings import Layer, Role, ViewRecord, used
@@ -233,6 +234,25 @@ class EmbeddingModel(LayerModel):
         return opened
 
 
+def open_run(
+    run: str | Path, overrides: Sequence[str], trust_code: bool, threads: int | None = None
+) -> tuple[EmbeddingModel, Config, Path]:
+    """Opens the model of a run and its data set in every process of a launch: see `embed.embed`.
+
+    Also returns the experiment and the folder of the checkpoint. `threads` is how many it has
+    unless the experiment has its own number.
+    """
+    checkpoint = locate(run)
+    config = load_for_data(checkpoint, overrides, trust_code)
+    if threads is not None and not config.train.cpu_threads:
+        train = config.train.model_copy(update={"cpu_threads": threads})
+        config = config.model_copy(update={"train": train})
+    device = start_processes(config).device
+    on_all(lambda: check_data(config.data, overrides))
+    model = on_all(lambda: EmbeddingModel.open(checkpoint, config, device, trust_code))
+    return model, config, checkpoint
+
+
 def open_encoder(words: str, data: str, view: str = "") -> tuple[EmbeddingModel, str, Config]:
     """Opens any encoder as a model of one view of a data set, without training.
 
@@ -294,13 +314,9 @@ def predict_rows(
     see `EmbeddingModel.used`. Raises the errors of `embed.embed`, and an InputError if there is no
     classifier, and the data set is not the run's own, on which a probe could be trained.
     """
-    checkpoint = locate(run)
     overrides = [*overrides, *([] if data is None else [f"data.path={data}"])]
     other_data = any(override.startswith("data.path=") for override in overrides)
-    config = load_for_data(checkpoint, overrides, trust_code)
-    check_data(config.data, overrides)
-    device = start_processes(config).device
-    opened = EmbeddingModel.open(checkpoint, config, device, trust_code)
+    opened, config, checkpoint = open_run(run, overrides, trust_code)
     reader, model = opened.reader, opened.model
     if model.classifier is None and other_data:
         raise InputError(
@@ -308,11 +324,7 @@ def predict_rows(
             "run's own data set; predict rows of that, or use a run with a term such as "
             "cross_entropy"
         )
-    if role is not None:
-        roles = load_or_assign_roles(reader, config.data, split)
-        rows = getattr(roles, role)
-    else:
-        rows = np.arange(reader.starts[-1]) if split is None else reader.split_rows(split)
+    rows = chosen_rows(reader, config, split, role)
     labelled = np.empty(0, np.int64)
     if model.classifier is None:
         labelled = load_or_assign_roles(reader, config.data).labelled

@@ -10,14 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.config.errors import RetrievalError
-from heron.retrieval.embeddings import (
-    BLOCK,
-    EMBED_AGAIN,
-    Embeddings,
-    Layer,
-    LayerRecord,
-    compared,
-)
+from heron.retrieval.embeddings import BLOCK, EMBED_AGAIN, Embeddings, Layer, LayerRecord, compared
 from heron.retrieval.index import Index, Neighbours
 from heron.retrieval.index_files import IndexManifest
 from heron.retrieval.samples import Samples

@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 from uuid import uuid4
 
-from heron.shards.errors import (
-    AGAIN,
-    DISK_FULL,
-    DiskFull,
-    HeronError,
-    InUse,
-    ShardError,
-    one_line,
-)
+from heron.shards.errors import AGAIN, DISK_FULL, DiskFull, HeronError, InUse, ShardError, one_line
 
 IS_CURRENT = "is the current folder or one above it, which cannot be moved aside"
 NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS  # of a file system without locks

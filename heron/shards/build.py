@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
-from heron.shards.artefact import MANIFEST
+from heron.shards.artefact import MANIFEST, fingerprint
 from heron.shards.atomic import (
     kept_in_cache,
     locked,
@@ -30,7 +30,7 @@ from heron.shards.manifest import (
     index_name,
 )
 from heron.shards.moments import Moments
-from heron.shards.remote_build import RemoteFolder, made_from, put_shard, record_name
+from heron.shards.remote_build import RemoteFolder, put_shard, record_name
 from heron.shards.sources.base import Source
 from heron.shards.store import LocalStore, is_remote
 from heron.shards.terminal import Bar, counted
@@ -212,8 +212,9 @@ def _build_remotely(
     names = folder.names()
     if (finished := load_finished(folder.store, draft.built_from, source)) is not None:
         return finished, True
-    folder.put_json(JOURNAL, draft.built_from.model_dump(mode="json"))
-    make = partial(put_shard, source, folder, made_from(draft.built_from))
+    built_from = draft.built_from.model_dump(mode="json")
+    folder.put_json(JOURNAL, built_from)
+    make = partial(put_shard, source, folder, fingerprint(built_from))
     done = {shard.file for shard in plan if record_name(shard.file) in names}
     bar = _bar(plan, done, folder.name, progress)
     manifest, words = _make_all(make, draft, plan, done, executor, bar)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -98,62 +97,53 @@ def index(
     folder = Path(folder)
     splits = layout.splits(folder)
     with locked(folder):
-        return _index(folder, layout, splits, executor, progress, overwrite)
-
-
-def _index(
-    folder: Path,
-    layout: Layout,
-    splits: dict[str, list[Path]],
-    executor: Executor,
-    progress: bool,
-    overwrite: bool,
-) -> Outcome:
-    tars = [tar for tars in splits.values() for tar in tars]
-    if not layout.columns:
-        layout = _completed(layout, folder, tars[0])
-    unmeasured = draft_manifest(folder, layout, splits)
-    if (finished := _load_finished(folder, unmeasured, splits, overwrite)) is not None:
-        return Outcome(folder, finished)
-    if not os.access(folder, os.W_OK):
-        raise ShardError(
-            f"cannot write to {folder}, where an index goes beside each tar; make a folder of "
-            "symbolic links to the tars, and index that"
+        tars = [tar for tars in splits.values() for tar in tars]
+        if not layout.columns:
+            layout = _completed(layout, folder, tars[0])
+        unmeasured = draft_manifest(folder, layout, splits)
+        if (finished := _load_finished(folder, unmeasured, splits, overwrite)) is not None:
+            return Outcome(folder, finished)
+        if not os.access(folder, os.W_OK):
+            raise ShardError(
+                f"cannot write to {folder}, where an index goes beside each tar; make a folder of "
+                "symbolic links to the tars, and index that"
+            )
+        kept_folder = kept_in_cache("tars", folder.resolve())
+        surveys = _survey_tars(tars, layout, executor, progress, kept_folder)
+        labels, targets = encode_labels(
+            _collect_keys(surveys),
+            [label for survey in surveys.values() for label in survey.labels],
+            layout.names,
         )
-    kept_folder = kept_in_cache("tars", folder.resolve())
-    surveys = _survey_tars(tars, layout, executor, progress, kept_folder)
-    labels, targets = encode_labels(
-        _collect_keys(surveys),
-        [label for survey in surveys.values() for label in survey.labels],
-        layout.names,
-    )
-    if layout.label is not None and labels.kind == "none":
-        raise SourceError(f"label: no sample has {layout.label!r}; use another, or none")
-    views = [_measure_view(view, n, surveys, splits) for n, view in enumerate(unmeasured.views)]
-    _set_index_aside(folder)
-    ends = np.cumsum([len(survey.labels) for survey in surveys.values()])
-    shard_of = {}
-    for (tar, survey), rows in zip(surveys.items(), np.split(targets, ends[:-1]), strict=True):
-        path = tar.with_name(index_name(tar.name))
-        index = replace(survey.index, labels=rows)
-        index.write(path)
-        shard_of[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
-    training_tars = splits.get("train", list(surveys))
-    words = dict[str, Counter[str]]()
-    for tar in training_tars:
-        add_words(words, count_words(tar, surveys[tar].index, views))
-    write_tokenizers(folder, words)
-    shards_of = {split: [shard_of[tar] for tar in tars] for split, tars in splits.items()}
-    skipped = Skipped.of({k: v for survey in surveys.values() for k, v in survey.skipped.items()})
-    measured = {"views": views, "labels": labels, "splits": shards_of, "skipped": skipped}
-    manifest = Manifest.model_validate(dict(unmeasured) | measured).write(folder / MANIFEST)
-    shutil.rmtree(kept_folder, ignore_errors=True)
-    return Outcome(
-        folder,
-        manifest,
-        [line for survey in surveys.values() for line in survey.strays],
-        sorted({suffix for survey in surveys.values() for suffix in survey.unrequested}),
-    )
+        if layout.label is not None and labels.kind == "none":
+            raise SourceError(f"label: no sample has {layout.label!r}; use another, or none")
+        views = [_measure_view(view, n, surveys, splits) for n, view in enumerate(unmeasured.views)]
+        _set_index_aside(folder)
+        ends = np.cumsum([len(survey.labels) for survey in surveys.values()])
+        shard_of = {}
+        for (tar, survey), rows in zip(surveys.items(), np.split(targets, ends[:-1]), strict=True):
+            path = tar.with_name(index_name(tar.name))
+            index = replace(survey.index, labels=rows)
+            index.write(path)
+            shard_of[tar] = Shard.of(tar, index, FileSum(bytes=survey.bytes, sha256=survey.sha256))
+        training_tars = splits.get("train", list(surveys))
+        words = dict[str, Counter[str]]()
+        for tar in training_tars:
+            add_words(words, count_words(tar, surveys[tar].index, views))
+        write_tokenizers(folder, words)
+        shards_of = {split: [shard_of[tar] for tar in tars] for split, tars in splits.items()}
+        skipped = Skipped.of(
+            {k: v for survey in surveys.values() for k, v in survey.skipped.items()}
+        )
+        measured = {"views": views, "labels": labels, "splits": shards_of, "skipped": skipped}
+        manifest = Manifest.model_validate(dict(unmeasured) | measured).write(folder / MANIFEST)
+        shutil.rmtree(kept_folder, ignore_errors=True)
+        return Outcome(
+            folder,
+            manifest,
+            [line for survey in surveys.values() for line in survey.strays],
+            sorted({suffix for survey in surveys.values() for suffix in survey.unrequested}),
+        )
 
 
 def _completed(layout: Layout, folder: Path, tar: Path) -> Layout:
@@ -170,6 +160,8 @@ def _completed(layout: Layout, folder: Path, tar: Path) -> Layout:
 
 def draft_manifest(folder: Path, layout: Layout, splits: dict[str, list[Path]]) -> Manifest:
     """Returns the manifest without its measured fields; SourceError where it would be invalid."""
+    # Later options are left out at their default, as in older folders.
+    excluded = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
     try:
         return Manifest(
             dataset=folder.resolve().name,
@@ -189,19 +181,13 @@ def draft_manifest(folder: Path, layout: Layout, splits: dict[str, list[Path]]) 
             splits=dict.fromkeys(splits, []),
             built_from=BuiltFrom(
                 source=FOREIGN_SOURCE,
-                options=_options(layout),
+                options=layout.model_dump(mode="json", exclude=excluded),
                 files=[] if layout.label_names is None else [file_record(layout.label_names)],
                 shard_rows=0,  # not fixed: each tar keeps its size
             ),
         )
     except ValidationError as fault:
         raise SourceError(describe_errors(fault)) from None
-
-
-def _options(layout: Layout) -> dict[str, Any]:
-    """Returns the options; later additions are left out at their default, as in older folders."""
-    excluded = {"label_names"} | ({"minus_one"} if layout.minus_one == "unlabelled" else set())
-    return layout.model_dump(mode="json", exclude=excluded)
 
 
 def _load_finished(

@@ -19,9 +19,7 @@ def normalize_edges(pairs: NDArray[np.int64]) -> Edges:
 
 def pack_graph(labels: Nodes, edges: Edges) -> bytes:
     """Returns a graph as the bytes of an npy file: the number of nodes, their labels, the edges."""
-    from heron.shards.write_shard import (
-        npy,
-    )  # imported here, since write_shard imports the users of this file
+    from heron.shards.write_shard import npy  # here: write_shard imports the users of this file
 
     return npy(np.concatenate([[len(labels)], labels, edges.ravel()]).astype(np.int32))
 

@@ -95,20 +95,14 @@ class MatlabFile:
             if variable.packed is None:
                 tag = stream.read(8)
                 return header + tag + stream.read(struct.unpack(f"{byte_order}II", tag)[1])
-            data = bytearray()
-            try:
-                for chunk in _inflate_chunks(stream, variable.packed):
-                    data += chunk
-                    if len(data) > MAX_UNPACKED_BYTES:
-                        raise SourceError(
-                            f"{self.path.name}: {name} has more than {MAX_UNPACKED_BYTES:,} bytes "
-                            "unpacked, which is the limit; save its matrices separately, as full "
-                            "ones"
-                        )
-            except zlib.error as fault:
+        data = bytearray()
+        for chunk in _element_chunks(self.path, variable):
+            data += chunk
+            if len(data) > MAX_UNPACKED_BYTES:
                 raise SourceError(
-                    f"{self.path.name}: {name} is damaged ({fault}); {DOWNLOAD_AGAIN}"
-                ) from None
+                    f"{self.path.name}: {name} has more than {MAX_UNPACKED_BYTES:,} bytes "
+                    "unpacked, which is the limit; save its matrices separately, as full ones"
+                )
         return header + bytes(data)
 
     def matrix(self, name: str) -> NDArray[Any]:
@@ -233,20 +227,28 @@ def _inflate_chunks(stream: BinaryIO, length: int) -> Iterator[bytes]:
 
 def _unpack(path: Path, variable: Variable, out: BinaryIO) -> None:
     """Writes the numbers of a compressed v5 element."""
-    assert variable.packed is not None
     size = remaining = math.prod(variable.shape) * variable.dtype.itemsize
     skip = variable.skip
+    for chunk in _element_chunks(path, variable):
+        remaining -= out.write(memoryview(chunk)[skip : skip + remaining])
+        skip = max(skip - len(chunk), 0)
+    if remaining:
+        raise _damaged(path, variable, f"{remaining:,} of {size:,} bytes are missing")
+
+
+def _element_chunks(path: Path, variable: Variable) -> Iterator[bytes]:
+    """Yields the bytes of a compressed v5 element."""
+    assert variable.packed is not None
     try:
         with path.open("rb") as stream:
             stream.seek(variable.start)
-            for chunk in _inflate_chunks(stream, variable.packed):
-                remaining -= out.write(memoryview(chunk)[skip : skip + remaining])
-                skip = max(skip - len(chunk), 0)
-        fault = f"{remaining:,} of {size:,} bytes are missing" if remaining else ""
-    except zlib.error as error:
-        fault = str(error)
-    if fault:
-        raise SourceError(f"{path.name}: {variable.name} is damaged ({fault}); {DOWNLOAD_AGAIN}")
+            yield from _inflate_chunks(stream, variable.packed)
+    except zlib.error as fault:
+        raise _damaged(path, variable, fault) from None
+
+
+def _damaged(path: Path, variable: Variable, fault: object) -> SourceError:
+    return SourceError(f"{path.name}: {variable.name} is damaged ({fault}); {DOWNLOAD_AGAIN}")
 
 
 def _read_hdf5_variables(path: Path) -> list[Variable]:
@@ -310,9 +312,7 @@ def _unpack_hdf5(path: Path, variable: Variable, out: BinaryIO) -> None:
             try:
                 block = data[position]
             except OSError as fault:
-                raise SourceError(
-                    f"{path.name}: {name} is damaged ({fault}); {DOWNLOAD_AGAIN}"
-                ) from None
+                raise _damaged(path, variable, fault) from None
             first_column, first_row = position[0].start, position[1].start or 0
             for column, values in enumerate(block, first_column):
                 out.seek((column * rows + first_row) * values.itemsize)

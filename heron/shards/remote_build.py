@@ -4,7 +4,6 @@ A shard is written to a temporary folder of the machine that makes it. Its index
 and read back, and only then its record: a shard without one is not there, whatever else is.
 """
 
-import json
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from heron.shards.artefact import Artefact, Count, Fingerprint, fingerprint
+from heron.shards.artefact import Artefact, Count, Fingerprint
+from heron.shards.atomic import save_json
 from heron.shards.errors import ShardError
-from heron.shards.manifest import BuiltFrom, Shard, index_name
+from heron.shards.manifest import Shard, index_name
 from heron.shards.moments import BlockMoments
 from heron.shards.remote import Missing
 from heron.shards.sources.base import Source
@@ -100,10 +100,10 @@ class RemoteFolder:
         self.store.remote.put(path.name, path)
 
     def put_json(self, name: str, tree: Any) -> None:
-        """Puts a JSON file, in the format of `save_json`."""
+        """Puts a JSON file."""
         with TemporaryDirectory(prefix="heron-") as temporary:
             path = Path(temporary) / name
-            path.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n")
+            save_json(path, tree)
             self.put(path)
 
     def remove(self, names: Collection[str]) -> None:
@@ -114,11 +114,6 @@ class RemoteFolder:
 def record_name(tar: str) -> str:
     """Returns the name of a shard's record: `train-000000.made.json`."""
     return tar.removesuffix(".tar") + RECORD
-
-
-def made_from(built_from: BuiltFrom) -> str:
-    """Returns the fingerprint of what decides the bytes of a build."""
-    return fingerprint(built_from.model_dump(mode="json"))
 
 
 def put_shard(source: Source, folder: RemoteFolder, made_from: str, shard: ShardPlan) -> Made:

@@ -29,13 +29,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def print_lines(*lines: str, stream: TextIO | None = None) -> None:
+def print_lines(*lines: str) -> None:
     """Prints lines of text; on a terminal with coloured numbers and paths, wrapped at words."""
-    stream = stream or sys.stdout
-    if is_terminal(stream):
-        console(stream).print(*lines, sep="\n")
+    if is_terminal(sys.stdout):
+        console(sys.stdout).print(*lines, sep="\n")
     else:
-        print(*lines, sep="\n", file=stream, flush=True)
+        print(*lines, sep="\n", flush=True)
 
 
 def print_error(word: str, message: str) -> None:

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,9 +74,9 @@ def verify(
     check = partial(_verify_shard, store, plain, decode)
     seen: dict[str, str] = {}  # keys of the whole data set, and their shards
     with closing(executor.map(check, shards)) as results:
-        for shard, checked in in_order(shards, results):
-            faults += checked.faults
-            for key in checked.keys:
+        for shard, (found, keys) in in_order(shards, results):
+            faults += found
+            for key in keys:
                 if key in seen:
                     sample = f"{shard.file} sample {key}"
                     faults.append(f"{sample}: duplicate key: {seen[key]} has it too")
@@ -90,31 +90,25 @@ def verify(
     )
 
 
-class _Checked(NamedTuple):
-    """What is wrong inside a shard, and the keys of its samples."""
-
-    faults: list[str]
-    keys: list[str]
-
-
-def _verify_shard(store: Store, manifest: Manifest, decode: bool, shard: Shard) -> _Checked:
+def _verify_shard(
+    store: Store, manifest: Manifest, decode: bool, shard: Shard
+) -> tuple[list[str], list[str]]:
     """Returns the faults of a shard and its index, and the keys of its index as far as it fits."""
-    checked = _Checked([], [])
+    faults, keys = list[str](), list[str]()
     sizes = {shard.file: shard.bytes, shard.index_file: shard.index_bytes}
     try:
         with store.local_copies(sizes) as copies:
             tar, index = copies / shard.file, copies / shard.index_file
-            checked.faults.extend(_file_faults(tar, shard.sha256, shard.bytes))
-            checked.faults.extend(_file_faults(index, shard.index_sha256, shard.index_bytes))
+            faults += _file_faults(tar, shard.sha256, shard.bytes)
+            faults += _file_faults(index, shard.index_sha256, shard.index_bytes)
             if tar.exists() and index.exists():
                 try:
-                    found = _shard_faults(copies, manifest, shard, checked.keys, decode)
-                    checked.faults.extend(found)
+                    faults += _shard_faults(copies, manifest, shard, keys, decode)
                 except ShardError as fault:  # the rest of this shard cannot be checked
-                    checked.faults.append(str(fault))
+                    faults.append(str(fault))
     except TooLong as fault:
-        checked.faults.append(str(fault))
-    return checked
+        faults.append(str(fault))
+    return faults, keys
 
 
 def _file_faults(path: Path, checksum: str, size: int) -> Iterator[str]:

@@ -128,23 +128,6 @@ def ray_rule(study: Study, out: Path) -> Rule | None:
     return rule
 
 
-def scheduler(study: Study, out: Path) -> Any:
-    """Returns a scheduler for Tune that stops trials by `goes_on`."""
-    from ray.tune.schedulers import FIFOScheduler
-
-    rule = ray_rule(study, out)
-
-    class Scheduler(FIFOScheduler):  # type: ignore[misc]
-        def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
-            promoted = goes_on(study, out, str(trial), result, rule)
-            return str(FIFOScheduler.CONTINUE if promoted else FIFOScheduler.STOP)
-
-        def __reduce__(self) -> Any:
-            return object, ()  # Tune writes a copy, which nothing reads
-
-    return Scheduler()
-
-
 def in_order(upcoming: Iterator[Trial], trials: dict[str, Trial]) -> Any:
     """Returns a searcher for Tune: the trials of an iterator, each taken when there is room for it.
 
@@ -250,11 +233,17 @@ def _fit(
     study, by_name = ledger.study, dict[str, Trial]()
     run = tune.with_parameters(run_trial, study=study, out=ledger.out, rungs=rungs, root=Path.cwd())
     compares = study.search.steps and study.search.scheduler != "pbt"
+    rule = ray_rule(study, ledger.out)
+
+    def stops(_: str, result: dict[str, Any]) -> bool:
+        """Returns whether a trial ends here; Tune also asks of those that ended or failed."""
+        trial = result["config"]["trial"]
+        return not (result["done"] or goes_on(study, ledger.out, trial, result, rule))
+
     tune.Tuner(
         tune.with_resources(run, {"memory": 1}),
         tune_config=tune.TuneConfig(
             search_alg=in_order((trial.current() for trial in upcoming), by_name),
-            scheduler=scheduler(study, ledger.out) if compares else None,
             num_samples=study.planned,
             max_concurrent_trials=at_once,
             trial_name_creator=lambda trial: trial.config["trial"],
@@ -265,6 +254,7 @@ def _fit(
             storage_path=str((ledger.out / RAY).absolute()),
             callbacks=[callback(by_name, ledger)],
             failure_config=tune.FailureConfig(max_failures=study.retries),
+            stop=stops if compares else None,
             verbose=0,
         ),
     ).fit()

@@ -1,15 +1,15 @@
 """The report of a study: a self-contained HTML page, and the table in three formats."""
 
-import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from heron.report.pages import figure, render
+from heron.report.pages import render
 from heron.shards.errors import csv_of
 from heron.studies import figures, text
 from heron.studies.figures import Law, fit
@@ -26,6 +26,7 @@ from heron.studies.results import (
     worker_curves,
 )
 
+PAGE = Path(__file__).parent / "page"
 TIMES = ("step_s", "train_seconds", "seconds")
 SQUARE = "x² (HeroCon, Figure 4b)"
 # Columns of the table besides the requested ones.
@@ -55,64 +56,43 @@ class Report:
         """
         out.mkdir(parents=True, exist_ok=True)
         full_table = full_table_of(self.results)
-        body = render("base.html", name=self.results.study.title, body="".join(self._body()))
         files = {
             "table.md": text.markdown(*readable_table(self.results, self.ys)).encode(),
             "table.csv": csv_of(full_table.to_csv(index=False)).encode(),
             "table.parquet": full_table.to_parquet(),
-            "report.html": body.encode(),
+            "report.html": self._page().encode(),
         }
         text.write_files(out, files)
         return out / "report.html"
 
-    def _body(self) -> Iterator[str]:
-        results, progress = self.results, self.results.progress
-        note = f'<p class="note">{html.escape(progress)}</p>'
-        yield note if "not finished" in progress else text.paragraph(progress)
-        yield from map(text.paragraph, results.notes)
+    def _page(self) -> str:
+        results = self.results
         score = results.study.measure.score or self.ys[0]
-        if (setting := best(results, score)) is None:
-            yield text.paragraph(f"No trial that is done has '{score}', so that none is best.")
-        else:
-            yield text.paragraph(f"Best by the mean over repeats, {setting.describe(score)}.")
-        if results.done.empty:
-            yield text.paragraph("No trial is done, so that there is nothing to draw.")
-        else:
-            for y in self.ys:
-                yield from self._curves(y)
-            for y in self.ys:
-                yield from self._heat_map(y)
-            for y in self.ys:
-                yield from self._paired(y)
-            if "workers" in results.varied:
-                yield from _workers(worker_curves(results, "samples_per_s"))
-        yield text.heading("Every trial")
-        yield text.table(*readable_table(results, self.ys))
-        yield text.paragraph("The same with every column: table.csv, table.parquet.")
-        errors = results.table["error"].dropna()
-        if len(errors):
-            yield text.heading("What failed")
-            yield _lines(errors.items())
-        yield text.heading("The command of each trial")
-        yield _lines(results.table["command"].items())
+        setting = best(results, score)
+        drawn = [] if results.done.empty else self.ys
+        return render(
+            "report.html",
+            PAGE,
+            {"label": text.label, "short": text.short},
+            name=results.study.title,
+            results=results,
+            score=score,
+            best=setting and setting.describe(score),
+            curves=[self._curves(y) for y in drawn],
+            heat_maps=[found for y in drawn if (found := self._heat_map(y))],
+            paired=[found for y in drawn if (found := self._paired(y))],
+            speed=_speed(results) if drawn and "workers" in results.varied else {},
+            every_trial=readable_table(results, self.ys),
+        )
 
-    def _curves(self, y: str) -> Iterator[str]:
-        """Yields the curves of a column, with the study's fits if the column is a cost."""
+    def _curves(self, y: str) -> dict[str, Any]:
+        """Returns the curves of a column, with the study's fits if the column is a cost."""
         x, fit_kinds = self.x, self.results.study.measure.fits
         rows = worker_curves(self.results, y) if x == "workers" else pd.DataFrame()
         rows = rows if len(rows) else curves(self.results, x, y)
-        yield text.heading(f"{text.label(y)} against {text.label(x)}")
-        if rows.empty:
-            yield text.paragraph(
-                f"No trial that is done has both {text.short(x)} and {text.short(y)}."
-            )
-            return
         names = rows["curve"].unique()
-        if len(names) > figures.MAX_CURVES:
-            yield text.paragraph(
-                f"{len(names)} curves, of which the first {figures.MAX_CURVES} are drawn; the "
-                "table has all."
-            )
+        if rows.empty:
+            return {"x": x, "y": y, "count": 0}
         drawn = rows[rows["curve"].isin(names[: figures.MAX_CURVES])]
         lines: dict[str, figures.Lines] = {}
         sentences = []
@@ -131,45 +111,36 @@ class Report:
         if square:
             last = means[means["curve"] == names[0]].iloc[-1]
             lines[names[0]] |= {SQUARE: lambda x: last["mean"] * (x / last["x"]) ** 2}
-        yield figure(figures.curves(means, x, y, lines))
-        yield from map(text.paragraph, sentences)
-        if means["count"].max() > 1:
-            yield text.paragraph("Bars are standard deviations over repeats (n - 1 below).")
-        if fit_kinds and not is_cost(y):
-            yield text.paragraph(
-                f"No law is fitted to {text.short(y)}, which is not a time, size or rate."
-            )
-        if grid(self.results, y) is None:  # otherwise the heat map has the numbers
-            yield _points(points(rows), x, y)
+        has_heat_map = grid(self.results, y) is not None  # with the numbers
+        return {
+            "x": x,
+            "y": y,
+            "count": len(names),
+            "drawn": figures.MAX_CURVES,
+            "chart": figures.curves(means, x, y, lines),
+            "sentences": sentences,
+            "has_bars": means["count"].max() > 1,
+            "has_no_law": fit_kinds and not is_cost(y),
+            "points": None if has_heat_map else _points(points(rows), x, y),
+        }
 
-    def _heat_map(self, y: str) -> Iterator[str]:
-        means = grid(self.results, y)
-        if means is not None:
-            across, down = text.short(means.columns.name), text.short(means.index.name)
-            yield text.heading(f"{text.label(y)} over {across} and {down}")
-            yield figure(figures.heat_map(y, means, self.results.lowest_is_best(y)))
-            yield text.paragraph(
-                "Means over repeats; the best is framed, a cell without a trial empty."
-            )
+    def _heat_map(self, y: str) -> dict[str, Any]:
+        if (means := grid(self.results, y)) is None:
+            return {}
+        chart = figures.heat_map(y, means, self.results.lowest_is_best(y))
+        return {"y": y, "across": means.columns.name, "down": means.index.name, "chart": chart}
 
-    def _paired(self, y: str) -> Iterator[str]:
-        """Yields paired tests of the best setting by a score against every other."""
+    def _paired(self, y: str) -> dict[str, Any]:
+        """Returns paired tests of the best setting by a score against every other."""
         scores = by_setting(self.results, y)
         if is_cost(y) or not 2 <= scores.shape[1] <= MAX_COMPARED:
-            return
+            return {}
         best_setting = best(self.results, y)
         assert best_setting is not None  # there are scores
         first = best_setting.setting
         tests = {name: paired_test(scores[first], scores[name]) for name in scores if name != first}
         lines = [[name, str(t.n), *t.cells()] for name, t in tests.items() if t is not None]
-        if lines:
-            yield text.heading(f"{text.label(y)}: {first}, which is best, less each other")
-            yield text.table(["other", "repeats", "difference", "t", "p"], lines)
-            yield text.paragraph(
-                "Means over the repeats that both have, with Student's paired test, two-sided. The "
-                "best is chosen by the scores that are tested: of many settings it leads by chance "
-                "too, and p is then too small."
-            )
+        return {"y": y, "best": first, "lines": lines} if lines else {}
 
 
 def readable_table(results: Results, ys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -210,15 +181,11 @@ def _of_one_type(column: pd.Series) -> pd.api.extensions.ExtensionArray:
     return pd.array([None if v is None else text.plain(v) for v in flat], "string")
 
 
-def _workers(scaled: pd.DataFrame) -> Iterator[str]:
-    """Yields samples per second over workers, beside ideal scaling."""
-    yield text.heading("Workers: speed-up and efficiency")
+def _speed(results: Results) -> dict[str, Any]:
+    """Returns samples per second over workers, beside ideal scaling; no chart of one number."""
+    scaled = worker_curves(results, "samples_per_s")
     if scaled.empty:
-        yield text.paragraph(
-            "No two numbers of workers have the same batch in all or the same rows a worker, so "
-            "that they cannot be compared."
-        )
-        return
+        return {"chart": None}
     means = points(scaled)
     first = means.groupby("curve", sort=False)[["x", "mean"]].transform("first")
     speed_ups = means["mean"] / first["mean"]
@@ -226,7 +193,6 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
     ideal: dict[str, figures.Lines] = {
         str(name): {"_ideal": partial(np.multiply, slope)} for name, slope in slopes.items()
     }
-    yield figure(figures.curves(means, "workers", "samples_per_s", ideal))
     columns = {
         "fixed": means["curve"],
         "workers": means["x"],
@@ -234,24 +200,18 @@ def _workers(scaled: pd.DataFrame) -> Iterator[str]:
         "speed-up": speed_ups.map("{:.3f}".format),
         "efficiency": (speed_ups * first["x"] / means["x"]).map("{:.3f}".format),
     }
-    yield text.table(*text.heads_and_lines(pd.DataFrame(columns)))
-    yield text.paragraph(
-        "Speed-up is samples a second by those of the fewest workers of the curve (the broken line "
-        "is what it would be if nothing were lost); efficiency is speed-up by as many times the "
-        "workers."
-    )
+    chart = figures.curves(means, "workers", "samples_per_s", ideal)
+    return {"chart": chart, "table": text.heads_and_lines(pd.DataFrame(columns))}
 
 
-def _points(means: pd.DataFrame, x: str, y: str) -> str:
+def _points(means: pd.DataFrame, x: str, y: str) -> tuple[list[str], list[list[str]]]:
     columns = {
         "curve": means["curve"],
         text.label(x): [text.number(v) if text.is_number(v) else v for v in means["x"]],
         text.label(y): _mean_std(means, text.scale(y)),
     }
     frame = pd.DataFrame(columns)
-    return text.table(
-        *text.heads_and_lines(frame if means["curve"].nunique() > 1 else frame.iloc[:, 1:])
-    )
+    return text.heads_and_lines(frame if means["curve"].nunique() > 1 else frame.iloc[:, 1:])
 
 
 def _mean_std(means: pd.DataFrame, unit: float = 1.0) -> list[str]:
@@ -268,8 +228,3 @@ def _beside_the_square(law: Law) -> str:
         f"through the last point). Measured: exponent {exponent:.2f}; 2 is {where} its interval. "
         "What is linear in the rows (encoders), and what is constant, makes it smaller."
     )
-
-
-def _lines(named: Iterable[tuple[object, str]]) -> str:
-    lines = "\n".join(f"{name}: {line}" for name, line in named)
-    return f'<pre class="command">{html.escape(lines)}</pre>'

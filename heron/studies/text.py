@@ -1,6 +1,5 @@
-"""Formats numbers, columns and tables as plain text, Markdown and HTML."""
+"""Formats numbers, columns and tables as plain text and Markdown."""
 
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -103,22 +102,3 @@ def write_files(out: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         with atomic_write(out / name) as stream:
             stream.write(content)
-
-
-def heading(title: str) -> str:
-    """Returns a heading, capitalised."""
-    return f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>"
-
-
-def paragraph(text: str) -> str:
-    """Returns a paragraph of plain text."""
-    return f"<p>{html.escape(text)}</p>"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table, which scrolls where it is wider than the page; cells are plain text."""
-    top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
-    )
-    return f'<div style="overflow-x: auto" tabindex="0"><table><tr>{top}</tr>{lines}</table></div>'

@@ -18,6 +18,7 @@ from heron.config.sections import Plain
 from heron.config.shipped import ACCELERATE, JOB, find_config
 from heron.distributed.cluster import Node
 from heron.shards.artefact import Count
+from heron.shards.terminal import counted
 from heron.studies.study import CASES, LAUNCHED, Strategy, Study, draw
 from heron.studies.suggestions import STARTUP, Told, Tpe
 from heron.training.tracking import Metrics, read_lines
@@ -217,16 +218,12 @@ def trials_at_once(study: Study, trials: Sequence[Trial], nodes: Sequence[Node])
     needs, largest = resources_per_worker(study), max(trials, key=lambda trial: trial.workers)
     room = sum(min(int(node.get(kind, 0) // n) for kind, n in needs.items()) for node in nodes)
     if largest.workers > room:
-        requested = [_amount(n * largest.workers, kind) for kind, n in needs.items()]
-        available = [_amount(int(sum(node.get(kind, 0) for node in nodes)), kind) for kind in needs]
+        requested = [counted(n * largest.workers, kind) for kind, n in needs.items()]
+        available = [counted(int(sum(node.get(kind, 0) for node in nodes)), kind) for kind in needs]
         raise TrainingError(
-            f"trial {largest.name} asks for {_amount(largest.workers, 'worker')}, "
+            f"trial {largest.name} asks for {counted(largest.workers, 'worker')}, "
             f"{' and '.join(requested)}; the cluster has {' and '.join(available)} on "
-            f"{_amount(len(nodes), 'node')}, room for {room}; use fewer workers, run the small "
+            f"{counted(len(nodes), 'node')}, room for {room}; use fewer workers, run the small "
             "version with --small, or join a larger cluster with --address"
         )
     return min(room // largest.workers, study.concurrent or room)
-
-
-def _amount(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -327,6 +327,23 @@ def test_asha_stops_early_and_goes_on(tmp_path: Path) -> None:
 
 
 @WHOLE
+def test_trials_that_fail_before_a_rung(tmp_path: Path) -> None:
+    """They have no score for a scheduler to compare, and the study goes on."""
+    path = write(
+        tmp_path,
+        {"train": {"steps": None, "epochs": 4}},
+        vary={"optim.lr": [0.1, 0.2]},
+        set={"optim.kind": "lars"},
+        strategy="zero1",
+        search={"scheduler": "asha", "steps": 16, "grace_steps": 4},
+        concurrent=1,
+    )
+    status, said = runs.finish(start(path), 300)
+    assert status == 1 and "failed: 000, 001" in said, said
+    assert {row["status"] for row in rows(path).values()} == {"failed"}
+
+
+@WHOLE
 def test_a_population_interrupted_and_failing(tmp_path: Path) -> None:
     """Interrupted between two rungs it ends as one that is not; one that fails is not waited for.
 

@@ -289,6 +289,15 @@ class FileSource(Source):
     """Base class of sources that read files: a subclass sets `name` and defines `load` alone."""
 
     leaves_out: ClassVar[str] = ""  # the option that leaves columns out, VIEW:COLUMN
+    named_by: ClassVar[str] = ""  # the option whose file or folder names the data set
+
+    @property
+    def dataset(self) -> str:
+        """The name of the source, or that of the file or folder which `named_by` says."""
+        if not self.named_by:
+            return self.name
+        path: Path = getattr(self, self.named_by)
+        return path.resolve().name if path.is_dir() else path.stem
 
     @property
     def files(self) -> list[Path]:

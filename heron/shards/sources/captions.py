@@ -12,14 +12,8 @@ from pydantic import DirectoryPath, Field, FilePath
 from heron.shards.errors import SourceError, list_faults, short_repr
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import ANY_SUFFIX, SUFFIXES
-from heron.shards.sources.base import (
-    SINGLE_SPLIT,
-    Column,
-    Loaded,
-    file_record,
-    read_each,
-)
-from heron.shards.sources.folder import PictureSource, folder_record, make_keys
+from heron.shards.sources.base import SINGLE_SPLIT, Column, Loaded, file_record, read_each
+from heron.shards.sources.folder import PictureSource, folder_record, make_keys, picture_column
 from heron.shards.sources.zips import Tree
 
 CAPTION = "txt"
@@ -36,16 +30,12 @@ class Captions(PictureSource):
     name: ClassVar[str] = "captions"
     examples: ClassVar[str] = "heron shards build captions --folder birds --out data/birds"
     block_rows: ClassVar[int | None] = None
+    named_by: ClassVar[str] = "folder"
 
     folder: DirectoryPath = Field(description="the folder of the pictures")
     csv: FilePath | None = Field(
         None, description="a CSV of file,caption (default: NAME.txt beside each NAME.jpg)"
     )
-
-    @property
-    def dataset(self) -> str:
-        """The name of the folder."""
-        return self.folder.resolve().name
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder, and one for the CSV."""
@@ -67,11 +57,9 @@ class Captions(PictureSource):
         keys = [key_of[path] for path in paths]
         if len(set(keys)) < count:  # some picture has several captions
             keys = [f"{key}-{row}" for row, key in enumerate(keys)]
-        found = self.checked[0]["image"]
-        images = read_each(lambda row: (self.folder / paths[row]).read_bytes())
         return Loaded(
             views={
-                "image": Column((count, *found.shape), images, found.member),
+                "image": picture_column(self.folder, paths, self.checked[0]["image"]),
                 "caption": Column((count, -1), read_each(lambda row: rows[row][1].encode())),
             },
             targets=np.full(count, -1),

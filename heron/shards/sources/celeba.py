@@ -1,25 +1,18 @@
 """CelebA: pictures in a zip or folder, attributes, captions made of them, and the partition."""
 
-import os
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from pydantic import Field, FilePath
 
-from heron.shards.errors import (
-    DOWNLOAD_AGAIN,
-    SourceError,
-    format_shape,
-    list_faults,
-    short_repr,
-)
+from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape, list_faults, short_repr
 from heron.shards.manifest import InputFile, Labels
 from heron.shards.picture import read_complete_header
 from heron.shards.sources.base import (
@@ -33,7 +26,7 @@ from heron.shards.sources.base import (
     read_each,
 )
 from heron.shards.sources.folder import folder_record
-from heron.shards.sources.zips import HTML, ZIP, is_html, list_zip, open_zip, read_zip
+from heron.shards.sources.zips import HTML, ZIP, Tree, is_html, list_zip, open_zip, read_zip
 
 SPLITS = {"0": "train", "1": "val", "2": "test"}
 SPLITS_IN_WORDS = "0 (train), 1 (val) or 2 (test)"
@@ -42,64 +35,7 @@ PICTURE = re.compile(r"([A-Za-z0-9_-]{1,64})\.jpg")  # its stem is the key of a 
 BITS = ("-1", "1")
 NAME_FORM = "NAME.jpg, its name of letters, digits, '-' and '_'"
 MAX_FEATURES = 9  # that a caption mentions
-HAIR = {"Black_Hair": "black", "Blond_Hair": "blond", "Brown_Hair": "brown", "Gray_Hair": "grey"}
-CUT = {"Straight_Hair": "straight", "Wavy_Hair": "wavy"}
-WEARS = {
-    "Eyeglasses": ("glasses", "eyeglasses"),
-    "Heavy_Makeup": ("heavy makeup", "a lot of makeup"),
-    "Wearing_Earrings": ("earrings", "earrings"),
-    "Wearing_Hat": ("a hat", "a cap or a hat"),
-    "Wearing_Lipstick": ("lipstick", "lipstick"),
-    "Wearing_Necklace": ("a necklace", "a necklace"),
-    "Wearing_Necktie": ("a necktie", "a tie"),
-}
-HAS = {
-    "5_o_Clock_Shadow": ("a five o'clock shadow", "stubble"),
-    "Arched_Eyebrows": ("arched eyebrows", "arched brows"),
-    "Bags_Under_Eyes": ("bags under the eyes", "tired eyes"),
-    "Bangs": ("bangs", "a fringe"),
-    "Big_Lips": ("full lips", "big lips"),
-    "Big_Nose": ("a big nose", "a large nose"),
-    "Bushy_Eyebrows": ("bushy eyebrows", "thick brows"),
-    "Chubby": ("a round face", "a chubby face"),
-    "Double_Chin": ("a double chin", "a double chin"),
-    "Goatee": ("a goatee", "a goatee"),
-    "High_Cheekbones": ("high cheekbones", "high cheekbones"),
-    "Mustache": ("a mustache", "a moustache"),
-    "Narrow_Eyes": ("narrow eyes", "narrow eyes"),
-    "Oval_Face": ("an oval face", "an oval face"),
-    "Pale_Skin": ("pale skin", "a pale face"),
-    "Pointy_Nose": ("a pointed nose", "a pointy nose"),
-    "Receding_Hairline": ("a receding hairline", "thinning hair"),
-    "Rosy_Cheeks": ("rosy cheeks", "red cheeks"),
-    "Sideburns": ("sideburns", "sideburns"),
-}
-
-
-class _Images(NamedTuple):
-    """The pictures of a zip, or of a folder if `archive` is None."""
-
-    path: Path
-    members: dict[str, str]  # file name -> its path in the archive or folder
-    archive: zipfile.ZipFile | None
-    strays: dict[str, str]  # files of other names, and what is wrong with them
-
-    def read(self, name: str) -> bytes:
-        """Returns the bytes of a picture."""
-        if self.archive is None:
-            return (self.path / self.members[name]).read_bytes()
-        return read_zip(self.archive, self.path, self.members[name])
-
-    def size(self, name: str, data: bytes) -> tuple[int, int]:
-        """Returns the height and width of a picture in pixels, from its header."""
-        try:
-            header = read_complete_header(data)
-        except ValueError as fault:
-            raise SourceError(
-                f"{self.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}, or leave it out with "
-                "--on-error skip"
-            ) from None
-        return header.height, header.width
+WORDS = Path(__file__).with_name("words.yaml")
 
 
 class CelebA(FileSource):
@@ -138,7 +74,7 @@ class CelebA(FileSource):
         """Returns a record for each file, and one for all pictures of a folder."""
         if self.images.is_file():
             return super().input_files()
-        pictures = folder_record(self._images.path, list(self._images.members))
+        pictures = folder_record(self._tree.path, list(self._members.values()))
         return [pictures, *map(file_record, self.files[1:])]
 
     def load(self) -> Loaded:
@@ -147,7 +83,7 @@ class CelebA(FileSource):
         partition = self.partition and _read_list(self.partition, tuple(SPLITS))
         files = list(attributes.rows)
         listings: list[tuple[str, Mapping[str, object]]] = [
-            (self._images.path.name, self._images.members),
+            (self._tree.path.name, self._members),
             *([(self.partition.name, partition.rows)] if self.partition and partition else []),
         ]
         gaps = _gaps((self.attributes.name, attributes.rows), listings)
@@ -172,13 +108,13 @@ class CelebA(FileSource):
             rows = [np.flatnonzero(shared & (number_of == n)) for n in range(len(SPLITS))]
             splits = {s: r for s, r in zip(SPLITS.values(), rows, strict=True) if len(r)}
         first = files[next(iter(splits.values()))[0]]
-        size = self._images.size(first, self._images.read(first))
+        _, size = self._read(first)
 
         def read(row: int) -> bytes:
-            data = self._images.read(files[row])
-            if (actual := self._images.size(files[row], data)) != size:
+            data, actual = self._read(files[row])
+            if actual != size:
                 raise SourceError(
-                    f"{self._images.path.name}: {files[row]} is {format_shape(actual[::-1])} "
+                    f"{self._tree.path.name}: {files[row]} is {format_shape(actual[::-1])} "
                     f"pixels, but {first} is {format_shape(size[::-1])}, and the aligned pictures "
                     f"are all of one size; pass {ALIGNED}, not the pictures in the wild, or leave "
                     "out what is bad with --on-error skip"
@@ -210,10 +146,10 @@ class CelebA(FileSource):
     @cached_property
     def checked(self) -> dict[str, str]:
         """What is wrong with each picture that is damaged, or not of the size of most."""
-        sizes, faults = dict[str, tuple[int, int]](), dict(self._images.strays)
-        for name in self._images.members:
+        sizes, faults = dict[str, tuple[int, int]](), dict(self._surveyed[1])
+        for name in self._members:
             try:
-                sizes[name] = self._images.size(name, self._images.read(name))
+                sizes[name] = self._read(name)[1]
             except SourceError as fault:
                 faults[name] = str(fault)
         usual = Counter(sizes.values()).most_common(1)
@@ -223,34 +159,51 @@ class CelebA(FileSource):
                 faults[name] = f"must be {expected}, got {format_shape(size[::-1])} pixels"
         return faults
 
+    def _read(self, name: str) -> tuple[bytes, tuple[int, int]]:
+        """Returns the bytes of a picture, and its height and width by its header."""
+        data = self._tree.read(self._members[name])
+        try:
+            header = read_complete_header(data)
+        except ValueError as fault:
+            raise SourceError(
+                f"{self._tree.path.name}: {name} {fault}; {DOWNLOAD_AGAIN}, or leave it out with "
+                "--on-error skip"
+            ) from None
+        return data, (header.height, header.width)
+
     @cached_property
-    def _images(self) -> _Images:
-        path, archive = self.images, None
-        if path.is_dir():
-            path = path.resolve()
-            path = path / ALIGNED if (path / ALIGNED).is_dir() else path
-            paths = sorted(name for name in os.listdir(path) if not name.startswith("."))
-        else:
-            archive = open_zip(path, f"{ALIGNED}.zip, or a folder of the pictures")
-            paths = list_zip(archive, path)
+    def _tree(self) -> Tree:
+        path = self.images.resolve() if self.images.is_dir() else self.images
+        inner = path / ALIGNED
+        return Tree(
+            inner if inner.is_dir() else path, f"{ALIGNED}.zip, or a folder of the pictures"
+        )
+
+    @property
+    def _members(self) -> dict[str, str]:
+        return self._surveyed[0]
+
+    @cached_property
+    def _surveyed(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The path of each picture by its name, and what is wrong with other files."""
         members, strays = dict[str, str](), dict[str, str]()
-        for member in paths:
+        for member in self._tree.paths:
             name = member.rpartition("/")[2]
             if not PICTURE.fullmatch(name):
                 strays[short_repr(member)] = f"is not a picture named {NAME_FORM}"
                 continue
             if name in members:
                 raise SourceError(
-                    f"{path.name}: {name} occurs twice, as {members[name]} and as {member}; "
-                    "remove one of them"
+                    f"{self._tree.path.name}: {name} occurs twice, as {member} and as "
+                    f"{members[name]}; remove one of them"
                 )
             members[name] = member
         if strays and self.on_error == "raise":
             raise SourceError(
-                f"{path.name}: {list_faults(strays)}; pass the file of another release, move it "
-                "away, or leave out what is bad with --on-error skip"
+                f"{self._tree.path.name}: {list_faults(strays)}; pass the file of another release, "
+                "move it away, or leave out what is bad with --on-error skip"
             )
-        return _Images(path, members, archive, strays)
+        return members, strays
 
 
 class _List(NamedTuple):
@@ -340,18 +293,19 @@ def _read_lines(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
 
 def describe_face(names: Set[str], draw: np.random.Generator) -> str:
     """Returns a random caption of a face with these attributes; it names `MAX_FEATURES` at most."""
-    male, young = "Male" in names, "Young" in names
+    words, male, young = _words(), "Male" in names, "Young" in names
     who = ("man" if young else "older man") if male else ("woman" if young else "older woman")
     start = ("a picture of {}", "{}", "the face of {}")[draw.integers(3)]
     article = "an" if who.startswith("o") else "a"
     smiling = "Smiling" in names and draw.random() < 0.9
     if smiling and draw.random() < 0.5:
         article, who, smiling = "a", f"smiling {who}", False
-    hair = " ".join(word for kind in (CUT, HAIR) for name, word in kind.items() if name in names)
+    kinds = words["cut"], words["hair"]
+    hair = " ".join(word for kind in kinds for name, word in kind.items() if name in names)
     features = [f"{hair} hair"] if hair else ["no hair"] if "Bald" in names else []
-    features += [_choose(words, draw) for name, words in HAS.items() if name in names]
+    features += [_choose(two, draw) for name, two in words["has"].items() if name in names]
     features += ["a beard"] if male and "No_Beard" not in names else []
-    worn = [_choose(words, draw) for name, words in WEARS.items() if name in names]
+    worn = [_choose(two, draw) for name, two in words["wears"].items() if name in names]
     chosen = set(draw.permutation(len(features) + len(worn))[:MAX_FEATURES].tolist())
     features = [word for i, word in enumerate(features) if i in chosen]
     worn = [word for i, word in enumerate(worn, len(features)) if i in chosen]
@@ -363,7 +317,13 @@ def describe_face(names: Set[str], draw: np.random.Generator) -> str:
     )
 
 
-def _choose(words: tuple[str, str], draw: np.random.Generator) -> str:
+@cache
+def _words() -> dict[str, dict[str, Any]]:
+    """Returns the words for each attribute: for hair one, for what a face has or wears two."""
+    return dict(yaml.safe_load(WORDS.read_text()))
+
+
+def _choose(words: list[str], draw: np.random.Generator) -> str:
     return words[draw.integers(2)]
 
 

@@ -19,9 +19,7 @@ from heron.shards.sources.zips import HTML, is_html
 
 SIDE, CHANNELS = 32, 3
 PIXELS = SIDE * SIDE * CHANNELS  # of a row: the red plane, the green and the blue, row by row
-MAX_UNPACKED_BYTES = (
-    1 << 28
-)  # of an archive that is unpacked, or of a file; either archive has 187 MB
+MAX_UNPACKED_BYTES = 1 << 28  # of an archive unpacked, or of a file; either archive has 187 MB
 EXPECTED = "cifar-10-python.tar.gz or cifar-100-python.tar.gz, or what is in one"
 TOO_MANY = f"more than the limit of {MAX_UNPACKED_BYTES:,}, and than CIFAR has; {DOWNLOAD_AGAIN}"
 GROUPS = ["animal", "vehicle"]  # of CIFAR-10, whose files have no second level

@@ -1,7 +1,9 @@
 """Synthetic faces with CelebA's forty attributes: drawn from a table of shapes, photographed."""
 
 from collections.abc import Mapping
+from functools import cache
 from io import BytesIO
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -32,85 +34,7 @@ CHOICES = {
 SHIRTS = {True: ("#34548c", "#2c685c", "#585c68"), False: ("#c44864", "#9654a8", "#dc8054")}
 BEARDS = ("5_o_Clock_Shadow", "Goatee", "Mustache", "Sideburns")
 
-# A shape in each line, from back to front: the attributes that the face has, and with ! has not;
-# PIL's shape, in the plural with its mirror image; its colour, of `_palette` or PIL (+ the mean of
-# two, * a factor); and its numbers, which are for
-#   polygon  the corners
-#   line     the width, then both ends of every stroke
-#   ellipse  the radii, then the centres
-#   chord    the radii, two angles in degrees, then the centres; it is filled
-#   arc      the radii, two angles, the width, then the centres
-# Lengths are in units: 0 0 lies between the eyes, y points down, a head is some 60 by 80.
-SHAPES = """
-!Bald                  ellipse  hair         34 37  0 -8
-!Bald&!Male            polygons hair*.82     0 -8  34 -8  33 44  0 44
-Wavy_Hair              ellipses hair*.9      10 9  5 -41  16 -38  26 -31  33 -23  36 -14  35 -4
-Wavy_Hair&!Male        ellipses hair*.82     10 9  36 6  36 15  36 24  36 34  34 44
-Straight_Hair&!Male    polygons hair*.82     0 -12  34 -12  41 60  0 60
-Face                   ellipse  shirt        42 40  0 92
-Male                   ellipse  shirt        54 40  0 92
-Face                   polygons skin*.8      0 20  13 20  14 58  0 64
-Male                   polygons skin*.8      0 20  20 20  21 58  0 64
-Male                   polygons white        20 51  25 58  6 70  0 60
-Wearing_Necktie        polygons tie          0 56  6 56  4 64  9 110  0 110
-Wearing_Necklace       ellipses gold         2.6 2.6  19 52  17 58  12 62.5  6 65.5  0 66.5
-Face                   ellipses skin*.8      5 8  29 4
-Double_Chin            ellipse  skin*.9      24 14  0 38
-!Oval_Face             ellipse  skin         29.5 38  0 2
-!Oval_Face             ellipses skin         14 19  14.5 15
-Oval_Face              ellipse  skin         26 42  0 5
-Chubby                 ellipse  skin         35 27  0 11
-Male                   polygons skin         0 8  27 8  24 32  13 40  0 40
-Double_Chin            arc      skin*.65     18 9  25 155  1.8  0 31
-!Attractive            ellipse  skin*.68     1.7 1.7  -19 -8  8 -12  20 -6  -22 12  9 31  17 20
-!Young                 arc      skin*.65     15 6  215 325  1.3  0 -15  0 -10.5  0 -6
-!Young                 lines    skin*.65     1.5  9 13  15 20  15 20  16 27  22 0  27 -3
-High_Cheekbones        polygons skin+white   25 5  11 12  24 10
-High_Cheekbones        polygons skin*.7      26 12  14 16  17 23
-Rosy_Cheeks            ellipses skin+crimson 7.5 6  18 14
-Bags_Under_Eyes        ellipses skin+indigo  7.2 4  13 5.5
-Full_Beard             polygons hair*.85     0 18  16 18  29 6  25 34  13 46  0 46
-5_o_Clock_Shadow       polygons skin+#3c4654 0 17  16 17  28 8  24 32  13 40  0 40
-Goatee                 polygons hair*.85     0 30  9 30  8 40  0 48
-Sideburns              polygons hair*.85     30 -12  22 -10  22 20  28 17
-Mustache               polygons hair*.85     0 15.5  8 16.5  15 24  7 22  0 21.5
-Face                   ellipses white        7.4 5.2  13 0
-Face                   ellipses iris         4.4 5.2  13 0
-Face                   ellipses black        2.1 2.1  13 0
-Narrow_Eyes            chords   skin*.9      8 6  200 340  13 0
-Narrow_Eyes            chords   skin*.9      8 6  20 160  13 0
-Face                   arcs     black        7.4 5.2  195 345  1.2  13 0
-Heavy_Makeup           arcs     makeup       9.8 8.4  190 350  4.4  13 0
-!Arched_Eyebrows       lines    hair*.7      2  5.5 -9  21 -9.2
-Arched_Eyebrows        lines    hair*.7      2  6 -7  15 -13.5  15 -13.5  21.5 -7.5
-Bushy_Eyebrows         lines    hair*.7      5.4  6 -10  15 -12  15 -12  21 -10
-Pointy_Nose            polygons skin*.7      0 -3  5 14  0 18
-Big_Nose               ellipses skin*.76     4.4 4.2  6.2 12  2 12  1 7
-Big_Nose               ellipses black        1.5 1  4.2 14
-!Pointy_Nose&!Big_Nose ellipse  skin*.76     3.8 3  0 11.5
-Smiling                arc      lips         12.5 10  12 168  3  0 19
-Smiling&Big_Lips       arc      lips         14 12.5  12 168  7  0 19
-!Smiling               ellipse  lips         8 2.4  0 25
-!Smiling&Big_Lips      ellipse  lips         9.5 5  0 25
-Smiling                arc      lips*.5      11.5 8.5  15 165  1.2  0 19
-!Smiling               line     lips*.5      1.2  -8 25.3  8 25.3
-Smiling&Mouth_Slightly_Open chord #4a1018 11.5 8.5  10 170  0 19
-Smiling&Mouth_Slightly_Open polygons white 0 20.5  10 20.5  8 23.5  0 23.5
-!Smiling&Mouth_Slightly_Open ellipse lips 7 6.5  0 26.5
-!Smiling&Mouth_Slightly_Open ellipse #4a1018 5 4  0 27
-Bald                   ellipse  skin+white   7 3.4  -8 -27
-!Bald&Male             polygons hair         0 -36  24 -34  30 -4  25 -15  17 -23  0 -24
-!Bald&!Male            polygons hair         0 -36  24 -34  31 12  26 -8  14 -23  0 -27
-Receding_Hairline      ellipses skin         9 9  13 -27
-Wavy_Hair              arcs     shine        6 5  180 340  1.4  30 -17  24 -28  15 -35  5 -39
-Straight_Hair          lines    shine        1  12 -41  30 -20  9 -42  22 -27  4 -43  12 -29
-Bangs                  polygons hair         0 -36  20 -36  30 -18  24 -8  18 -14  12 -8  6 -14 0 -8
-Wearing_Hat            chord    hat          36 34  180 360  0 -14
-Wearing_Hat            ellipse  hat*.7       44 4  0 -15
-Eyeglasses             arcs     black        11 9  0 360  2  13 .5
-Eyeglasses             lines    black        1.8  24 -2  31 -4  2.5 -1  0 -1
-Wearing_Earrings       ellipses gold         4 5  31.5 18
-"""
+SHAPES = Path(__file__).with_name("shapes.txt")  # says itself how it is read
 
 
 class Camera(NamedTuple):
@@ -138,7 +62,7 @@ def draw_face(has: Mapping[str, bool], random: np.random.Generator, size: int) -
     features = {"Face", *(name for name in has if has[name])}
     if features.isdisjoint((*BEARDS, "No_Beard")):
         features.add("Full_Beard")
-    for line in SHAPES.strip().splitlines():
+    for line in _shapes():
         condition, shape, colour, *numbers = line.split()
         if all(
             (word.lstrip("!") in features) != word.startswith("!") for word in condition.split("&")
@@ -148,6 +72,12 @@ def draw_face(has: Mapping[str, bool], random: np.random.Generator, size: int) -
                 values = [float(number) for number in numbers]
                 _draw(pen, kind, side, _mix(colour, palette), values, width / CANVAS)
     return image
+
+
+@cache
+def _shapes() -> list[str]:
+    lines = SHAPES.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _draw(

@@ -15,12 +15,7 @@ from pydantic import BeforeValidator, DirectoryPath, Field
 from heron.shards.errors import SourceError
 from heron.shards.manifest import InputFile
 from heron.shards.sources.base import ROUNDED, Column, Missing, holds, read_each
-from heron.shards.sources.folder import (
-    PictureSource,
-    folder_record,
-    path_faults,
-    picture_column,
-)
+from heron.shards.sources.folder import PictureSource, folder_record, path_faults, picture_column
 from heron.shards.sources.sheet import Place, Sheet, Sheets, is_float32, parse_column
 from heron.shards.sources.text import is_missing, parse_number
 

@@ -32,9 +32,7 @@ from heron.shards.sources.zips import Tree
 ENDINGS = tuple(f".{suffix}" for suffix in SUFFIXES)
 NO_PICTURE = f"is not a picture; the folder may have {ANY_SUFFIX} files and folders of them"
 SPLITS = ("train", "val", "test")  # first-level folders of these names are splits
-MAX_KEY_CHARS = (
-    64  # characters of a path in a key; a tar name has 100, the member's suffix included
-)
+MAX_KEY_CHARS = 64  # of a path in a key; a tar name has 100, the member's suffix included
 
 
 class PictureSource(FileSource):
@@ -95,6 +93,7 @@ class Folder(PictureSource):
     name: ClassVar[str] = "folder"
     examples: ClassVar[str] = "heron shards build folder --folder cifar10 --out data/cifar10"
     block_rows: ClassVar[int | None] = None
+    named_by: ClassVar[str] = "folder"
 
     folder: FileOrFolder = Field(description="the folder, or a zip of it")
     split_names: list[Name] | None = Field(
@@ -104,12 +103,6 @@ class Folder(PictureSource):
         "val and test if there is a train; else all is one split, `all`, and classes begin at "
         "the first level: write `all` if train is a class)",
     )
-
-    @property
-    def dataset(self) -> str:
-        """The name of the folder."""
-        path = self.folder.resolve()
-        return path.name if path.is_dir() else path.stem
 
     def input_files(self) -> list[InputFile]:
         """Returns one record for the folder."""

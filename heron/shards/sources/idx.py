@@ -33,6 +33,7 @@ class Idx(FileSource):
 
     name: ClassVar[str] = "idx"
     examples: ClassVar[str] = "heron shards build idx --folder mnist --out data/mnist"
+    named_by: ClassVar[str] = "folder"
 
     folder: DirectoryPath = Field(
         description="folder of train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of "
@@ -79,11 +80,6 @@ class Idx(FileSource):
                     f"{name} is {value!r}, but {where} none; remove it or use {remedy}"
                 )
         return self
-
-    @property
-    def dataset(self) -> str:
-        """The name of the folder."""
-        return self.folder.resolve().name
 
     def options(self) -> dict[str, Any]:
         """Returns the options; vectors have the name of earlier folders."""

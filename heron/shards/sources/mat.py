@@ -34,6 +34,7 @@ class Mat(NamedArrays):
     """
 
     name: ClassVar[str] = "mat"
+    named_by: ClassVar[str] = "mat"
     examples: ClassVar[str] = (
         "heron shards build mat --mat handwritten.mat --labels-name gt --out data/handwritten"
     )
@@ -47,11 +48,6 @@ class Mat(NamedArrays):
     samples: Literal["rows", "columns"] | None = Field(
         None, description="what samples are in a matrix (default: found from their number)"
     )
-
-    @property
-    def dataset(self) -> str:
-        """The name of the file."""
-        return self.mat.stem
 
     @property
     def names(self) -> Sequence[str]:

@@ -28,6 +28,7 @@ class Mulan(FileSource):
 
     name: ClassVar[str] = "mulan"
     left_out: ClassVar[tuple[str, ...]] = ("keep",)
+    named_by: ClassVar[str] = "xml"  # `scene` for scene.xml
     examples: ClassVar[str] = (
         "heron shards build mulan --arff flags-train.arff flags-test.arff --xml flags.xml "
         "--split-names train test --out data/flags\n"
@@ -81,11 +82,6 @@ class Mulan(FileSource):
         """Returns the options, as earlier folders have them."""
         recorded = {"view_kind": self._kind.replace("scene", "noise"), "noise": self.noise or 0.01}
         return super().options() | recorded
-
-    @property
-    def dataset(self) -> str:
-        """The name of the XML: `scene` for scene.xml."""
-        return self.xml.stem
 
     def load(self) -> Loaded:
         """Reads the files, and concatenates their rows."""

@@ -133,9 +133,7 @@ class NamedArrays(FileSource):
             return bool(len(array) == labels.shape[1])
         labels = np.asarray(labels)
         least, most = labels.min(initial=0), labels.max(initial=0)
-        counted_from = (
-            0 if 0 in labels else 1
-        )  # where no row has the first class, the last has some
+        counted_from = 0 if 0 in labels else 1  # where none has the first class, some have the last
         return len(array) < len(labels) and least >= 0 and len(array) == most + 1 - counted_from
 
     def load(self) -> Loaded:

@@ -140,7 +140,7 @@ class Table(ColumnViews):
         """Reads the files; the columns of a view are those not used as label, key or ignored."""
         self.named.check_rows(self.key)
         skipped, notes = self.skipped, list[str]()  # raises what is wrong with lines and pictures
-        rows, labels, targets = len(self._sheets[0]), Labels(kind="none", names=[]), None
+        rows, labels, targets = len(self.named.sheets[0]), Labels(kind="none", names=[]), None
         views, columns = self.pictures_and_texts(), dict[str, list[str]]()
         left = self.candidates - {*self.images.values(), *self.texts.values(), *self._row_keys}
         values = read_features(
@@ -150,7 +150,7 @@ class Table(ColumnViews):
             self.na,
             {"--categories": self.categories or [], "--ignore": self.ignore or []},
         )
-        for number, sheet in enumerate(self._sheets):
+        for number, sheet in enumerate(self.named.sheets):
             features = [place for place in values if place[0] == number]
             if features and sheet.view in views:
                 raise SourceError(f"{sheet.file}: a second view {sheet.view!r}; use NAME=FILE")
@@ -163,7 +163,7 @@ class Table(ColumnViews):
                 raise SourceError(f"{sheet.file}: no column is left for a feature or a label")
         if not views:
             raise SourceError(
-                f"{self._sheets[0].file}: no column is left for a feature beside the labels; "
+                f"{self.named.sheets[0].file}: no column is left for a feature beside the labels; "
                 f"{'; '.join(self._notes)}"
             )
         if self._label_columns:
@@ -195,7 +195,7 @@ class Table(ColumnViews):
             *self._label_columns,
             *(place for name in names for place in self.named.find(name)),
         }
-        sheets = enumerate(self._sheets)
+        sheets = enumerate(self.named.sheets)
         return {(n, column) for n, sheet in sheets for column in range(sheet.width)} - taken
 
     @cached_property
@@ -205,7 +205,7 @@ class Table(ColumnViews):
         return {
             (number, column)
             for number, column in self.candidates - asked
-            if (sheet := self._sheets[number]).is_key(column)
+            if (sheet := self.named.sheets[number]).is_key(column)
             and not is_kept(sheet.view, sheet.title(column), self.keep)
         }
 
@@ -213,7 +213,7 @@ class Table(ColumnViews):
     def _notes(self) -> list[str]:
         """What was taken for something else than a feature or a row."""
         notes = []
-        for number, sheet in enumerate(self._sheets):
+        for number, sheet in enumerate(self.named.sheets):
             if self.encoding == "auto" and sheet.dialect.encoding == "utf-16":
                 notes.append(f"{sheet.file}: read as UTF-16")
             if self.header == "auto":
@@ -235,10 +235,6 @@ class Table(ColumnViews):
     @cached_property
     def named(self) -> Sheets:
         """The sheets."""
-        return Sheets(self._sheets)
-
-    @cached_property
-    def _sheets(self) -> list[Sheet]:
         sheets = []
         alone = len(self.csv) == 1 and self.label != [NONE]
         for value, path in zip(self.csv, self.files, strict=True):
@@ -264,7 +260,7 @@ class Table(ColumnViews):
             if not len(sheet):
                 raise SourceError(f"{path.name} has a header but no rows")
             sheets.append(sheet)
-        return sheets
+        return Sheets(sheets)
 
     def _has_header(self, sheet: Sheet) -> bool:
         """Returns whether the first line names the columns; SourceError where it is ambiguous."""
@@ -290,15 +286,15 @@ class Table(ColumnViews):
     @cached_property
     def _label_columns(self) -> list[tuple[int, int]]:
         """The label columns: the number of the file, and that of the column."""
-        if self.label == [NONE] and not any(NONE in (s.names or ()) for s in self._sheets):
+        if self.label == [NONE] and not any(NONE in (s.names or ()) for s in self.named.sheets):
             return []
         if self.label is None and len(self.csv) > 1:
             raise SourceError(
-                f"{', '.join(sheet.file for sheet in self._sheets)}: there are several files, and "
-                "none is named as having the labels; use --label COLUMN, or --label none"
+                f"{', '.join(path.name for path in self.files)}: there are several files, and none "
+                "is named as having the labels; use --label COLUMN, or --label none"
             )
         places = [self.named.find_one(name, "--label") for name in self.label or ["-1"]]
-        sheet, column = self._sheets[0], places[0][1]
+        sheet, column = self.named.sheets[0], places[0][1]
         if self.label is None and not (sheet.is_category(column) and sheet.width > 1):
             usual = [n for n in sheet.titles[:-1] if n.lower() in LABEL_NAMES]
             distinct = len({*sheet.cells(column)})
@@ -312,7 +308,7 @@ class Table(ColumnViews):
     def _labels(self) -> tuple[Labels, NDArray[Any]]:
         texts, titles = [], []
         for number, column in self._label_columns:
-            sheet = self._sheets[number]
+            sheet = self.named.sheets[number]
             for row, text in enumerate(cells := sheet.cells(column)):
                 if is_missing(text):
                     raise SourceError(
@@ -322,7 +318,7 @@ class Table(ColumnViews):
                     )
             texts.append(cells)
             titles.append(sheet.title(column))
-        files = dict.fromkeys(self._sheets[number].file for number, _ in self._label_columns)
+        files = dict.fromkeys(self.named.sheets[number].file for number, _ in self._label_columns)
         return encode_columns(texts, titles, ", ".join(files), self.label_kind)
 
     @cached_property
@@ -335,4 +331,4 @@ class Table(ColumnViews):
         """Returns whether a column is one of categories: by its name, or as nothing is a number."""
         if self.categories != ["all"]:
             return place in self.asked_categories
-        return not any(map(resembles_number, self._sheets[place[0]].present(place[1])))
+        return not any(map(resembles_number, self.named.sheets[place[0]].present(place[1])))

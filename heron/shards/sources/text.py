@@ -102,9 +102,7 @@ def dialect_of(
         marks = [line.strip()[4:] for line in head[:skipped] if line.startswith("sep=")]
         lines = [line for line in head[skipped:] if line.strip()]
         separator = separator or next(iter(marks), None) or _separator(path.name, lines)
-        if (
-            skipped and lines and not marks
-        ):  # names of columns as NumPy writes them, or rows of hashtags
+        if skipped and lines and not marks:  # names of columns by NumPy, or rows of hashtags
             width = len(_split(lines[0], separator))
             alike = (1 < len(_split(line[1:], separator)) == width for line in head[:skipped][::-1])
             skipped -= len([*takewhile(bool, alike)])

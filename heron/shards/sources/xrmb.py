@@ -11,14 +11,7 @@ from pydantic import Field, FilePath
 from heron.shards.errors import DOWNLOAD_AGAIN, SourceError, format_shape
 from heron.shards.manifest import Labels, View
 from heron.shards.matlab import MatlabFile
-from heron.shards.sources.base import (
-    Column,
-    FileSource,
-    Loaded,
-    Rows,
-    SyntheticSource,
-    vectors,
-)
+from heron.shards.sources.base import Column, FileSource, Loaded, Rows, SyntheticSource, vectors
 
 VIEWS = ("view1", "view2")  # acoustic, articulatory
 MAX_LABEL = 255  # of a phone; published are 0 to 39

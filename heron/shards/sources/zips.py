@@ -177,8 +177,8 @@ class Tree:
     Where all of a zip lies in one folder, paths begin below it. `empty` are folders without a file.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Lists the files; SourceError where a zip is damaged."""
+    def __init__(self, path: Path, expected: str = "a folder of pictures, or a zip of one") -> None:
+        """Lists the files; SourceError, which says what is `expected`, where a zip is damaged."""
         self.path, self.prefix, self._zip, self.empty = path, "", None, list[str]()
         if path.is_dir():
             paths = []
@@ -190,7 +190,7 @@ class Tree:
                 if not shown and not folders:
                     self.empty.append(top.as_posix() + "/")
         else:
-            self._zip = open_zip(path, "a folder of pictures, or a zip of one")
+            self._zip = open_zip(path, expected)
             paths = list_zip(self._zip, path)
             tops = {name.partition("/")[0] for name in paths if "/" in name}
             if len(tops) == 1 and all("/" in name for name in paths):
