@@ -240,8 +240,12 @@ class Strategy:
         for name, parameter in self.model.named_parameters():
             if entries := _entries_of(state, name):
                 self.optimizer.state[parameter] = {
-                    key: value.clone().to(parameter) for key, value in entries.items()
+                    key: self._like(parameter, value) for key, value in entries.items()
                 } | _step_count(self.optimizer, step)
+
+    def _like(self, parameter: Tensor, full: Tensor) -> Tensor:
+        """Returns what a process holds of a full tensor that is distributed as a parameter."""
+        return full.clone().to(parameter)
 
 
 def _full_shape(parameter: Tensor) -> torch.Size:
