@@ -82,8 +82,8 @@ class Trainer:
 
     def run(self, lock: RunLock, overwrite: bool = False) -> dict[str, Any]:
         """Trains, and returns the result: see `pretrain`."""
-        if self.config.run.resume == "never" and not overwrite:
-            refuse_finished(self.folder, self.config.run.resume)  # before data are built
+        if self.config.run.resume == "never" and not overwrite:  # before data are built
+            collectives.on_main(lambda: refuse_finished(self.folder, self.config.run.resume))
         self.open_data()
         self.build_model()
         lock.acquire(self.watchdog, self.signals.received)
