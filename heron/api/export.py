@@ -144,7 +144,6 @@ def export(
 def _describe(
     signature: Signature, stored: Sequence[str], layer: ExportLayer, width: int
 ) -> dict[str, Any]:
-    """Returns the metadata that the file holds as JSON."""
     return {
         "heron": __version__,
         "layer": layer,

@@ -42,7 +42,7 @@ from heron.shards.terminal import print_error
 from heron.training.host_memory import release_freed_memory
 from heron.training.launch import end, fail, resolve_precision
 from heron.training.run_lock import RunLock
-from heron.training.trainer import train
+from heron.training.trainer import Trainer
 
 EXPECTED = (HeronError, OSError)
 GO_ON = "run again with run.resume=auto to continue"
@@ -72,7 +72,7 @@ def pretrain(config: Config, overwrite: bool = False) -> dict[str, Any]:
     run_lock = RunLock(Path(config.run.dir))
     with StopSignals(worker_count(config.data) > 0) as signals, watchdog, run_lock:
         try:
-            return train(config, watchdog, signals, run_lock, write_report, overwrite)
+            return Trainer(config, watchdog, signals, write_report).run(run_lock, overwrite)
         except RuntimeError as error:
             if "deterministic implementation" in str(error):
                 raise TrainingError(

@@ -133,7 +133,6 @@ class Model:
         activation: Callable[[Tensor], Tensor],
         batch_size: int | None,
     ) -> NDArray[np.float32]:
-        """Applies an activation to the classifier's outputs in float32."""
         if self.network.classifier is None:
             terms = ", ".join(self.config.objective.terms())
             raise InputError(

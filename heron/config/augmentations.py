@@ -172,7 +172,6 @@ class Augmentation(Section):
     @model_validator(mode="before")
     @classmethod
     def _load_own(cls, value: Any) -> Any:
-        """Loads the augmentation of your own that a dotted path names."""
         if not (isinstance(value, dict) and len(value) == 1 and "." in str(next(iter(value)))):
             return value
         ((path, options),) = value.items()

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 SPINS = "1000"  # of a thread that waits; libgomp's default is 300,000
@@ -33,7 +34,7 @@ def share_cores() -> None:
 
 def cores() -> int:
     """Returns how many cores this process may use: by its affinity and its cgroups' quotas."""
-    return math.ceil(min(_allowed_cores(), _quota()))
+    return math.ceil(min([_allowed_cores(), *map(_quota_of, cgroup_folders("cpu"))]))
 
 
 def cores_per_process() -> int:
@@ -47,31 +48,25 @@ def _allowed_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _quota() -> float:
-    """Returns the least quota, in cores, of a process's cgroup and those above it; else infinity.
+def cgroup_folders(controller: str) -> Iterator[Path]:
+    """Yields the folders of the process's cgroups with a controller, and of those above them.
 
-    Of cgroup v2 a group's `cpu.max` holds "QUOTA PERIOD" or "max PERIOD"; of v1 the folder of the
-    controller `cpu` has a file for each, and -1 is no quota. A container often sees its own group
-    as the root, whatever path is its own, so folders that are missing are passed over.
+    Groups of cgroup v1 lie in a folder of the controller, those of v2 name none. A container often
+    sees its own group as the root, whatever path is its own, so a folder may be missing.
     """
-    least = math.inf
-    try:
-        lines = MEMBERSHIP.read_text().splitlines()
-    except OSError:  # no Linux
-        return least
-    for line in lines:
+    for line in MEMBERSHIP.read_text().splitlines() if MEMBERSHIP.exists() else []:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = CGROUPS / "cpu" if controllers else CGROUPS
-        group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents):
-            least = min(least, _quota_of(top / folder))
-    return least
+        if not controllers or controller in controllers.split(","):
+            top = CGROUPS / controller if controllers else CGROUPS
+            group = Path(path.lstrip("/"))
+            yield from (top / folder for folder in (group, *group.parents))
 
 
 def _quota_of(folder: Path) -> float:
-    """Returns the quota of one cgroup, in cores; infinity where it has none."""
+    """Returns the quota of one cgroup, in cores; infinity where it has none.
+
+    `cpu.max` of v2 holds "QUOTA PERIOD" or "max PERIOD"; v1 has a file for each, -1 is no quota.
+    """
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()

@@ -80,7 +80,6 @@ def _keys(section: type[BaseModel], prefix: str, encoder_kind: str) -> Iterator[
 
 
 def _nested_keys(name: str, field: FieldInfo) -> Iterator[Key]:
-    """Yields the keys inside a field of sections."""
     annotation = field.annotation
     if annotation is Terms:
         for term, options in named_terms().items():
@@ -128,7 +127,6 @@ def _schema(field: FieldInfo) -> dict[str, Any]:
 
 
 def _type_text(schema: dict[str, Any]) -> str:
-    """Describes the type that a JSON schema expects."""
     if "anyOf" in schema:
         return " or ".join(map(_type_text, schema["anyOf"]))
     if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):

@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import json
 import math
 import re
 from collections import Counter
@@ -156,14 +157,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not valid YAML: {error}") from None
     if fault := _plain_fault(value, (), itertools.count()):
         raise ConfigError(f"{where}: {fault}")
-    return _without_aliases(value)
-
-
-def _without_aliases(value: Any) -> Any:
-    """Copies a tree, so that an override changes one place of an aliased value alone."""
-    if isinstance(value, dict):
-        return {name: _without_aliases(item) for name, item in value.items()}
-    return [_without_aliases(item) for item in value] if isinstance(value, list) else value
+    return json.loads(json.dumps(value))  # no aliases: an override changes one place alone
 
 
 def _plain_fault(value: Any, path: tuple[str, ...], counter: Iterator[int]) -> str:
@@ -235,7 +229,6 @@ def _explain(fault: Any, root: type[BaseModel]) -> str:
 
 
 def _keys_at(path: Sequence[str], root: type[BaseModel]) -> list[str]:
-    """Returns the valid keys at a path of the tree."""
     model, models = root, [root]
     for part in path:
         if hasattr(model, "section"):  # sections by names that are no fields, as in `Terms`

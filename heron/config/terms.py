@@ -169,11 +169,10 @@ def find_term(name: str) -> type[TermSection]:
     if "." not in name:
         terms = named_terms()
         if name not in terms:
-            hint = suggest(name, sorted(terms))
-            own = (
+            raise ValueError(
+                f"unknown key; {suggest(name, sorted(terms))}, or use a class of your own by "
                 "'objective={my_lab.losses.Mine: {weight: 1.0}}'"  # an override splits keys at dots
             )
-            raise ValueError(f"unknown key; {hint}, or use a class of your own by {own}")
         return terms[name]
     loss: Any = load_class(name, importlib.import_module("heron.losses").Loss)
     if fault := _why_no_term(loss):

@@ -165,7 +165,6 @@ class Stream:
 
     @property
     def _longest_stream(self) -> int:
-        """Number of rows of the longest canonical stream."""
         return -(-self.rows // self.n_streams)
 
     def _salt(self, epoch: int) -> list[int]:

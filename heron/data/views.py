@@ -200,10 +200,6 @@ class Embedded:
         files = [self.file(part, variant) for variant in range(self.variants)]
         return [n for n, x in enumerate(files) if not x.exists() or x.stat().st_size != size]
 
-    def covers(self, rows: Rows) -> bool:
-        """Whether all of some rows are there."""
-        return bool(np.isin(rows, self.rows).all())
-
     def read(self, rows: Rows, keys: NDArray[np.int64] | None = None) -> NDArray[Any]:
         """Returns features of rows, [rows, width]: of variants drawn by keys, or of the first."""
         at, variants = np.searchsorted(self.rows, rows), np.zeros(len(rows), np.int64)

@@ -40,7 +40,6 @@ class GlobalBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _update(self, mean: Tensor, variance: Tensor) -> None:
-        """Moves the running statistics towards those of a batch."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.num_batches_tracked is not None and self.momentum is not None
         self.num_batches_tracked.add_(1)

@@ -46,15 +46,12 @@ def measure(
         raise ValueError(f"views must all have the same shape [rows, dim], got {shapes}")
     finite = all(bool(z.isfinite().all()) for z in views)
     units = [_unit(z) for z in views]
-    all_present = present is None or bool(present.all())
     has_view = views[0].new_ones(len(views[0]), len(views)) > 0 if present is None else present
-    present_rows = (
-        units if all_present else [x[in_view] for x, in_view in zip(units, has_view.T, strict=True)]
-    )
+    present_rows = [x[in_view] for x, in_view in zip(units, has_view.T, strict=True)]
     sampled = [x[_evenly(len(x), x.device)].double() for x in present_rows if len(x)]
     values = {}
     pairs = [
-        alignment(units[u], units[v]) if all_present else alignment(units[u][both], units[v][both])
+        alignment(units[u][both], units[v][both])
         for u, v in itertools.combinations(range(len(units)), 2)
         if (both := has_view[:, u] & has_view[:, v]).any()
     ]

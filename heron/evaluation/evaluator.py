@@ -157,7 +157,7 @@ class Evaluator:
         With `data.on_error: skip`, rows that cannot be read are left out.
         """
         local_rows = rows[even_slice(len(rows), rank(), world_size())]
-        embedded = {n: kept for n, kept in self.embedded.items() if kept.covers(rows)}
+        embedded = {n: kept for n, kept in self.embedded.items() if np.isin(rows, kept.rows).all()}
         model.eval()
         logits: list[Tensor] = []
         features: list[Tensor] = []

@@ -160,7 +160,7 @@ def _search_logistic(
         projected = []
         for x, y, held, _ in parts:
             project = _projection(rows := _rows(x, options))
-            labels = _repeated(y, x, options)
+            labels = y.repeat(len(rows) // len(y), 0)
             projected.append((project(rows), project(_rows(held, options)), labels))
         loss = partial(_logistic_loss, parts, projected, exclusive)
         losses = _descend(loss, power) if parts else {power: 0.0}
@@ -172,7 +172,6 @@ def _search_logistic(
 def _logistic_loss(
     parts: Sequence[Part], projected: Sequence[tuple[Any, ...]], exclusive: bool, power: int
 ) -> float:
-    """Returns the mean log-loss over the held-out rows."""
     losses = []
     for (rows, queries, labels), (*_, truth) in zip(projected, parts, strict=True):
         found = fit_logistic(rows, labels, exclusive, 10.0**power, ITERATIONS)(queries)
@@ -191,14 +190,10 @@ def _descend(loss: Callable[[int], float], start: int) -> dict[int, float]:
     return tried
 
 
-def _repeated(y: Matrix, x: NDArray[Any], options: Options) -> Matrix:
-    return y.repeat(x.shape[1], 0) if options["shared"] else y
-
-
 def _fit_logistic(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options) -> Predict:
     rows = _rows(x, options)
     project = _projection(rows)
-    labels = _repeated(y, x, options)
+    labels = y.repeat(len(rows) // len(y), 0)
     fitted = fit_logistic(project(rows), labels, exclusive, options["c"], ITERATIONS)
     return _by_rows(lambda queries: fitted(project(queries)), options, y.shape[1])
 
@@ -257,7 +252,8 @@ def _forest_losses(parts: Sequence[Part], exclusive: bool, options: Options) -> 
 def _fit_forest(
     x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees: int = TREES
 ) -> Predict:
-    rows, labels = _rows(x, options), _repeated(y, x, options)
+    rows = _rows(x, options)
+    labels = y.repeat(len(rows) // len(y), 0)
     return _by_rows(_forest(rows, labels, exclusive, options, trees), options, y.shape[1])
 
 

@@ -182,9 +182,8 @@ class Heterogeneous(nn.Module):
         for name, term in terms.items():
             coded = [shape for shape in shapes if len(shape) in (2, 4)]
             if coded and raw_features & term.needs.features:
-                kind, codes = "text", "tokens"
-                if len(coded[0]) == 4:
-                    kind, codes = "graphs", "nodes"
+                is_graph = len(coded[0]) == 4
+                kind, codes = ("graphs", "nodes") if is_graph else ("text", "tokens")
                 raise ConfigError(
                     f"objective.{name} compares the inputs themselves, but a view has {kind}, "
                     f"where the numbers of {codes} cannot be compared; use another term, or views "

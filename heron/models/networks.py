@@ -193,14 +193,10 @@ def _timm(options: Timm, shape: Sequence[int], key: str) -> NetworkEncoder:
         network = timm.create_model(options.name, **arguments)
     if options.weights is not None:
         _load(network, Path(options.weights), key)
+    if shape[2] != 3:
+        return NetworkEncoder(network, options, HALF[:1], HALF[:1])
     pictures = network.pretrained_cfg
-    rgb = shape[2] == 3
-    return NetworkEncoder(
-        network,
-        options,
-        pictures["mean"] if rgb else HALF[:1],
-        pictures["std"] if rgb else HALF[:1],
-    )
+    return NetworkEncoder(network, options, pictures["mean"], pictures["std"])
 
 
 def _load(network: nn.Module, path: Path, key: str) -> None:

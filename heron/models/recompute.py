@@ -43,7 +43,7 @@ def again(call: Callable[..., Any], modules: Sequence[nn.Module], *args: Any) ->
         *args,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=lambda: (nullcontext(), _unchanged_statistics(modules)),
+        context_fn=lambda: (nullcontext(), unchanged_statistics(modules)),
     )
 
 
@@ -68,8 +68,8 @@ def _recompute(block: nn.Module) -> None:
 
 
 @contextmanager
-def _unchanged_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Batch norm updates copies of its running statistics, which the first forward has updated."""
+def unchanged_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """While it lasts, batch norm updates copies of its running statistics, not themselves."""
     norms = [m for module in modules for m in module.modules() if isinstance(m, _BatchNorm)]
     saved = [dict(norm._buffers) for norm in norms]
     try:

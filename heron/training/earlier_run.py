@@ -7,35 +7,15 @@ from typing import Any
 from heron.config.errors import ConfigError, TrainingError
 from heron.config.experiment import Config, load_config
 from heron.distributed.collectives import on_main
+from heron.evaluation.baselines import SUMMARISED
 from heron.shards.atomic import aside_name, make_room, set_aside
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.run_lock import LOCK, RunLock, holder
 from heron.training.tracking import read_metrics, read_result
 
-HEADLINES = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
-
 
 def refuse_finished(folder: Path, resume: str) -> None:
-    """Raises a TrainingError if a folder's run has ended; every process calls it."""
-    on_main(lambda: _refuse_finished(folder, resume))
-
-
-def make_way(folder: Path, resume: str, overwrite: bool, lock: RunLock) -> str:
-    """Refuses a finished run in a folder or, with `overwrite`, moves it aside, whole.
-
-    So it does with one that was stopped. The folder is locked, and every process calls this.
-    Returns a line that says what was moved where, or "".
-    """
-
-    def work() -> str:
-        if not overwrite:
-            _refuse_finished(folder, resume)
-        return lock.move(lambda: _move_earlier(folder, resume))
-
-    return on_main(work)
-
-
-def _refuse_finished(folder: Path, resume: str) -> None:
+    """Raises a TrainingError if a folder's run has ended."""
     path, aside = folder / "result.json", aside_name(folder)
     if not path.exists():
         return
@@ -52,6 +32,21 @@ def _refuse_finished(folder: Path, resume: str) -> None:
         f"{folder} has {found}, which a new run would replace. To keep both: run.dir={aside}. "
         f"{go_on}To start over: {anew}, which moves everything in it to {aside}"
     )
+
+
+def make_way(folder: Path, resume: str, overwrite: bool, lock: RunLock) -> str:
+    """Refuses a finished run in a folder or, with `overwrite`, moves it aside, whole.
+
+    So it does with one that was stopped. The folder is locked, and every process calls this.
+    Returns a line that says what was moved where, or "".
+    """
+
+    def work() -> str:
+        if not overwrite:
+            refuse_finished(folder, resume)
+        return lock.move(lambda: _move_earlier(folder, resume))
+
+    return on_main(work)
 
 
 def _how_to_go_on(folder: Path, result: Mapping[str, Any]) -> str:
@@ -137,5 +132,5 @@ def _steps_taken(folder: Path) -> int:
 
 
 def _describe(result: dict[str, Any]) -> str:
-    scores = [f"{name} {result[name]:.4f}" for name in HEADLINES if result.get(name) is not None]
+    scores = [f"{name} {result[name]:.4f}" for name in SUMMARISED if result.get(name) is not None]
     return ", ".join([*scores[:2], f"{result.get('steps', 0):,} steps"])

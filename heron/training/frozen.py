@@ -31,9 +31,9 @@ from heron.shards.atomic import POLL_S, atomic_write, cache_folder, locked, save
 from heron.shards.errors import AGAIN, DiskFull, InUse
 from heron.shards.terminal import Bar, print_lines
 
-FORMAT = 1  # of what is kept; a change of it leaves older features aside
+FORMAT = 2  # of what is kept; a change of it leaves older features aside
 BLOCK = 64  # rows that are embedded at a time
-LOST = "lost.json"  # rows that could not be read, and the reasons
+LOST = "lost.json"  # ends the name of a file of rows that could not be read, and the reasons
 
 
 @dataclass
@@ -122,13 +122,14 @@ class FrozenEncoders:
                 missing, own = kept.missing(part), kept.parts[part]
                 blocks = [own[start : start + BLOCK] for start in range(0, len(own), BLOCK)]
                 found = [features(block, missing) for block in blocks if missing]
-                self._keep_lost(kept, own)
+                faults = self.streams.reader.lost
+                if lost := {row: faults[row] for row in own.tolist() if row in faults}:
+                    save_json(kept.folder / f"{part:06d}-{LOST}", lost)
                 for variant, chunks in zip(missing, zip(*found, strict=True), strict=True):
                     with atomic_write(kept.file(part, variant)) as stream:
                         np.save(stream, torch.cat(chunks).numpy())
 
-        network = getattr(encoder, "options", encoder)
-        by = getattr(network, "name", type(getattr(encoder, "network", encoder)).__name__)
+        by = getattr(encoder.options, "name", type(encoder.network).__name__)
         what = f"{kept.variants} augmented views of " if augments else ""
         self._keep_all(kept, f"{what}{len(rows):,} rows of '{options.stored}'", by, keep_part)
         return kept
@@ -162,9 +163,9 @@ class FrozenEncoders:
                         left.append(part)
                 todo = left
                 time.sleep(POLL_S if todo else 0)
-        if (lost := kept.folder / LOST).exists():
-            known = json.loads(lost.read_text())
-            self.streams.reader.lost |= {int(row): reason for row, reason in known.items()}
+        for path in kept.folder.glob(f"*-{LOST}"):
+            lost = json.loads(path.read_text())
+            self.streams.reader.lost |= {int(row): reason for row, reason in lost.items()}
         if self.shown:
             seconds = f"by {by} in {time.monotonic() - start:,.0f} s; later runs read them"
             how = f"embedded once {seconds}" if total else "are kept from an earlier run"
@@ -191,14 +192,6 @@ class FrozenEncoders:
             digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
             digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
-
-    def _keep_lost(self, kept: Embedded, rows: Rows) -> None:
-        """Keeps the reasons why some of the rows cannot be read, for runs that read features."""
-        found, path = self.streams.reader.lost, kept.folder / LOST
-        if lost := {str(row): found[row] for row in rows.tolist() if row in found}:
-            with locked(path, kept.folder / f".{LOST}.lock", wait=True):
-                known = json.loads(path.read_text()) if path.exists() else {}
-                save_json(path, known | lost)
 
     @torch.no_grad()
     def _encode(self, encoder: nn.Module, x: Tensor, keys: Tensor) -> Tensor:

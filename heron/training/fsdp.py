@@ -25,7 +25,7 @@ from heron.distributed.collectives import (
 )
 from heron.models.heterogeneous import Heterogeneous
 from heron.training.optim import Lars
-from heron.training.strategy import State, Strategy, _cpu_copy, _entries_of, _step_count
+from heron.training.strategy import State, Strategy, _cpu_copy
 
 
 class Fsdp(Strategy):
@@ -102,7 +102,7 @@ class Fsdp(Strategy):
         parameter = dict(self.model.named_parameters()).get(name)
         if parameter is None:  # a buffer, whole everywhere
             return super().own_part(name, full)
-        return self._shard_like(parameter, full).to_local()
+        return self._like(parameter, full).to_local()
 
     def copies(self, state: State) -> State:
         """See `Strategy.copies`; every process copies its shards."""
@@ -118,15 +118,7 @@ class Fsdp(Strategy):
                 full[name] = whole
         return full
 
-    def _load_optimizer(self, state: State, step: int) -> None:
-        """Every process takes its shard."""
-        for name, parameter in self.model.named_parameters():
-            if entries := _entries_of(state, name):
-                self.optimizer.state[parameter] = {
-                    key: self._shard_like(parameter, value) for key, value in entries.items()
-                } | _step_count(self.optimizer, step)
-
-    def _shard_like(self, parameter: Tensor, full: Tensor) -> DTensor:
+    def _like(self, parameter: Tensor, full: Tensor) -> DTensor:
         assert isinstance(parameter, DTensor)
         return distribute_tensor(full.to(parameter), self._mesh, parameter.placements)
 

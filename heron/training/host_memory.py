@@ -4,11 +4,10 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-CGROUP_FILE, CGROUP_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+from heron.config.cores import cgroup_folders
+
 # Of versions 2 and 1: files of the limit and of the usage, and what of it is unused page cache.
 FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -19,14 +18,10 @@ _NEVER = -1  # of the trim threshold, as man mallopt has it
 _SETTINGS = "MALLOC_MMAP_", "MALLOC_TRIM_", "MALLOC_TOP_", "GLIBC_TUNABLES"
 
 
-def cgroup_free(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list[int]:
-    """Returns what each memory limit leaves free; bytes, unused page cache included.
-
-    `groups` has lines HIERARCHY:CONTROLLERS:PATH; version 2 names no controller. `mounted` is the
-    folder of the hierarchies; version 1 has its memory limits in `memory`.
-    """
+def cgroup_free() -> list[int]:
+    """Returns what each memory limit leaves free; bytes, unused page cache included."""
     free = [sys.maxsize]
-    for folder in _folders(groups, mounted):
+    for folder in cgroup_folders("memory"):
         for limit, usage, cache in FILES:
             with suppress(OSError, ValueError):  # a root has no such file; "max" is no number
                 used, cached = int((folder / usage).read_text()), 0
@@ -35,20 +30,6 @@ def cgroup_free(groups: Path = CGROUP_FILE, mounted: Path = CGROUP_ROOT) -> list
                     cached = int(dict(line.split(maxsplit=1) for line in lines)[cache])
                 free.append(max(0, int((folder / limit).read_text()) - used + cached))
     return free
-
-
-def _folders(groups: Path, mounted: Path) -> Iterator[Path]:
-    """Yields the folders of this process's memory groups, and of all groups around them."""
-    for line in groups.read_text().splitlines() if groups.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = mounted / controllers
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            yield folder
-            if folder == root:
-                break
 
 
 def keep_freed_memory() -> bool:

@@ -16,7 +16,7 @@ from heron.config.extras import require
 from heron.config.training import Negatives
 from heron.data.rows import Rows
 from heron.data.streams import MinedStream, table_name
-from heron.distributed.collectives import broadcast_object, gather_if_any, rank
+from heron.distributed.collectives import gather_if_any, on_main, rank
 from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.negatives import LabelPairs, hard_difference, label_difference
 from heron.models.heterogeneous import Heterogeneous
@@ -58,13 +58,7 @@ class Miner:
 
             require_gpus()
         folder = self.stream.folder
-        fault, token = self._prepare(step) if rank() == 0 else ("", "")
-        fault, token = broadcast_object((fault, token))
-        if fault:
-            raise CheckpointError(
-                f"{fault}; the batches after step {step} need it; restore it, or run with "
-                "run.resume=never to start over"
-            )
+        token = on_main(lambda: self._prepare(step))
         try:
             sees_folder = (folder / SHARED).read_text() == token
         except OSError:
@@ -76,19 +70,22 @@ class Miner:
                 "rank 0 wrote there; put run.dir on a disk that all machines share"
             )
 
-    def _prepare(self, step: int) -> tuple[str, str]:
-        """Returns what is wrong with the tables that a step needs, and the new text of `SHARED`."""
-        folder, every, fault, token = self.stream.folder, self.config.every_steps, "", uuid4().hex
+    def _prepare(self, step: int) -> str:
+        """Returns the new text of `SHARED`; CheckpointError for a table that a step needs."""
+        folder, every, token = self.stream.folder, self.config.every_steps, uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("step-*"):
             if _step(path) > step:
                 path.unlink()  # left by a run that went beyond this step
         for table_step in sorted({(step // every - 1) * every, step // every * every}):
-            if table_step > 0:
-                fault = fault or _damage(folder / table_name(table_step))
+            if table_step > 0 and (fault := _damage(folder / table_name(table_step))):
+                raise CheckpointError(
+                    f"{fault}; the batches after step {step} need it; restore it, or run with "
+                    "run.resume=never to start over"
+                )
         with naming(folder / SHARED):
             (folder / SHARED).write_text(token)
-        return fault, token
+        return token
 
     def __enter__(self) -> Self:
         """Returns the miner; leaving the context stops it."""

@@ -18,12 +18,7 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        start: int,
-        steps: int,
-        main: bool,
-        trackers: Trackers | None = None,
+        self, folder: Path, start: int, steps: int, main: bool, trackers: Trackers | None = None
     ) -> None:
         """Opens the files; drops lines of steps from `start` on, which an interrupted run left.
 

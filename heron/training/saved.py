@@ -167,8 +167,7 @@ def model_card(
 
 def _history(origin: Path | None, weights: str) -> dict[str, Any]:
     """Returns what `origin` knows of weights with this sha256: data, scores and versions."""
-    has_weights = origin is not None and (origin / WEIGHTS).exists()
-    if origin is None or not has_weights or sha256(origin / WEIGHTS) != weights:
+    if origin is None or not (origin / WEIGHTS).exists() or sha256(origin / WEIGHTS) != weights:
         return {"made_with": versions()}
     if (origin / STATE).exists():
         state = CheckpointManifest.read(origin / STATE)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -27,6 +26,7 @@ from heron.data.batches import Batch
 from heron.distributed.collectives import rank, sum_over_processes, world_size
 from heron.losses.exchange import ShardSizes
 from heron.models.heterogeneous import Features, Heterogeneous
+from heron.models.recompute import unchanged_statistics
 
 State = dict[str, Tensor]
 SCALER = "loss_scale"  # a metric; the name of its state beside those of parameters
@@ -84,7 +84,7 @@ class Strategy:
             )
             return features
 
-        with torch.no_grad(), _unchanged_statistics(self.model):
+        with torch.no_grad(), unchanged_statistics([self.model]):
             outputs = [forward(micro_batch) for micro_batch in micro]
         order = torch.cat([micro_batch.indices for micro_batch in micro]).argsort()
 
@@ -240,8 +240,12 @@ class Strategy:
         for name, parameter in self.model.named_parameters():
             if entries := _entries_of(state, name):
                 self.optimizer.state[parameter] = {
-                    key: value.clone().to(parameter) for key, value in entries.items()
+                    key: self._like(parameter, value) for key, value in entries.items()
                 } | _step_count(self.optimizer, step)
+
+    def _like(self, parameter: Tensor, full: Tensor) -> Tensor:
+        """Returns what a process holds of a full tensor that is distributed as a parameter."""
+        return full.clone().to(parameter)
 
 
 def _full_shape(parameter: Tensor) -> torch.Size:
@@ -350,17 +354,3 @@ def refuse_lonely_rows(batch: Batch, micro: Sequence[MicroBatch], names: Sequenc
             "a variance; raise data.batch or train.micro_batch, or use an encoder without batch "
             "norm"
         )
-
-
-@contextmanager
-def _unchanged_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norm normalises as in training, without updating its running statistics."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    tracked = [norm.track_running_stats for norm in norms]
-    try:
-        for norm in norms:
-            norm.track_running_stats = False
-        yield
-    finally:
-        for norm, track in zip(norms, tracked, strict=True):
-            norm.track_running_stats = track

@@ -144,13 +144,10 @@ class Trackers:
         for variable, value in environment.items():
             if variable not in os.environ:
                 os.environ[variable] = self._environment[variable] = value
-        project = PROJECT
-        if name == "tensorboard":
-            project = "tensorboard"  # the folder's name
-        elif name == "wandb":
-            project = os.environ.get("WANDB_PROJECT", PROJECT)
+        projects = {"tensorboard": "tensorboard"}  # the folder's name
+        projects["wandb"] = os.environ.get("WANDB_PROJECT", PROJECT)
         folders = [str(folder)] if kind.requires_logging_directory else []
-        tracker = kind(project, *folders, **options)
+        tracker = kind(projects.get(name, PROJECT), *folders, **options)
         tracker.start()
         # TensorBoard would add a folder at each start; trackio forgets the options at each start.
         if (new or name == "trackio") and name != "tensorboard":

@@ -4,11 +4,11 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic_core import to_json
@@ -132,19 +132,10 @@ def read_result(
     return content
 
 
-class WriteReport(Protocol):
-    """Writes the report of a run into its folder, from what its evaluation has found."""
-
-    def __call__(
-        self,
-        folder: Path,
-        config: "Config",
-        result: Mapping[str, Any],
-        predictions: "Predictions",
-        embedding: "Predictions | None",
-        reader: "Reader",
-    ) -> Path:
-        """Returns the path of the report."""
+# Writes the report of a run into its folder, from what its evaluation has found; returns its path.
+WriteReport = Callable[
+    [Path, "Config", Mapping[str, Any], "Predictions", "Predictions | None", "Reader"], Path
+]
 
 
 def wants_map(setting: Literal["auto", "always", "never"], train_seconds: float) -> bool:

@@ -47,43 +47,14 @@ from heron.training.run_log import RunLog
 from heron.training.saved import as_saved
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
-from heron.training.tracking import (
-    WriteReport,
-    map_rows,
-    wants_map,
-    write_result,
-    write_start,
-)
+from heron.training.tracking import WriteReport, map_rows, wants_map, write_result, write_start
 from heron.training.values import PendingStep, StepValues, nonfinite, refuse_nonfinite
 
 COMPILER = "inductor"  # the backend of torch.compile
 
 
-def train(
-    config: Config,
-    watchdog: Watchdog,
-    signals: StopSignals,
-    lock: RunLock,
-    write_report: WriteReport,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Runs a training job and returns its result: see `pretrain`."""
-    run = Trainer(config, watchdog, signals, write_report)
-    if config.run.resume == "never" and not overwrite:
-        refuse_finished(run.folder, config.run.resume)  # before data are built
-    run.open_data()
-    run.build_model()
-    lock.acquire(watchdog, signals.received)
-    run.resume(lock, overwrite)
-    if run.is_done:
-        return run.earlier
-    with closing(run.background):
-        run.train()
-        return run.report()
-
-
 class Trainer:
-    """One run on one process; `train` calls its methods in the order in which they stand.
+    """One run on one process; `run` calls the other methods in the order in which they stand.
 
     `start_step` steps were taken before this process began; the run ends after `steps` in all.
     """
@@ -108,6 +79,20 @@ class Trainer:
         self.pending: PendingStep | None = None
         self.scores, self.predictions, self.embedding = Scores(), UNSCORED, UNSCORED
         torch.manual_seed(config.seed)
+
+    def run(self, lock: RunLock, overwrite: bool = False) -> dict[str, Any]:
+        """Trains, and returns the result: see `pretrain`."""
+        if self.config.run.resume == "never" and not overwrite:  # before data are built
+            collectives.on_main(lambda: refuse_finished(self.folder, self.config.run.resume))
+        self.open_data()
+        self.build_model()
+        lock.acquire(self.watchdog, self.signals.received)
+        self.resume(lock, overwrite)
+        if self.is_done:
+            return self.earlier
+        with closing(self.background):
+            self.train()
+            return self.report()
 
     def open_data(self) -> None:
         """Opens the shards and the streams of rows that global batches are drawn from."""
@@ -152,11 +137,9 @@ class Trainer:
         prepare_products(self.device, precision)
         if precision == "fp64":
             model.double()
-        seen = [
-            (model.widths[view],) if view in config.frozen_views else shape
-            for view, shape in enumerate(shapes)
-        ]
-        self.peak_flops, self.step_flops = throughput.flops(model, seen, self.sizes.rows)
+        seen = dict(enumerate(shapes)) | {v: (model.widths[v],) for v in config.frozen_views}
+        flops = throughput.flops(model, [*seen.values()], self.sizes.rows)
+        self.peak_flops, self.step_flops = flops
         labelled = torch.from_numpy(streams.labelled_rows)
         objective.build_memories(RunSpec(model, labelled, labels, self._targets, terms))
         micro_batch, self.has_norm = config.train.micro_batch, has_norm(model)
@@ -204,10 +187,8 @@ class Trainer:
         if snapshot:
             self.strategy.load_optimizer(snapshot.optimizer, step)
         del snapshot  # the model and the optimiser hold its values now
-        self.evaluator = Evaluator(
-            self.streams.reader, self.views, config.evaluate, self.watchdog, plain
-        )
-        roles, write = self.streams.roles, self._write_report
+        reader, roles, write = self.streams.reader, self.streams.roles, self._write_report
+        self.evaluator = Evaluator(reader, self.views, config.evaluate, self.watchdog, plain)
         self.background = baselines.BackgroundBaselines(config, self.evaluator, roles, write)
         self.miner = None  # of hard negatives, which are read with the labelled batches
         if isinstance(stream := self.streams.labelled, MinedStream):
@@ -411,7 +392,7 @@ class Trainer:
 
     def _train_other(self, other: Config) -> dict[str, Any]:
         with RunLock(Path(other.run.dir)) as run_lock:
-            return train(other, self.watchdog, self.signals, run_lock, self.write_report)
+            return Trainer(other, self.watchdog, self.signals, self.write_report).run(run_lock)
 
     def _log_skipped(self, lost: list[dict[int, str]], refuse: bool = True) -> None:
         self.log.say(*self.skipped.add(lost))

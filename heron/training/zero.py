@@ -212,17 +212,12 @@ def _refuse_settings(settings: dict[str, Any]) -> None:
         "bf16": "train.precision=bf16 computes in bfloat16 with parameters in float32",
         "optimizer": "optim sets it",
         "scheduler": "optim.schedule sets it",
+        "gradient_clipping": "optim.clip_norm sets it",
     }
     for key, remedy in remedies.items():
         value = settings.get(key)
         enabled = value.get("enabled", True) if isinstance(value, dict) else value
-        if enabled not in (None, False, "auto"):
+        if enabled not in (None, False, "auto"):  # 0 is False
             raise TrainingError(
                 f"the DeepSpeed configuration has '{key}': {value}, but {remedy}; remove it"
             )
-    clipping = settings.get("gradient_clipping", "auto")
-    if clipping not in ("auto", 0, 0.0, None):
-        raise TrainingError(
-            f"the DeepSpeed configuration has 'gradient_clipping': {clipping}, but optim.clip_norm "
-            "sets it; remove it"
-        )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from heron.config import cores
 from heron.training.host_memory import cgroup_free
 
 
@@ -44,9 +45,15 @@ from heron.training.host_memory import cgroup_free
     ],
 )
 def test_unused_page_cache_is_free(
-    groups: str, files: dict[str, str], least: int, tmp_path: Path
+    groups: str,
+    files: dict[str, str],
+    least: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, text in {"cgroup": groups, **{f"mounted/{k}": v for k, v in files.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert min(cgroup_free(tmp_path / "cgroup", tmp_path / "mounted")) == least
+    monkeypatch.setattr(cores, "MEMBERSHIP", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "CGROUPS", tmp_path / "mounted")
+    assert min(cgroup_free()) == least
