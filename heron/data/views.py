@@ -30,6 +30,7 @@ from heron.shards.manifest import View
 REPEAT_SALT = 1_000_003
 CHOICE_SALT = 900_001  # of the draw among kept features
 PART_ROWS, MOST_PARTS = 256, 1024
+MOST_MAPPED = 128  # files of features that a process keeps open, of one table
 HEAD_BYTES = 128  # of an npy file
 GRAPHS = {
     "drop_nodes": drop_nodes,
@@ -211,6 +212,8 @@ class Embedded:
         for number, positions in positions_by_number(parts * self.variants + variants):
             path = self.file(*divmod(number, self.variants))
             if path not in self._mapped:
+                if len(self._mapped) >= MOST_MAPPED:  # each holds a descriptor: 1,024 are usual
+                    self._mapped.pop(next(iter(self._mapped)))
                 self._mapped[path] = np.load(path, mmap_mode="r", allow_pickle=False)
             out[positions] = self._mapped[path][at[positions]]
         return out

@@ -1,6 +1,7 @@
 """Rows embedded once by a frozen encoder: the numbers of the run, and what is kept of them."""
 
 import errno
+import os
 import shutil
 import signal
 import time
@@ -22,6 +23,7 @@ from heron.config.experiment import Config, dump_config, load_config, parse_conf
 from heron.data import views
 from heron.data.dataset import open_reader
 from heron.data.random_keys import rng_keys
+from heron.data.views import Embedded
 from heron.shards.errors import DiskFull
 from heron.training import frozen
 from heron.training.pretrained import locate
@@ -304,3 +306,18 @@ def test_what_init_writes_has_it_where_the_backbone_is_frozen(
     assert "4 augmented views of 40 rows of 'image' embedded once" in capsys.readouterr().out
     words = ["predict", f"{tmp_path}/run", "--data", str(given / "data"), "--out"]
     assert main([*words, f"{tmp_path}/rows.csv"]) == 0  # from pictures
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that is mapped holds a descriptor, of which a process has 1,024."""
+    monkeypatch.setattr(views, "PART_ROWS", 2)
+    monkeypatch.setattr(views, "MOST_MAPPED", 3)
+    kept = Embedded(tmp_path, np.arange(100, 140), variants=2, width=1)
+    for part, rows in enumerate(kept.parts):
+        for variant in range(2):
+            np.save(kept.file(part, variant), rows[:, None].astype("f4"))
+    before = len(os.listdir("/proc/self/fd"))
+    shuffled = np.random.default_rng(0).permutation(kept.rows)
+    for rows in np.split(shuffled, 8):
+        np.testing.assert_array_equal(kept.read(rows, rows)[:, 0], rows)
+    assert len(os.listdir("/proc/self/fd")) - before <= 3
