@@ -26,7 +26,7 @@ from tests.experiments import frames
 from tests.launch import runs
 
 OWN = '''
-import json, os, signal
+import json, os, signal, time
 from accelerate.tracking import GeneralTracker
 
 class Mine(GeneralTracker):
@@ -51,6 +51,8 @@ class Mine(GeneralTracker):
             raise ConnectionError("the network is gone")
         self.write(["log", step, values])
         if str(step) == os.environ.get("KILL_AT"):
+            while not os.path.exists(os.environ.get("SAVED", "/")):
+                time.sleep(0.05)  # a thread writes the checkpoint, while steps go on
             os.kill(os.getpid(), signal.SIGKILL)
 
     def finish(self):
@@ -87,8 +89,9 @@ def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: P
     changes: dict[str, Any] = {"tracking": ["my_lab.trackers.Mine"]}
     changes["train"] = {"steps": 9, "save_every_steps": 4}
     config, run = runs.experiment(tmp_path, "run", **changes), tmp_path / "run"
-    for at in ("2", "6", "7"):  # before a checkpoint; then steps from 4 on come again, twice
-        start(config, own, KILL_AT=at)
+    start(config, own, KILL_AT="2")  # before a checkpoint; then steps from 4 on come again, twice
+    for at in ("6", "7"):
+        start(config, own, KILL_AT=at, SAVED=str(run / "checkpoints" / "latest"))
     status, last = start(config, own)
     assert status == 0, last
     begun = [n for n, line in enumerate(lines(run)) if line[0] == "config"]
