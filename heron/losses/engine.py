@@ -93,14 +93,11 @@ def unit(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
 
 
 def unit_and_scaled(
-    views: Sequence[Float[Tensor, "batch dim"]] | Tensor, tau: float, dtype: torch.dtype
+    views: Sequence[Float[Tensor, "batch dim"]], tau: float, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "views batch dim"], Float[Tensor, "views batch dim"]]:
     """Returns the views' rows as unit vectors, `unit`, and these divided by tau, in a dtype."""
-    both: tuple[Tensor, Tensor] = _Unit.apply(  # type: ignore[no-untyped-call]
-        _at_least_float(views if isinstance(views, Tensor) else torch.stack(list(views))),
-        dtype,
-        tau,
-    )
+    stacked = views[0][None] if len(views) == 1 else torch.stack(list(views))
+    both: tuple[Tensor, Tensor] = _Unit.apply(_at_least_float(stacked), dtype, tau)  # type: ignore[no-untyped-call]
     return both
 
 
@@ -147,16 +144,12 @@ def mean_over(values: Tensor, count: int) -> Float[Tensor, ""]:
     return values.mean() if values.numel() == count else values.sum() / count
 
 
-def dense_ranks(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Returns the place of each value among the distinct ones, from 0 on, below n.
+def group_numbers(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Returns a number below n for each value, the number of smaller ones.
 
-    It is the inverse that `torch.unique` returns, whose number of distinct values the host would
-    wait for.
+    `torch.unique` would let the host wait for the number of distinct values.
     """
-    ordered, order = values.sort(stable=True)
-    ranks = torch.zeros_like(order)
-    ranks[1:] = ordered[1:] != ordered[:-1]
-    return torch.empty_like(order).scatter_(0, order, ranks.cumsum(0))
+    return torch.searchsorted(values.sort()[0], values)
 
 
 def count_members(group: Int[Tensor, " n"], groups: int) -> Int[Tensor, " groups"]:
@@ -186,7 +179,7 @@ def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]
             f"{term}: labels must be one whole number per sample, [{batch}], got {label.dtype} "
             f"{tuple(label.shape)}; take argmax(1) of one-hot labels"
         )
-    return torch.searchsorted(label.sort()[0], label)
+    return group_numbers(label)
 
 
 class _WithGradients(torch.autograd.Function):

@@ -140,7 +140,7 @@ def _weighted_supervised(
 ) -> Tensor:
     """Computes L_s of labels of 0 and 1, 0 for unknown ones; `is_known` is None if all are."""
     dtype = working_dtype(s.dtype, tau)
-    vectors, scaled = (x.flatten(0, 1) for x in unit_and_scaled(s[None], tau, dtype))
+    vectors, scaled = (x.flatten(0, 1) for x in unit_and_scaled([s], tau, dtype))
     y = y.to(dtype)
     count = y.sum(0)
     pairs = y.shape[1] * count * (count if self_pairs else count - 1)
@@ -183,8 +183,8 @@ def _by_kernels(
         """Returns D, and the loss of the pairs, of the given D if there is one."""
         sides = fused.Sides.of(a, k, *y)
         sums = fused.label_sums(a, k, *y, distance, sides=sides)
-        log_total = fused.log_sums(sums if total is None else total)
-        return sums, fused.pair_losses(a, k, log_total, *y, weight, number, distance, sides=sides)
+        total = sums if total is None else total
+        return sums, fused.pair_losses(a, k, total, *y, weight, number, distance, sides=sides)
 
     own, excluded = as_slice(rows), key_numbers(len(y), y.device)
     if self_pairs:

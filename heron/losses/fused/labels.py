@@ -28,7 +28,7 @@ def label_sums(
 
     A pair takes one product of vectors and two of labels (three in `fp16`), and in each gradient
     two of each (two and three). Sums are float32, differentiable once with respect to anchors and
-    keys, and 0 where an anchor has no negative: take their logarithm by `log_sums`.
+    keys, and 0 where an anchor has no negative.
 
     Anchors have 1 / tau inside, and |logits| < 80. Labels are 0 or 1. The distance `indicator` is 0
     where the label vectors agree, else 1; distances are exact in every `precision`, for which see
@@ -45,25 +45,6 @@ def label_sums(
     indicator, labels = distance == "indicator", anchor_y.shape[1]
     sums: Tensor = _LabelSums.apply(anchors, keys, sides, indicator, labels)  # type: ignore[no-untyped-call]
     return sums
-
-
-class _LogSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, sums: Tensor) -> Tensor:
-        ctx.save_for_backward(sums)
-        return sums.log()
-
-    @staticmethod
-    @first_derivative
-    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> Tensor:
-        (sums,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad_outputs[0] / sums.clamp(min=torch.finfo(sums.dtype).tiny)
-
-
-def log_sums(sums: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Returns the logarithm, which is -inf at 0 with gradient 0 (torch's own would be NaN)."""
-    result: Tensor = _LogSums.apply(sums)  # type: ignore[no-untyped-call]
-    return result
 
 
 @dataclass(frozen=True)
@@ -122,7 +103,8 @@ class Sides:
 
         `grad` is that of the sums, and `bound` of each anchor's effect on any key.
         """
-        from heron.losses.fused.label_kernels import label_gradient_kernel, label_slope_kernel
+        from heron.losses.fused.label_kernels import label_gradient_kernel
+        from heron.losses.fused.sum_kernels import label_slope_kernel
 
         x, y = (self.x, self.y) if of_anchors else (self.y, self.x)
         labels, d = self.label_vectors(of_anchors), x.shape[1]

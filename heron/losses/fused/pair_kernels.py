@@ -161,11 +161,12 @@ def collect_kernel(
     entry_grads,  # [entries, D]
     entry_of,  # [n, labels]: the entry of a row's label, or -1
     shares, weight,  # [entries], of anchors
+    given,  # [n, labels], of anchors: D, or log D
     power, room,  # of the vectors, and of keys' weights
     row_grads,  # [n, D]
-    d_total,  # [n, labels], of anchors: d loss / d log D
+    d_total,  # [n, labels], of anchors: its gradient
     n, labels, fold,
-    D: tl.constexpr, ROWS: tl.constexpr, OF_ANCHORS: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, OF_ANCHORS: tl.constexpr, IS_LOG: tl.constexpr,
 ):  # fmt: skip
     """Adds up the gradients of a row's entries, which are negative, in the order of the labels."""
     first = tl.program_id(0) * ROWS
@@ -180,6 +181,8 @@ def collect_kernel(
         if OF_ANCHORS:
             share = tl.load(shares + entry, mask=entry >= 0, other=0.0)
             share *= tl.load(weight + entry, mask=entry >= 0, other=0.0)
+            if not IS_LOG:  # where D is 0, so is the share
+                share /= tl.maximum(tl.load(given + place, mask=rows < n, other=1.0), 1e-37)
             tl.store(d_total + place, share, mask=rows < n)
     factor = tl.load(power)
     if not OF_ANCHORS:

@@ -18,7 +18,7 @@ from heron.losses.fused.layout import Precision
 def pair_losses(
     anchors: Float[Tensor, "anchors dim"],
     keys: Float[Tensor, "keys dim"],
-    log_total: Float[Tensor, "anchors labels"],
+    total: Float[Tensor, "anchors labels"],
     anchor_y: Num[Tensor, "anchors labels"],
     key_y: Num[Tensor, "keys labels"],
     weight: Float[Tensor, " labels"],
@@ -32,13 +32,13 @@ def pair_losses(
     .. math:: \sum_i \sum_a w_a y_{ia} \sum_{j \ne i} y_{ja}\,
               softplus(\log D_{ia} - l_{ij} - \log\sigma_{ij})
 
-    The loss is float32, differentiable once with respect to anchors, keys and log_total. Only the
+    The loss is float32, differentiable once with respect to anchors, keys and D, `total`. Only the
     sum_a |P(a)|^2 pairs inside P(a) are visited, label by label, which saves logarithms (with 40
     labels of which a row has 9, about 4 a pair instead of 40). A visited pair takes one product, or
     four with the gradient, which is computed with the loss; `hamming` takes one product of labels
     more. Until it is added up, the gradient takes (labels of a row) x dim float32 per row.
 
-    Anchors have 1 / tau inside. Where `log_total`, log D, is -inf, the loss and all gradients are
+    Anchors have 1 / tau inside. Where D is 0, the loss and all gradients are
     0. Labels are 0 or 1, with `hamming` at most 128 of them; no gradient flows to w. The key
     `anchor_number` is the anchor itself, which is no pair; -1 for none. With `hamming`,
     sigma = 1 - hamming / labels; otherwise it is 1. For `precision` and `sides` see `label_sums`.
@@ -65,9 +65,10 @@ def pair_losses(
         else (sides.x, sides.y, sides.power),
         sides=sides if distance == "hamming" else None,
         labels=anchor_y.shape[1],
+        is_log=False,
         precision=precision,
     )
-    return _apply(anchors, keys, log_total, job)
+    return _apply(anchors, keys, total, job)
 
 
 def tagged_pair_losses(
@@ -101,6 +102,7 @@ def tagged_pair_losses(
         vectors=layout.operands(anchors, keys, precision, layout.LOG2E),
         sides=None,
         labels=1,
+        is_log=True,
         precision=precision,
     )
     return _apply(anchors, keys, log_total, job)
@@ -153,6 +155,7 @@ class _Job:
     vectors: tuple[Tensor, Tensor, Tensor]
     sides: Sides | None
     labels: int
+    is_log: bool  # whether log D is given, not D
     precision: Precision
 
     @cached_property
@@ -163,10 +166,10 @@ class _Job:
         return of_anchors, of_anchors if same else self.keys.ranges_in(self.anchors)
 
 
-def _apply(anchors: Tensor, keys: Tensor, log_total: Tensor, job: _Job) -> Tensor:
-    gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (anchors, keys, log_total))
+def _apply(anchors: Tensor, keys: Tensor, total: Tensor, job: _Job) -> Tensor:
+    gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (anchors, keys, total))
     loss: Tensor = _PairLosses.apply(  # type: ignore[no-untyped-call]
-        anchors, keys, log_total, job, gradient
+        anchors, keys, total, job, gradient
     )
     return loss
 
@@ -176,25 +179,22 @@ class _PairLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        anchors: Tensor,
-        keys: Tensor,
-        log_total: Tensor,
-        job: _Job,
-        gradient: bool,
+        ctx: FunctionCtx, anchors: Tensor, keys: Tensor, total: Tensor, job: _Job, gradient: bool
     ) -> Tensor:
-        total = log_total.detach().float().reshape(-1)[job.anchors.flat_index] * layout.LOG2E
+        given = total.detach().float().reshape(-1)
+        log2 = given[job.anchors.flat_index]
+        log2 = log2 * layout.LOG2E if job.is_log else log2.log2()
         n, m, d = len(anchors), len(keys), anchors.shape[1]
         room = job.vectors[2]
         if len(job.weight):  # keeps the weights of labels or anchors in fp16's range
             room = layout.headroom(torch.linalg.vector_norm(job.weight, torch.inf))
-        losses, d_anchors, d_total = _visit(n, job, total, job.weight, None, gradient)
+        losses, d_anchors, d_total = _visit(n, job, (given, log2), None, gradient)
         if gradient:
-            _, d_keys, _ = _visit(m, job, total, job.weight * room, room, gradient)
+            _, d_keys, _ = _visit(m, job, (given, log2), room, gradient)
             ctx.save_for_backward(
                 d_anchors[:, :d].to(anchors.dtype),
                 d_keys[:, :d].to(keys.dtype),
-                d_total.view_as(log_total).to(log_total.dtype),
+                d_total.view_as(total).to(total.dtype),
             )
         return (losses * job.weight).sum(dtype=torch.float64).float()
 
@@ -207,17 +207,19 @@ class _PairLosses(torch.autograd.Function):
 
 
 def _visit(
-    count: int, job: _Job, total: Tensor, weight: Tensor, room: Tensor | None, gradient: bool
+    count: int, job: _Job, totals: tuple[Tensor, Tensor], room: Tensor | None, gradient: bool
 ) -> tuple[Tensor, ...]:
     """Visits all pairs of entries of equal tag, from the anchors, or with `room` from the keys.
 
-    `room` is a factor of the weights. Returns the losses of the anchors' entries, the gradient of
-    the side's `count` rows, and of anchors that of log D.
+    `totals` are all that were given, and log2 D of the anchors' entries; `room` is a factor of the
+    weights. Returns the losses of the anchors' entries, the gradient of the side's `count` rows,
+    and of anchors that of what was given.
     """
     from heron.losses.fused.pair_kernels import collect_kernel, pair_kernel
 
     sides = [(job.anchors, job.own_key), (job.keys, job.keys.row)]
     of_anchors, (x, y, power) = room is None, job.vectors
+    weight = job.weight if room is None else job.weight * room
     (x_entries, own_x), (y_entries, own_y) = sides if of_anchors else sides[::-1]
     x, y = (x, y) if of_anchors else (y, x)
     n, m, d = len(x_entries.row), len(y_entries.row), x.shape[1]
@@ -239,7 +241,7 @@ def _visit(
         layout.launch(
             pair_kernel, (-(-n // tile.rows), d // out if gradient else 1), tile, x,
             x, y, x_entries.row, y_entries.row, x_entries.tag, y_entries.tag, own_x, own_y,
-            *own_ranges, first, last, *labels, total, weight, losses, shares, entry_grads,
+            *own_ranges, first, last, *labels, totals[1], weight, losses, shares, entry_grads,
             n, m, link, float(job.labels),
             D=d, OUT=out, ROWS=tile.rows, COLUMNS=tile.columns, CHAIN=layout.CHAIN,
             WIDTH=0 if job.sides is None else job.sides.key.shape[1],
@@ -258,8 +260,8 @@ def _visit(
     if gradient:
         layout.launch(
             collect_kernel, (-(-count // tile.rows),), tile, x,
-            entry_grads, x_entries.entry_of, shares, weight, power, room, row_grads, d_total,
-            count, job.labels, layout.LOG2E,
-            D=d, ROWS=tile.rows, OF_ANCHORS=of_anchors,
+            entry_grads, x_entries.entry_of, shares, weight, totals[0], power, room,
+            row_grads, d_total, count, job.labels, layout.LOG2E,
+            D=d, ROWS=tile.rows, OF_ANCHORS=of_anchors, IS_LOG=job.is_log,
         )  # fmt: skip
     return losses, row_grads, d_total

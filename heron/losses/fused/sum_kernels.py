@@ -8,15 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from heron.losses.fused.tiles import (
-    add_product,
-    load_tile,
-    places,
-    power_of_two,
-    product,
-    store_part,
-    touch,
-)
+from heron.losses.fused.tiles import add_product, load_tile, product, store_part, touch
 
 
 @triton.jit
@@ -176,6 +168,24 @@ def pull_kernel(
 
 @triton.jit
 @no_type_check
+def places(rows, n, width, D: tl.constexpr):
+    """Returns the offsets of rows of `width` columns, and which of D columns they have."""
+    columns = tl.arange(0, D)
+    mask = (rows < n)[:, None] & (columns < width)[None, :]
+    return rows.to(tl.int64)[:, None] * width + columns[None, :], mask
+
+
+@triton.jit
+@no_type_check
+def power_of_two(exponent):
+    """Returns 2 to a whole number, or 1 where no float32 holds it or it is not finite."""
+    fits = (exponent > -126) & (exponent < 127)
+    whole = tl.where(fits, exponent, 0.0).to(tl.int32)
+    return ((whole + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
 def unit_kernel(
     x, vectors, scaled, length, n, width, tau, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -283,3 +293,37 @@ def slope_kernel(
         for r in tl.static_range(D):
             slope = tl.load(of_keys + rows * moments + r, mask=rows < m, other=0.0)
             tl.store(keys_scaled + r * m + rows, slope * room, mask=rows < m)
+
+
+@triton.jit
+@no_type_check
+def label_slope_kernel(
+    grad,  # [n, labels]: d loss / d sums
+    bound,  # [n], or of all rows: what its powers of two bring into fp16's range
+    power,
+    high,  # [n, WIDTH], padded
+    rest,
+    factor,  # of the gradient that they give
+    n, labels, fold,
+    WIDTH: tl.constexpr, OF_ANCHORS: tl.constexpr, TWICE: tl.constexpr, TOP: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Scales and casts the slopes of the sums, as two numbers where 8 bits are too few."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    offsets, mask = places(rows, n, labels, WIDTH)
+    values = tl.load(grad + offsets, mask=mask, other=0.0)
+    if OF_ANCHORS:
+        top = tl.load(bound + rows, mask=rows < n, other=1.0)
+        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(top, 1e-37))))
+        tl.store(factor + rows, tl.load(power) / room, mask=rows < n)
+        values *= room[:, None]
+    else:
+        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(tl.load(bound), 1e-37))))
+        values *= room
+        tl.store(factor, 1.0 / (fold * tl.load(power) * room))
+    padded = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    if TWICE:
+        cut = (values.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+        tl.store(rest + padded, (values - cut).to(rest.dtype.element_ty))
+        values = cut
+    tl.store(high + padded, values.to(high.dtype.element_ty))

@@ -97,24 +97,6 @@ def reciprocal(x):
 
 @triton.jit
 @no_type_check
-def places(rows, n, width, D: tl.constexpr):
-    """Returns the offsets of rows of `width` columns, and which of D columns they have."""
-    columns = tl.arange(0, D)
-    mask = (rows < n)[:, None] & (columns < width)[None, :]
-    return rows.to(tl.int64)[:, None] * width + columns[None, :], mask
-
-
-@triton.jit
-@no_type_check
-def power_of_two(exponent):
-    """Returns 2 to a whole number, or 1 where no float32 holds it or it is not finite."""
-    fits = (exponent > -126) & (exponent < 127)
-    whole = tl.where(fits, exponent, 0.0).to(tl.int32)
-    return ((whole + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-@no_type_check
 def touch(x_range, y_range, x_tile, x_tiles, y_tile, y_tiles):
     """Whether the numbers of two tiles have overlapping ranges; see `layout.tile_ranges`."""
     before = tl.load(x_range + x_tiles + x_tile) < tl.load(y_range + y_tile)
