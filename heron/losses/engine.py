@@ -149,6 +149,7 @@ def group_numbers(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
 
     `torch.unique` would let the host wait for the number of distinct values.
     """
+    values = values.contiguous()  # or torch warns
     return torch.searchsorted(values.sort()[0], values)
 
 

@@ -157,7 +157,7 @@ def test_what_waits_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_groups_and_counts_are_those_of_unique_and_bincount(size: int) -> None:
     values = torch.randint(-3, 4, (size,), generator=torch.Generator().manual_seed(size)) * 5
     names, expected = torch.unique(values, return_inverse=True)
-    numbers = group_numbers(values)
+    numbers = group_numbers(torch.stack([values, values], 1)[:, 0])  # torch warns of strides
     smaller = (values < names[:, None]).sum(1)
     assert torch.equal(numbers, smaller[expected])
     assert torch.equal(count_members(numbers, size), torch.bincount(numbers, minlength=size))
