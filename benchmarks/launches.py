@@ -115,7 +115,6 @@ def counting() -> Iterator[Counts]:
     with (
         mock.patch.object(layout, "launch", launch),
         mock.patch.object(layout, "require"),
-        mock.patch.object(layout, "available", lambda device: True),
         mock.patch.object(fused, "enabled", lambda device: True),
         mock.patch.object(fused, "trusted", lambda kernel, device: True),
         mock.patch.dict(engine.STRIP_ELEMENTS, on_gpu[0]),

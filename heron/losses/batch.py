@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heron.losses.engine import dense_ranks
+from heron.losses.engine import group_numbers
 from heron.losses.pairs import OwnRows, Rows
 from heron.losses.products import in_run
 
@@ -161,7 +161,7 @@ class GlobalBatch:
         if not len(self.targets):
             return self.labelled_indices
         if self.targets.shape[1] == 1:
-            return dense_ranks(self.targets[:, 0].nan_to_num(2))
+            return group_numbers(self.targets[:, 0].nan_to_num(2))
         targets = self.targets.nan_to_num(2)
         if not in_run():  # labels may be any numbers
             numbers: Tensor = torch.unique(targets, dim=0, return_inverse=True)[1]
@@ -170,5 +170,6 @@ class GlobalBatch:
         classes = torch.zeros_like(targets[:, 0], dtype=torch.int64)
         for digits in torch.split(targets.long(), DIGITS, 1):
             powers = 3 ** torch.arange(digits.shape[1] - 1, -1, -1, device=digits.device)
-            classes = dense_ranks(classes * len(targets) + dense_ranks((digits * powers).sum(1)))
+            digit = group_numbers((digits * powers).sum(1))
+            classes = group_numbers(classes * len(targets) + digit)
         return classes

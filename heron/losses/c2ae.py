@@ -145,7 +145,7 @@ def c2ae(
         ValueError: labels that are not 0 or 1.
     """
     refuse_labels(
-        (y != 0) & (y != 1),
+        lambda: (y != 0) & (y != 1),
         lambda row: f"c2ae: labels of row {row} must be 0 or 1, got {y[row].tolist()}",
     )
     own = as_slice(rows)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heron.losses import products
-from heron.losses.engine import count_members, dense_ranks, strip_elements, with_gradients
+from heron.losses.engine import count_members, group_numbers, strip_elements, with_gradients
 from heron.losses.pairs import OwnRows, Rows
 from heron.losses.products import coefficients, factors, multiply
 
@@ -51,7 +51,7 @@ class Classes:
 
     def strips(self, anchors: Tensor, keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields strips, by class, as (indices into `anchors`, indices into `keys`)."""
-        coarsest = dense_ranks(self.groups[0])
+        coarsest = group_numbers(self.groups[0])
         if not len(coarsest):
             return
         size = count_members(coarsest[keys], len(coarsest))

@@ -158,12 +158,12 @@ def mlcl(logits: Logits, ybar: Sets, *, total: int) -> Share:
 def checked_logits(logits: Tensor, ybar: Tensor) -> Tensor:
     """Checks the sets, and returns the logits in their dtype; see `ub_log` for the errors."""
     refuse_labels(
-        (ybar != 0) & (ybar != 1),
+        lambda: (ybar != 0) & (ybar != 1),
         lambda row: f"complementary labels of row {row} must be 0 or 1, got {ybar[row].tolist()}",
     )
     size = ybar.sum(1)
     refuse_labels(
-        (size < 1) | (size > ybar.shape[1] - 1),
+        lambda: (size < 1) | (size > ybar.shape[1] - 1),
         lambda row: (
             f"row {row} has {int(size[row])} complementary labels of {ybar.shape[1]} classes; it "
             f"must have 1 to {ybar.shape[1] - 1}: none says nothing, all leave no class"

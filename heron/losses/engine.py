@@ -96,9 +96,8 @@ def unit_and_scaled(
     views: Sequence[Float[Tensor, "batch dim"]], tau: float, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "views batch dim"], Float[Tensor, "views batch dim"]]:
     """Returns the views' rows as unit vectors, `unit`, and these divided by tau, in a dtype."""
-    both: tuple[Tensor, Tensor] = _Unit.apply(  # type: ignore[no-untyped-call]
-        _at_least_float(torch.stack(list(views))), dtype, tau
-    )
+    stacked = views[0][None] if len(views) == 1 else torch.stack(list(views))
+    both: tuple[Tensor, Tensor] = _Unit.apply(_at_least_float(stacked), dtype, tau)  # type: ignore[no-untyped-call]
     return both
 
 
@@ -129,18 +128,14 @@ def strip_elements(device: torch.device) -> int:
     return STRIP_ELEMENTS.get(device.type, STRIP_ELEMENTS["cuda"])
 
 
-def strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
-    """Cuts the anchors into strips of about ``STRIP_ELEMENTS`` logits each."""
-    step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys, 1))
-    for start in range(0, n_anchors, step):
-        yield slice(start, min(start + step, n_anchors))
-
-
-def triangular_strips(n_anchors: int, n_keys: int, device: torch.device) -> Iterator[slice]:
-    """Cuts a symmetric matrix, from its diagonal on, into strips of about equally many logits."""
+def strips(
+    n_anchors: int, n_keys: int, device: torch.device, *, triangular: bool = False
+) -> Iterator[slice]:
+    """Cuts the anchors into strips of about `STRIP_ELEMENTS` logits, all or from a diagonal on."""
     start = 0
     while start < n_anchors:
-        step = max(MIN_STRIP_ROWS, strip_elements(device) // max(n_keys - start, 1))
+        width = max(n_keys - (start if triangular else 0), 1)
+        step = max(MIN_STRIP_ROWS, strip_elements(device) // width)
         yield slice(start, start := min(start + step, n_anchors))
 
 
@@ -149,16 +144,13 @@ def mean_over(values: Tensor, count: int) -> Float[Tensor, ""]:
     return values.mean() if values.numel() == count else values.sum() / count
 
 
-def dense_ranks(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Returns the place of each value among the distinct ones, from 0 on, below n.
+def group_numbers(values: Shaped[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Returns a number below n for each value, the number of smaller ones.
 
-    It is the inverse that `torch.unique` returns, whose number of distinct values the host would
-    wait for.
+    `torch.unique` would let the host wait for the number of distinct values.
     """
-    ordered, order = values.sort(stable=True)
-    ranks = torch.zeros_like(order)
-    ranks[1:] = ordered[1:] != ordered[:-1]
-    return torch.empty_like(order).scatter_(0, order, ranks.cumsum(0))
+    values = values.contiguous()  # or torch warns
+    return torch.searchsorted(values.sort()[0], values)
 
 
 def count_members(group: Int[Tensor, " n"], groups: int) -> Int[Tensor, " groups"]:
@@ -166,12 +158,14 @@ def count_members(group: Int[Tensor, " n"], groups: int) -> Int[Tensor, " groups
     return group.new_zeros(groups).index_add_(0, group, torch.ones_like(group))
 
 
-def refuse_labels(wrong: Bool[Tensor, "rows ..."], message: Callable[[int], str]) -> None:
+def refuse_labels(
+    find_wrong: Callable[[], Bool[Tensor, "rows ..."]], message: Callable[[int], str]
+) -> None:
     """Raises ValueError with the message of the first row where anything is wrong.
 
-    A run's labels were checked when its data were read: there the host does not wait to look.
+    A run's labels were checked when its data were read: there nothing is computed to look.
     """
-    if products.in_run() or not wrong.any():
+    if products.in_run() or not (wrong := find_wrong()).any():
         return
     raise ValueError(message(int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])))
 
@@ -186,7 +180,7 @@ def class_numbers(label: Tensor, batch: int, term: str) -> Int[Tensor, " batch"]
             f"{term}: labels must be one whole number per sample, [{batch}], got {label.dtype} "
             f"{tuple(label.shape)}; take argmax(1) of one-hot labels"
         )
-    return torch.searchsorted(label.sort()[0], label)
+    return group_numbers(label)
 
 
 class _WithGradients(torch.autograd.Function):

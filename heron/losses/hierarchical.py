@@ -11,7 +11,7 @@ from torch import Tensor
 from heron.config.terms import Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.classes import Classes, class_losses, largest_pairs
-from heron.losses.engine import count_members, dense_ranks, unit_and_scaled, working_dtype
+from heron.losses.engine import count_members, group_numbers, unit_and_scaled, working_dtype
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import LossError, as_groups, is_whole, shown
 from heron.losses.mirroring import Mirroring, gather_anchor_values, mirrored_sums
@@ -128,9 +128,9 @@ def hierarchical(
     keys, paths = join_views(vectors, present), join_views([levels] * len(z), present)
     positions = key_numbers(len(paths), keys.device)
     own = own_row_positions(batch, len(z), present, own_rows, keys.device)
-    groups = [dense_ranks(paths[:, 0])]
+    groups = [group_numbers(paths[:, 0])]
     for level in paths.T[1:]:
-        groups.append(dense_ranks(groups[-1] * len(paths) + dense_ranks(level)))
+        groups.append(group_numbers(groups[-1] * len(paths) + group_numbers(level)))
     classes = Classes(groups, _weight(groups, penalty).to(dtype), own, soft=False)
     mirroring = Mirroring.of(rows, batch, [0], [0], [range(len(z))], present)
     anchors = join_views(scaled, present, own_rows)

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from heron.distributed.derivatives import first_derivative
 from heron.losses import fused
-from heron.losses.engine import strip_elements, strips, triangular_strips
+from heron.losses.engine import strip_elements, strips
 from heron.losses.pairs import OwnRows, Pairs, Present, Rows, gather_head_values, is_fused, summands
 from heron.losses.products import (
     Factor,
@@ -295,8 +295,7 @@ def _strips(
             continue
         symmetric = one_process and m == h
         buffer = a.new_empty(0)
-        size = len(a), len(k), a.device
-        for rows in triangular_strips(*size) if symmetric else strips(*size):
+        for rows in strips(len(a), len(k), a.device, triangular=symmetric):
             first = rows.start if symmetric else 0
             count = (rows.stop - rows.start) * (len(k) - first)
             if not known and len(buffer) < count:

@@ -89,11 +89,9 @@ def _numbers(
         )
 
 
-@lru_cache(maxsize=32)
 def key_numbers(count: int, device: torch.device) -> Int32[Tensor, " keys"]:
     """Returns the numbers from 0 on, made once."""
-    with torch.inference_mode(False):
-        return layout.constant(torch.arange(count, dtype=torch.int32, device=device))
+    return numbers_of(count, 1, slice(None), device).keys
 
 
 def own_row_positions(

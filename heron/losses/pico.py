@@ -16,7 +16,7 @@ from heron.data.graphs import group_sums
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import TrainingSetLoss, complementary_columns
 from heron.losses.contrast import contrast
-from heron.losses.engine import unit, working_dtype
+from heron.losses.engine import count_members, unit, working_dtype
 from heron.losses.inputs import RowCounts
 from heron.losses.mirroring import Mirroring
 from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, MomentumQueue, one_hot_like
@@ -65,14 +65,17 @@ class Disambiguation(nn.Module):
         mu_c = Normalize(gamma mu_c + (1 - gamma) q), where c is the sample's class. Round r takes
         the r-th sample of every class at once, so only samples of one class are sequential.
         """
-        order = classes.argsort(stable=True)
-        count = torch.bincount(classes, minlength=len(self.prototypes))
-        first = count.cumsum(0) - count
-        for r in range(int(count.max()) if len(classes) else 0):
-            updated = (count > r).nonzero()[:, 0]
-            sample = q[order[first[updated] + r]].to(self.prototypes)
-            moved = self.gamma * self.prototypes[updated] + (1 - self.gamma) * sample
-            self.prototypes[updated] = F.normalize(moved, dim=1)
+        if not len(classes):
+            return
+        count = count_members(classes, len(self.prototypes))
+        round_of = torch.arange(int(count.max()), device=classes.device)[:, None]
+        place = (count.cumsum(0) - count + round_of).clamp_(max=len(classes) - 1)
+        sample, has_one = classes.argsort(stable=True)[place], (round_of < count)[:, :, None]
+        now, q = self.prototypes, (1 - self.gamma) * q.to(self.prototypes)
+        for r in range(len(round_of)):
+            moved = F.normalize(self.gamma * now + q[sample[r]], dim=1)
+            now = torch.where(has_one[r], moved, now)
+        self.prototypes.copy_(now)
 
     @torch.no_grad()
     def update_targets(
@@ -294,7 +297,7 @@ def pico(
     # As in `supcon`, log f is linear in the positive: a product with the sum of the class.
     mirroring = Mirroring.of(rows, len(q), [0], [0], [[0]])
     count = int(pool_classes.max()) + 1 if len(pool_classes) else 0
-    positives = (torch.bincount(pool_classes, minlength=count)[own_classes] - 1).to(dtype)
+    positives = (count_members(pool_classes, count)[own_classes] - 1).to(dtype)
     positive_sum = group_sums(pool, pool_classes, count)[own_classes] - anchors
     attraction = (anchors * positive_sum).sum(1) / (tau * positives)
     if mirroring is not None:  # the gradient of a query as a positive of its class's queries, too

@@ -14,7 +14,7 @@ from heron.losses.engine import unit, working_dtype
 from heron.losses.families import InputLoss
 from heron.losses.loss import projection_spec
 from heron.losses.mirroring import Mirroring, mirrored_sums
-from heron.losses.pairs import OwnRows, Pairs, Rows, as_slice
+from heron.losses.pairs import OwnRows, Pairs, Rows, as_slice, numbers_of
 from heron.losses.unsupervised import WeightNet
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
@@ -113,7 +113,8 @@ def single_view_unsupervised(
         ValueError: tau <= 0.
     """
     dtype, batch = working_dtype(z[0].dtype, tau), len(z[0])
-    samples, own = torch.arange(batch, device=z[0].device), as_slice(rows)
+    own = as_slice(rows)
+    numbers = numbers_of(batch, 1, own, z[0].device)
     mean = 1 / (len(z) * max(batch, 1))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
@@ -130,9 +131,9 @@ def single_view_unsupervised(
         pairs = Pairs(
             [head[own] for head in anchors],
             keys,
-            anchor_tag=samples[own],
-            key_tag=samples,
-            exclude=samples[own, None],
+            anchor_tag=numbers.anchors,
+            key_tag=numbers.keys,
+            exclude=numbers.own_keys,
         )
         positives = [(a * v)[own].sum(1, keepdim=True) / tau]
         if mirroring is None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -105,10 +104,9 @@ def supcon(
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         attraction, positive_count = per_anchor
-        has_positive = positive_count > 0
-        total = torch.where(has_positive, sums[:, 0], 1.0)
-        loss = torch.where(has_positive, total.log() - attraction, 0.0)
-        return mean_over(loss, max(len(classes), 1))
+        alone = positive_count == 0
+        loss = sums[:, 0].masked_fill(alone, 1.0).log() - attraction
+        return mean_over(loss.masked_fill(alone, 0.0), max(len(classes), 1))
 
     tags = key_numbers(len(classes), keys.device)
     own_tags = tags if len(own) == len(tags) else own.int()

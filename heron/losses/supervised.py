@@ -15,13 +15,13 @@ from heron.losses.engine import (
     blockwise,
     refuse_labels,
     strips,
-    unit,
+    unit_and_scaled,
     with_gradients,
     working_dtype,
 )
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import as_columns
-from heron.losses.pairs import OwnRows, Rows, as_slice, is_fused
+from heron.losses.pairs import OwnRows, Rows, as_slice, is_fused, key_numbers, rows_of
 
 Distance = Literal["hamming", "indicator"]
 
@@ -140,25 +140,27 @@ def _weighted_supervised(
 ) -> Tensor:
     """Computes L_s of labels of 0 and 1, 0 for unknown ones; `is_known` is None if all are."""
     dtype = working_dtype(s.dtype, tau)
-    s = unit(s).to(dtype)
+    vectors, scaled = (x.flatten(0, 1) for x in unit_and_scaled([s], tau, dtype))
     y = y.to(dtype)
     count = y.sum(0)
-    pairs = count * (count if self_pairs else count - 1)
-    weight = torch.where(pairs > 0, 1 / (y.shape[1] * pairs.clamp(min=1)), 0.0)
-    use_kernels = is_known is None and is_fused(s, "labels") and y.shape[1] <= fused.WIDEST_SIDE
+    pairs = y.shape[1] * count * (count if self_pairs else count - 1)
+    weight = pairs.reciprocal_().nan_to_num_(posinf=0.0, neginf=0.0)  # of no pair: 0
+    use_kernels = (
+        is_known is None and is_fused(vectors, "labels") and y.shape[1] <= fused.WIDEST_SIDE
+    )
     if use_kernels:
-        return _by_kernels(s, y, weight, tau, distance, self_pairs, rows)
+        return _by_kernels(vectors, scaled, y, weight, distance, self_pairs, rows)
     known, own = None if is_known is None else is_known.to(dtype), as_slice(rows)
     excluded = None if self_pairs else torch.arange(len(y), device=y.device)[own]
     rule = _PairRule(y, weight, distance, known, own, excluded)
     if not isinstance(rows, OwnRows):
-        return blockwise(rule, [s[own] / tau], [s])
-    return _shared_pairs(s[own] / tau, s.detach(), rule, rows)
+        return blockwise(rule, [scaled[own]], [vectors])
+    return _shared_pairs(scaled[own], vectors.detach(), rule, rows)
 
 
 def _refuse_other_labels(y: Tensor) -> None:
     refuse_labels(
-        (y != 0) & (y != 1),
+        lambda: (y != 0) & (y != 1),
         lambda row: (
             f"weighted_supervised: labels of row {row} must be 0 or 1 for each label, classes "
             f"one-hot, got {y[row].tolist()}"
@@ -167,34 +169,39 @@ def _refuse_other_labels(y: Tensor) -> None:
 
 
 def _by_kernels(
-    s: Tensor,
+    vectors: Tensor,
+    scaled: Tensor,
     y: Tensor,
     weight: Tensor,
-    tau: float,
     distance: Distance,
     self_pairs: bool,
     rows: Rows,
 ) -> Tensor:
-    own = as_slice(rows)
-    row_numbers = torch.arange(len(y), dtype=torch.int32, device=y.device)
-    excluded = torch.full_like(row_numbers, -1) if self_pairs else row_numbers
-    anchors, keys = s[own] / tau, s.detach() if isinstance(rows, OwnRows) else s
-    sums = fused.label_sums(anchors, keys, y[own], y, distance)
-    total = fused.log_sums(sums)
-    loss = fused.pair_losses(anchors, keys, total, y[own], y, weight, excluded[own], distance)
+    def sums_and_loss(
+        a: Tensor, k: Tensor, y: tuple[Tensor, Tensor], number: Tensor, total: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns D, and the loss of the pairs, of the given D if there is one."""
+        sides = fused.Sides.of(a, k, *y)
+        sums = fused.label_sums(a, k, *y, distance, sides=sides)
+        total = sums if total is None else total
+        return sums, fused.pair_losses(a, k, total, *y, weight, number, distance, sides=sides)
+
+    own, excluded = as_slice(rows), key_numbers(len(y), y.device)
+    if self_pairs:
+        excluded = torch.full_like(excluded, -1)
+    own_y, anchors = rows_of(y, own), rows_of(scaled, own)
+    keys = vectors.detach() if isinstance(rows, OwnRows) else vectors
+    sums, loss = sums_and_loss(anchors, keys, (own_y, y), excluded[own])
     if not isinstance(rows, OwnRows) or not torch.is_grad_enabled():
         return loss
     # `as_keys` adds the gradient of own rows as keys of all anchors, but no value.
     (d_sums,) = torch.autograd.grad(loss, sums, retain_graph=True)
     all_sums, d_sums = rows.gather(torch.cat([sums.detach(), d_sums], 1)).chunk(2, 1)
-    all_anchors, own_keys, own_y = s.detach() / tau, s[own], y[own]
     is_own = (excluded >= own.start) & (excluded < own.stop)
     excluded = torch.where(is_own, excluded - own.start, -1)
-    as_keys = (fused.label_sums(all_anchors, own_keys, y, own_y, distance) * d_sums).sum()
-    total = fused.log_sums(all_sums)
-    as_keys = as_keys + fused.pair_losses(
-        all_anchors, own_keys, total, y, own_y, weight, excluded, distance
-    )
+    of_keys = scaled.detach(), vectors[own], (y, own_y), excluded, all_sums
+    sums, as_keys = sums_and_loss(*of_keys)
+    as_keys = as_keys + (sums * d_sums).sum()
     return loss + as_keys - as_keys.detach()
 
 
@@ -211,7 +218,8 @@ def _shared_pairs(anchors: Tensor, keys: Tensor, rule: "_PairRule", rows: OwnRow
         x, y = products.factors(anchors, keys)
         for strip in all_strips:
             logits = products.logits(x[strip], y)
-            share, own_sums[0, strip], own_sums[1, strip] = rule.loss_and_gradient(strip, logits)
+            weighted = rule.weighted(strip, logits)
+            share, own_sums[0, strip], own_sums[1, strip] = rule.loss_and_gradient(strip, *weighted)
             loss += share
         gradient = torch.zeros_like(anchors)
         if anchors.requires_grad:
@@ -272,9 +280,17 @@ class _PairRule:
         self, rows: slice, logits: Sequence[Tensor], per_anchor: Sequence[Tensor]
     ) -> RuleResult:
         repulsion, inverse = self.weighted(rows, logits[0])
-        total = repulsion @ self.negative  # D, anchors x labels
-        loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
         attraction = torch.zeros_like(inverse)
+        loss, _, d_total = self.loss_and_gradient(rows, repulsion, inverse, attraction)
+        d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
+        return loss, [d_logits], []
+
+    def loss_and_gradient(
+        self, rows: slice, repulsion: Tensor, inverse: Tensor, attraction: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns a strip's loss, D, [anchors, labels], and d loss / d D; adds to `attraction`."""
+        total = repulsion @ self.negative
+        loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
         for a, weight, anchors, _, flat_index in self.pairs(rows):
             d = total[:, a].index_select(0, anchors)[:, None]
             pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
@@ -282,21 +298,8 @@ class _PairRule:
             loss += ratio.log1p().sum() * weight
             d_pairs = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
             d_total[:, a].index_copy_(0, anchors, d_pairs.sum(1))
-            attraction.view(-1).scatter_add_(0, flat_index, d_pairs.mul_(d).view(-1))  # x / (1 + x)
-        d_logits = (d_total @ self.negative.T).mul_(repulsion).sub_(attraction)
-        return loss, [d_logits], []
-
-    def loss_and_gradient(self, rows: slice, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns a strip's loss, D, and d loss / d D."""
-        repulsion, inverse = self.weighted(rows, logits)
-        total = repulsion @ self.negative
-        loss, d_total = inverse.new_zeros(()), torch.zeros_like(total)
-        for a, weight, anchors, _, flat_index in self.pairs(rows):
-            pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
-            ratio = pair_inverse * total[:, a].index_select(0, anchors)[:, None]
-            loss += ratio.log1p().sum() * weight
-            d_label = pair_inverse.div_(ratio.add_(1)).sum(1).mul_(weight)
-            d_total[:, a].index_copy_(0, anchors, d_label)
+            if attraction is not None:  # x / (1 + x)
+                attraction.view(-1).scatter_add_(0, flat_index, d_pairs.mul_(d).view(-1))
         return loss, total, d_total
 
     def logit_gradient(

@@ -126,7 +126,7 @@ def test_pair_losses_are_the_dense_ones(distance: Any, n: int, m: int, d: int, c
     key_y[number.clamp(min=0).long()] = anchor_y
     options = (anchor_y, key_y, weight, number)
     assert_same(
-        lambda a, k, t: fused.pair_losses(a, k, t, *options, distance, "ieee"),
+        lambda a, k, t: fused.pair_losses(a, k, t.exp(), *options, distance, "ieee"),
         lambda a, k, t: dense_pairs(a, k, t, *options, distance),
         [draw(n, d, 1), draw(m, d, 2), draw(c, n, 7).detach().T.requires_grad_()],  # strided
     )
@@ -182,7 +182,7 @@ def test_without_a_negative_the_loss_is_zero() -> None:
     assert (sums[:, 0] == 0).all()
     weight, number = torch.tensor([1.0, 0.0], device=DEVICE), integers(9, 11, 5)
     loss = fused.pair_losses(
-        anchors, keys, fused.log_sums(sums), anchor_y, key_y, weight, number, "hamming", "ieee"
+        anchors, keys, sums, anchor_y, key_y, weight, number, "hamming", "ieee"
     )
     assert loss.item() == 0
     for gradient in torch.autograd.grad(loss, [anchors, keys]):
@@ -199,7 +199,7 @@ def test_no_anchors_or_no_keys_give_zeros(n: int, m: int) -> None:
         fused.exponential_sums(a, k),
         fused.exponential_sums(a, k, moments=(2.0, 1.0)),
         fused.label_sums(a, k, *y, "hamming"),
-        fused.pair_losses(a, k, total, *y, torch.ones(3, device=DEVICE), number, "hamming"),
+        fused.pair_losses(a, k, total.exp(), *y, torch.ones(3, device=DEVICE), number, "hamming"),
         fused.tagged_pair_losses(a, k, total[:, 0], *tags, number, ones),
     ]
     assert [list(x.shape) for x in results] == [[n, 1], [n, 2], [n, 3], [], []]
@@ -215,7 +215,7 @@ def test_labels_without_a_pair_give_zero() -> None:
     none = torch.zeros(7, 3, device=DEVICE)
     options = torch.ones(3, device=DEVICE), integers(5, 7, 4)
     for anchor_y in (none[:5], none[:5] + 1):
-        loss = fused.pair_losses(a, k, total, anchor_y, none, *options, "none")
+        loss = fused.pair_losses(a, k, total.exp(), anchor_y, none, *options, "none")
         assert loss.item() == 0
         for gradient in torch.autograd.grad(loss, [a, k, total]):
             assert (gradient == 0).all()

@@ -28,7 +28,7 @@ def test_coarse_products(precision: Any, bound: float) -> None:
         bound,
     )
     cases.assert_same(
-        lambda a, k, t: fused.pair_losses(a, k, t, *y, weight, number, "hamming", precision),
+        lambda a, k, t: fused.pair_losses(a, k, t.exp(), *y, weight, number, "hamming", precision),
         lambda a, k, t: cases.dense_pairs(a, k, t, *y, weight, number, "hamming"),
         [*vectors, cases.draw(37, 5, 3)],
         bound,
@@ -59,7 +59,7 @@ def test_two_runs_agree_to_the_last_bit() -> None:
     def run() -> list[Tensor]:
         sums = fused.exponential_sums(a, k, moments=(1.5, 0.5))
         repulsion = fused.label_sums(a, k, *y, "hamming")
-        loss = fused.pair_losses(a, k, total, *y, weight, number, "hamming")
+        loss = fused.pair_losses(a, k, total.exp(), *y, weight, number, "hamming")
         everything = sums.sum() + repulsion.sum() + loss
         return [sums, repulsion, loss, *torch.autograd.grad(everything, [a, k, total])]
 
@@ -134,7 +134,7 @@ def test_fp16_holds_any_loss(size: float, span: float) -> None:
         terms(lambda x, z: cases.dense_sums(x, z, moments=(1.0,), **of_tags), repelled),
     )
     close(
-        lambda x, z, t: fused.pair_losses(x, z, t, *y, weight, number, "hamming", "fp16"),
+        lambda x, z, t: fused.pair_losses(x, z, t.exp(), *y, weight, number, "hamming", "fp16"),
         lambda x, z, t: cases.dense_pairs(x, z, t, *y, weight, number, "hamming"),
         cases.draw(37, 5, 3),
     )

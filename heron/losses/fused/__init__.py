@@ -11,7 +11,7 @@ inside a class; `enabled` says whether to use them, and `trusted` whether one gi
 """
 
 from heron.losses.fused.guard import Kernel, check_all, distrust, reasons, trusted
-from heron.losses.fused.labels import label_sums, log_sums
+from heron.losses.fused.labels import Sides, label_sums
 from heron.losses.fused.layout import (
     PRECISION,
     WIDEST,
@@ -35,6 +35,7 @@ __all__ = [
     "Kernel",
     "Operands",
     "Precision",
+    "Sides",
     "available",
     "balance",
     "check_all",
@@ -44,7 +45,6 @@ __all__ = [
     "exponential_sums",
     "headroom",
     "label_sums",
-    "log_sums",
     "mutual_operands",
     "pair_losses",
     "reasons",

@@ -21,7 +21,7 @@ from torch import Tensor
 from heron.config.errors import TrainingError
 from heron.config.shipped import __version__
 from heron.losses.fused import layout, switch
-from heron.losses.fused.labels import label_sums, log_sums
+from heron.losses.fused.labels import label_sums
 from heron.losses.fused.layout import unit_gradient, unit_rows
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
 from heron.losses.fused.sums import exponential_sums, mutual_operands
@@ -199,14 +199,14 @@ def _labels(device: torch.device, precision: layout.Precision) -> tuple[list[Ten
     weight = weight.to(device)
 
     def by_kernel(a: Tensor, k: Tensor) -> Tensor:
-        total = log_sums(label_sums(a, k, y, y[:KEYS], "hamming", precision))
+        total = label_sums(a, k, y, y[:KEYS], "hamming", precision)
         return pair_losses(a, k, total, y, y[:KEYS], weight, own, "hamming", precision)
 
     def dense(a: Tensor, k: Tensor) -> Tensor:
         exact = y.double()
         logits = a @ k.T
         distance = (exact[:, None] != exact[None, :KEYS]).double().sum(2)
-        total = log_sums((distance * logits.exp()) @ (1 - exact[:KEYS]))
+        total = ((distance * logits.exp()) @ (1 - exact[:KEYS])).log()
         sigma = 1 - distance / LABELS
         other = own[:, None] != own[:KEYS]
         loss = logits.new_zeros(())

@@ -27,24 +27,16 @@ def distances(x_label, y_label, x_size, y_size, INDICATOR: tl.constexpr):
 @triton.jit
 @no_type_check
 def label_sum_kernel(
-    anchors,
-    keys,
-    anchor_label,  # [n, WIDTH]: y
-    key_label,  # [m, WIDTH]: 1 - y
-    anchor_size,  # [n]: -|y|
-    key_size,  # [m]: |y|
+    anchors, keys,
+    anchor_label, key_label,  # [n, WIDTH]: y, and [m, WIDTH]: 1 - y
+    anchor_size, key_size,  # [n]: -|y|, and [m]: |y|
     sums,  # [splits, n, WIDTH]
     n,
-    begin,  # the keys of this launch
-    end,
+    begin, end,  # the keys of this launch
     per_split,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    INDICATOR: tl.constexpr,
-    TWICE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    D: tl.constexpr, WIDTH: tl.constexpr, INDICATOR: tl.constexpr, TWICE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Computes the sums of a block of anchors over a range of keys."""
     first, split = tl.program_id(0) * ROWS, tl.program_id(1)
     rows = first + tl.arange(0, ROWS)
@@ -73,28 +65,16 @@ def label_sum_kernel(
 @triton.jit
 @no_type_check
 def label_gradient_kernel(
-    x_vectors,
-    y_vectors,
-    x_label,
-    y_label,
-    x_size,
-    y_size,
+    x_vectors, y_vectors, x_label, y_label, x_size, y_size,
     anchor_grad,  # [anchors, WIDTH]: the gradient of the sums, in the labels' type
     anchor_rest,  # [anchors, WIDTH]: what that type rounds off
     gradient,  # [splits, n, D]
     n,  # rows of x
-    begin,  # the rows of y of this launch
-    end,
+    begin, end,  # the rows of y of this launch
     per_split,
-    D: tl.constexpr,
-    OUT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    INDICATOR: tl.constexpr,
-    ROWS_ARE_ANCHORS: tl.constexpr,
-    TWICE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    D: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr, INDICATOR: tl.constexpr,
+    ROWS_ARE_ANCHORS: tl.constexpr, TWICE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Computes the gradient of a block of x by a loop over y: anchors over keys, or the reverse."""
     first, split = tl.program_id(0) * ROWS, tl.program_id(1)
     first_out = tl.program_id(2) * OUT  # first column of the gradient: 512 do not fit the registers

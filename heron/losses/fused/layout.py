@@ -10,9 +10,8 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
-from heron.losses.fused.switch import available, interpreted, require
+from heron.losses.fused.switch import interpreted, require
 
 Precision = Literal["fp16", "bf16", "ieee"]
 PRECISION = "HERON_PRECISION"
@@ -163,24 +162,12 @@ def operands(
     brings their largest elements together: the error of an element is 2^-12 of itself or 2^-25,
     whichever is more. x is also multiplied by `factor`. Returns x, y and the power of two.
     """
-    x, y = x.detach().float(), y.detach().float()
-    if available(x.device) and not (interpreted() and precision == "bf16"):
-        return _cast(x, y, precision, factor)
-    x = x * factor
-    power = balance(x, y) if precision == "fp16" else x.new_ones(())
-    if precision == "fp16":
-        x, y = x * power, y / power
-    return cast_and_pad(x, precision), cast_and_pad(y, precision), power
-
-
-def _cast(
-    x: Tensor, y: Tensor, precision: Precision, factor: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what `operands` does, by one kernel and one maximum of each side."""
     from heron.losses.fused.sum_kernels import cast_kernel
 
-    balanced = precision == "fp16" and min(x.numel(), y.numel()) > 0
-    dtype = {"fp16": torch.half, "bf16": torch.bfloat16, "ieee": torch.float32}[precision]
+    x, y = x.detach().float(), y.detach().float()
+    balanced, dtype = precision == "fp16" and min(x.numel(), y.numel()) > 0, type_of(precision)
+    if interpreted() and precision == "bf16":  # which it would multiply as whole numbers
+        x, y, factor = (x * factor).bfloat16().float(), y.bfloat16().float(), 1.0
     width, power = whole(x.shape[1]), x.new_empty(())
     a, k = (x.new_empty(len(v) + -len(v) % TALLEST, width, dtype=dtype) for v in (x, y))
     top = [torch.linalg.vector_norm(v, torch.inf) if balanced else power for v in (x, y)]
@@ -193,6 +180,13 @@ def _cast(
         D=width, ROWS=rows, BALANCED=balanced,
     )  # fmt: skip
     return a, k, power
+
+
+def type_of(precision: Precision) -> torch.dtype:
+    """Returns the type of products; the interpreter has bf16's numbers in float32."""
+    if precision == "fp16":
+        return torch.half
+    return torch.float32 if precision == "ieee" or interpreted() else torch.bfloat16
 
 
 def unit_rows(x: Float[Tensor, "rows dim"], tau: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -264,24 +258,13 @@ def balance(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((root > 0) & root.isfinite(), root, one)
 
 
-def cast_and_pad(x: Tensor, precision: Precision) -> Tensor:
-    """Casts a float32 matrix to the products' dtype, and pads it with zeros to whole tiles."""
-    columns = whole(x.shape[1])
-    if precision == "fp16":
-        x = x.half()
-    elif precision == "bf16":
-        # The interpreter would multiply the bits of bfloat16 as integers.
-        x = x.bfloat16().float() if interpreted() else x.bfloat16()
-    return pad(x, (0, columns - x.shape[1], 0, -len(x) % TALLEST)).contiguous()
-
-
 def headroom(bound: Tensor) -> Tensor:
     """Returns powers of two that bring numbers of up to `bound` below 2^14, for fp16.
 
     The error of a coefficient is then 2^-12 of itself or 2^-38 of its bound, whichever is more.
     """
-    power = torch.exp2(TOP - bound.log2().ceil())
-    return torch.where((power > 0) & power.isfinite(), power, 1.0)
+    # `exponent` of numbers that are not finite may be any.
+    return torch.exp2(TOP - torch.frexp(bound).exponent.clamp(-112, 128))
 
 
 def constant(numbers: Tensor) -> Tensor:
@@ -297,11 +280,16 @@ def tile_ranges(numbers: Tensor, size: int) -> Tensor:
 
 
 def _tile_ranges(numbers: Tensor, size: int) -> Tensor:
-    padded = pad(numbers, (0, -len(numbers) % size))
-    if len(numbers):
-        padded[len(numbers) :] = numbers[-1]
-    low, high = padded.view(-1, size).aminmax(dim=1)
-    return torch.stack([low, high])
+    from heron.losses.fused.sum_kernels import range_kernel
+
+    numbers = numbers.contiguous()
+    ranges = numbers.new_empty(2, -(-len(numbers) // size))
+    tile = Tiling(size, 1, 1, 1)
+    launch(
+        range_kernel, (ranges.shape[1],), tile, numbers,
+        numbers, ranges, len(numbers), ranges.shape[1], ROWS=size,
+    )  # fmt: skip
+    return ranges
 
 
 _kept_ranges = functools.lru_cache(maxsize=64)(_tile_ranges)

@@ -34,18 +34,19 @@ def log1p(x):
 @triton.jit
 @no_type_check
 def only_pairs(
-    tile, x_tag, y_tag, x_own, y_own, x_range, y_range, x_ranges, y_ranges, x_tile, x_tiles,
-    y_tiles, column, stop, COLUMNS: tl.constexpr,
+    tile, x_tags, x_tag, y_tag, x_own, y_own, x_ranges, y_ranges, x_tile, n, m, column, stop,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sets log2(D / f) of a tile to -inf for other labels and for the anchor itself.
 
-    Most tiles lie within one label and off the diagonal: they skip the comparisons.
+    Most tiles lie within one label and off the diagonal: they skip the comparisons. Tags ascend.
     """
-    y_tile = column // COLUMNS
-    low, high = tl.load(y_range + y_tile), tl.load(y_range + y_tiles + y_tile)
-    special = (low != high) | (low != tl.load(x_range + x_tile)) | (column + COLUMNS > stop)
-    special = special | (low != tl.load(x_range + x_tiles + x_tile))
-    special = special | touch(x_ranges, y_ranges, x_tile, x_tiles, y_tile, y_tiles)
+    low, high = tl.load(y_tag + column), tl.load(y_tag + tl.minimum(column + COLUMNS, m) - 1)
+    first, last = x_tile * ROWS, tl.minimum(x_tile * ROWS + ROWS, n) - 1
+    special = (low != high) | (low != tl.load(x_tags + first)) | (column + COLUMNS > stop)
+    special = special | (low != tl.load(x_tags + last))
+    x_tiles, y_tiles = tl.cdiv(n, ROWS), tl.cdiv(m, COLUMNS)
+    special = special | touch(x_ranges, y_ranges, x_tile, x_tiles, column // COLUMNS, y_tiles)
     if special:
         columns = column + tl.arange(0, COLUMNS)
         inside = columns < stop
@@ -83,8 +84,7 @@ def pair_kernel(
     x_row, y_row,  # [n], [m]: the row of the vectors that an entry stands for
     x_tag, y_tag,  # [n], [m], ascending
     x_own, y_own,  # of a key its row, of an anchor the key row that is itself: no pair where equal
-    x_tags, y_tags,  # [2, tiles]: least and largest tag of a tile
-    x_owns, y_owns,  # [2, tiles]: the same of x_own and y_own
+    x_owns, y_owns,  # [2, tiles]: least and largest of a tile
     first_y,  # [n]: the entries of y that share an entry's tag start here
     last_y,  # [n]: and end before this
     x_label, y_label,  # [rows, WIDTH], as label_kernels takes them
@@ -127,8 +127,8 @@ def pair_kernel(
         if not ROWS_ARE_ANCHORS:
             total = tl.load(log_total + columns, mask=y_inside, other=0.0)[None, :]
         tile = only_pairs(
-            total - product(x, y), tag, y_tag, own, y_own, x_tags, y_tags, x_owns, y_owns,
-            block, tl.cdiv(n, ROWS), tl.cdiv(m, COLUMNS), column, stop, COLUMNS,
+            total - product(x, y), x_tag, tag, y_tag, own, y_own, x_owns, y_owns,
+            block, n, m, column, stop, ROWS, COLUMNS,
         )  # fmt: skip
         ratio = tl.exp2(tile)
         if HAMMING:
@@ -160,19 +160,31 @@ def pair_kernel(
 def collect_kernel(
     entry_grads,  # [entries, D]
     entry_of,  # [n, labels]: the entry of a row's label, or -1
+    shares, weight,  # [entries], of anchors
+    given,  # [n, labels], of anchors: D, or log D
+    power, room,  # of the vectors, and of keys' weights
     row_grads,  # [n, D]
-    n,
-    labels,
-    D: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Adds up the gradients of a row's entries, in the order of the labels."""
+    d_total,  # [n, labels], of anchors: its gradient
+    n, labels, fold,
+    D: tl.constexpr, ROWS: tl.constexpr, OF_ANCHORS: tl.constexpr, IS_LOG: tl.constexpr,
+):  # fmt: skip
+    """Adds up the gradients of a row's entries, which are negative, in the order of the labels."""
     first = tl.program_id(0) * ROWS
     rows = first + tl.arange(0, ROWS)
     columns = tl.arange(0, D)[None, :]
     total = tl.zeros((ROWS, D), tl.float32)
     for label in range(labels):
-        entry = tl.load(entry_of + rows.to(tl.int64) * labels + label, mask=rows < n, other=-1)
+        place = rows.to(tl.int64) * labels + label
+        entry = tl.load(entry_of + place, mask=rows < n, other=-1)
         offsets = entry.to(tl.int64)[:, None] * D + columns
         total += tl.load(entry_grads + offsets, mask=(entry >= 0)[:, None], other=0.0)
-    store_part(row_grads, total, first, 0, n, ROWS, D, D)
+        if OF_ANCHORS:
+            share = tl.load(shares + entry, mask=entry >= 0, other=0.0)
+            share *= tl.load(weight + entry, mask=entry >= 0, other=0.0)
+            if not IS_LOG:  # where D is 0, so is the share
+                share /= tl.maximum(tl.load(given + place, mask=rows < n, other=1.0), 1e-37)
+            tl.store(d_total + place, share, mask=rows < n)
+    factor = tl.load(power)
+    if not OF_ANCHORS:
+        factor = 1.0 / (fold * factor * tl.load(room))
+    store_part(row_grads, -total * factor, first, 0, n, ROWS, D, D)

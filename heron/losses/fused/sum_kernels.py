@@ -58,29 +58,14 @@ def exponentials(tile, ratio, SECOND: tl.constexpr):
 @triton.jit
 @no_type_check
 def sum_kernel(
-    anchors,
-    keys,
-    anchor_tag,
-    key_tag,
-    anchor_range,  # [2, tiles]: least and largest tag
-    key_range,
-    anchor_weight,
-    key_weight,
+    anchors, keys, anchor_tag, key_tag,
+    anchor_range, key_range,  # [2, tiles]: least and largest tag
+    anchor_weight, key_weight,
     sums,  # [splits, 2 or 1, n]
-    n,
-    m,
-    per_split,
-    ratio,
-    floor,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TAGS: tl.constexpr,
-    WEIGHTS: tl.constexpr,
-    FLOOR: tl.constexpr,
-    SECOND: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    n, m, per_split, ratio, floor,
+    D: tl.constexpr, WIDTH: tl.constexpr, TAGS: tl.constexpr, WEIGHTS: tl.constexpr,
+    FLOOR: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Computes the sums of a block of anchors over a range of keys."""
     block, split = tl.program_id(0), tl.program_id(1)
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -119,11 +104,11 @@ def sum_kernel(
 
 @triton.jit
 @no_type_check
-def scale(own, y_scale, places, stop, OF_X: tl.constexpr, OF_Y: tl.constexpr):
+def scale(own, y_scale, columns, stop, OF_X: tl.constexpr, OF_Y: tl.constexpr):
     """Returns s_i, s_k or s_i + s_k, the factor of a tile."""
     factor = own[:, None]
     if OF_Y:
-        other = tl.load(y_scale + places, mask=places < stop, other=0.0)[None, :]
+        other = tl.load(y_scale + columns, mask=columns < stop, other=0.0)[None, :]
         factor = factor + other if OF_X else other
     return factor
 
@@ -131,37 +116,18 @@ def scale(own, y_scale, places, stop, OF_X: tl.constexpr, OF_Y: tl.constexpr):
 @triton.jit
 @no_type_check
 def pull_kernel(
-    x_vectors,
-    y_vectors,
-    x_tag,
-    y_tag,
-    x_range,
-    y_range,
-    x_weight,
-    y_weight,
+    x_vectors, y_vectors, x_tag, y_tag, x_range, y_range, x_weight, y_weight,
     x_scale,  # [2 or 1, n]: d loss / d sums of x as anchors, times the moment
     y_scale,  # [2 or 1, m]: the same of y as anchors
     factor,  # of the result
     pulls,  # [splits, n, D]
-    n,  # rows of x
-    m,  # rows of y
-    begin,  # the rows of y of this launch
-    end,
-    per_split,
-    ratio,
-    floor,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TAGS: tl.constexpr,
-    WEIGHTS: tl.constexpr,
-    FLOOR: tl.constexpr,
-    SECOND: tl.constexpr,
-    OF_X: tl.constexpr,
-    OF_Y: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    n, m,  # rows of x, and of y
+    begin, end,  # the rows of y of this launch
+    per_split, ratio, floor,
+    D: tl.constexpr, WIDTH: tl.constexpr, TAGS: tl.constexpr, WEIGHTS: tl.constexpr,
+    FLOOR: tl.constexpr, SECOND: tl.constexpr, OF_X: tl.constexpr, OF_Y: tl.constexpr,
+    SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Computes sum_k (s_i + s_k) e_ik y_k of a block of x: its gradient as anchor, key or both."""
     block, split = tl.program_id(0), tl.program_id(1)
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -202,12 +168,30 @@ def pull_kernel(
 
 @triton.jit
 @no_type_check
+def places(rows, n, width, D: tl.constexpr):
+    """Returns the offsets of rows of `width` columns, and which of D columns they have."""
+    columns = tl.arange(0, D)
+    mask = (rows < n)[:, None] & (columns < width)[None, :]
+    return rows.to(tl.int64)[:, None] * width + columns[None, :], mask
+
+
+@triton.jit
+@no_type_check
+def power_of_two(exponent):
+    """Returns 2 to a whole number, or 1 where no float32 holds it or it is not finite."""
+    fits = (exponent > -126) & (exponent < 127)
+    whole = tl.where(fits, exponent, 0.0).to(tl.int32)
+    return ((whole + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
 def unit_kernel(
     x, vectors, scaled, length, n, width, tau, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """Divides rows by their length, and these vectors by tau; rows of zeros stay zero."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    offsets, mask = _places(rows, n, width, D)
+    offsets, mask = places(rows, n, width, D)
     values = tl.load(x + offsets, mask=mask, other=0.0)
     norm = tl.sqrt_rn(tl.sum(values * values, 1))
     norm = tl.where(norm == 0, 1.0, norm)
@@ -225,7 +209,7 @@ def unit_gradient_kernel(
 ):  # fmt: skip
     """Takes the part of a gradient along its vector away, and divides by the length."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    offsets, mask = _places(rows, n, width, D)
+    offsets, mask = places(rows, n, width, D)
     unit = tl.load(vectors + offsets, mask=mask, other=0.0)
     grad = tl.zeros_like(unit)
     if OF_VECTORS:
@@ -239,20 +223,12 @@ def unit_gradient_kernel(
 
 @triton.jit
 @no_type_check
-def _places(rows, n, width, D: tl.constexpr):
-    """Returns the offsets of rows of `width` columns, and which of D columns they have."""
-    columns = tl.arange(0, D)
-    mask = (rows < n)[:, None] & (columns < width)[None, :]
-    return rows.to(tl.int64)[:, None] * width + columns[None, :], mask
-
-
-@triton.jit
-@no_type_check
-def _power_of_two(exponent):
-    """Returns 2 to a whole number, or 1 where no float32 holds it or it is not finite."""
-    fits = (exponent > -126) & (exponent < 127)
-    whole = tl.where(fits, exponent, 0.0).to(tl.int32)
-    return ((whole + 127) << 23).to(tl.float32, bitcast=True)
+def range_kernel(numbers, ranges, n, tiles, ROWS: tl.constexpr):
+    """Finds the least and the largest number of a tile."""
+    tile = tl.program_id(0)
+    values = tl.load(numbers + tl.minimum(tile * ROWS + tl.arange(0, ROWS), n - 1))
+    tl.store(ranges + tile, tl.min(values, 0))
+    tl.store(ranges + tiles + tile, tl.max(values, 0))
 
 
 @triton.jit
@@ -265,20 +241,20 @@ def cast_kernel(
     root = tl.full((), 1.0, tl.float32)
     if BALANCED:
         ratio = tl.load(y_top) / (tl.load(x_top) * tl.abs(factor))
-        root = _power_of_two(tl.floor(tl.log2(ratio) * 0.5 + 0.5))
+        root = power_of_two(tl.floor(tl.log2(ratio) * 0.5 + 0.5))
     program = tl.program_id(0)
     if program < x_programs:
         rows = program * ROWS + tl.arange(0, ROWS)
-        offsets, mask = _places(rows, n, x_width, D)
+        offsets, mask = places(rows, n, x_width, D)
         values = tl.load(x + offsets, mask=mask, other=0.0) * factor * root
-        places = rows.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
-        tl.store(a + places, values.to(a.dtype.element_ty))
+        padded = rows.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
+        tl.store(a + padded, values.to(a.dtype.element_ty))
     else:
         rows = (program - x_programs) * ROWS + tl.arange(0, ROWS)
-        offsets, mask = _places(rows, m, y_width, D)
+        offsets, mask = places(rows, m, y_width, D)
         values = tl.load(y + offsets, mask=mask, other=0.0) * (1.0 / root)
-        places = rows.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
-        tl.store(k + places, values.to(k.dtype.element_ty), mask=(rows < y_rows)[:, None])
+        padded = rows.to(tl.int64)[:, None] * D + tl.arange(0, D)[None, :]
+        tl.store(k + padded, values.to(k.dtype.element_ty), mask=(rows < y_rows)[:, None])
     if program == 0:
         tl.store(power, root)
 
@@ -305,7 +281,7 @@ def slope_kernel(
             total = tl.load(key_sums + rows * moments + r, mask=rows < summed, other=0.0)
             key_top = tl.maximum(key_top, tl.abs(slope * total))
     bound = tl.max(own_top, 0) + tl.max(key_top, 0)
-    room = _power_of_two(TOP - tl.ceil(tl.log2(bound)))
+    room = power_of_two(TOP - tl.ceil(tl.log2(bound)))
     tl.store(factor, tl.load(power) / room)
     for start in range(0, n, ROWS):
         rows = start + tl.arange(0, ROWS)
@@ -317,3 +293,37 @@ def slope_kernel(
         for r in tl.static_range(D):
             slope = tl.load(of_keys + rows * moments + r, mask=rows < m, other=0.0)
             tl.store(keys_scaled + r * m + rows, slope * room, mask=rows < m)
+
+
+@triton.jit
+@no_type_check
+def label_slope_kernel(
+    grad,  # [n, labels]: d loss / d sums
+    bound,  # [n], or of all rows: what its powers of two bring into fp16's range
+    power,
+    high,  # [n, WIDTH], padded
+    rest,
+    factor,  # of the gradient that they give
+    n, labels, fold,
+    WIDTH: tl.constexpr, OF_ANCHORS: tl.constexpr, TWICE: tl.constexpr, TOP: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Scales and casts the slopes of the sums, as two numbers where 8 bits are too few."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    offsets, mask = places(rows, n, labels, WIDTH)
+    values = tl.load(grad + offsets, mask=mask, other=0.0)
+    if OF_ANCHORS:
+        top = tl.load(bound + rows, mask=rows < n, other=1.0)
+        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(top, 1e-37))))
+        tl.store(factor + rows, tl.load(power) / room, mask=rows < n)
+        values *= room[:, None]
+    else:
+        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(tl.load(bound), 1e-37))))
+        values *= room
+        tl.store(factor, 1.0 / (fold * tl.load(power) * room))
+    padded = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    if TWICE:
+        cut = (values.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+        tl.store(rest + padded, (values - cut).to(rest.dtype.element_ty))
+        values = cut
+    tl.store(high + padded, values.to(high.dtype.element_ty))
