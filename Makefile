@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 READY = $(VENV)/.ready
 TESTED = $(VENV)/.tested
 # Tests start hundreds of processes: where no bytecode may be written, each would compile torch.
-PYTEST = pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST = pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m $(PYTEST)
 
 .PHONY: pretrain test check check-all coverage docs format fuzz kernels lock mutants references screenshots wheel
