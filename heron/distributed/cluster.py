@@ -39,9 +39,8 @@ def connected(address: str | None, what: str = "a study") -> Iterator[None]:
     ray = require("ray", what)
     # Elsewhere, too, threads wait as they do here; how many a task has, Ray says (see `cores`).
     waits = {key: os.environ[key] for key in SPIN_KEYS if key in os.environ}
-    options: dict[str, object] = {"include_dashboard": False}
-    if address:
-        options = {"runtime_env": {"env_vars": waits}}
+    there, here = {"runtime_env": {"env_vars": waits}}, {"include_dashboard": False}
+    options: dict[str, Any] = dict(there if address else here)
     if THREADS in chosen_here:
         os.environ.pop(THREADS, None)
     try:

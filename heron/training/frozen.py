@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.filesize import decimal
 from torch import Tensor, nn
 
 from heron.config.errors import Stopped
@@ -138,6 +137,8 @@ class FrozenEncoders:
         self, kept: Embedded, what: str, by: str, keep_part: Callable[[int], None]
     ) -> None:
         """Calls `keep_part` for each part that is missing, until other processes' are there."""
+        from rich.filesize import decimal
+
         start, todo = time.monotonic(), [p for p in range(len(kept.parts)) if kept.missing(p)]
         total, where = sum(len(kept.parts[p]) for p in todo), f"{decimal(kept.bytes)} in"
         if todo and self.shown:

@@ -25,7 +25,7 @@ import heron
 if __name__ == "__main__":
     config = heron.load_config(sys.argv[1])
     run = heron.pretrain(config)
-    print("processes", run.result["world_size"], run.folder, flush=True)
+    print(f"processes {run.result['world_size']} {run.folder}", flush=True)
 """
 
 
