@@ -10,7 +10,7 @@ SHIPPED = "configs", "launch", "CITATION.cff"
 
 
 class BuildWithFiles(build_py):
-    """Copies what `heron.config.shipped` finds; an editable install reads the checkout."""
+    """Copies what `heron.base.shipped` finds; an editable install reads the checkout."""
 
     def run(self) -> None:
         """Builds the package, and copies the files into it."""

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.multiprocessing.spawn import spawn
 
 from heron.api.job import pretrain
-from heron.config.experiment import parse_config
 from heron.distributed.collectives import background_group
+from heron.experiment.config import parse_config
 from heron.training.checkpoint import Saver
 
 WAYS = {"ddp": ("wait", "ours"), "fsdp": ("wait", "ours", "dcp")}

@@ -23,7 +23,7 @@ from heron.studies.text import markdown
 
 def ours(path: Path) -> int:
     """Reads views, labels and splits of all rows."""
-    from heron.shards.sources.table import Table
+    from heron.sources.table import Table
 
     loaded = Table.model_validate({"csv": [str(path)], "label": ["-1"]}).load()
     (view,) = loaded.views.values()
@@ -48,7 +48,7 @@ def pandas(path: Path) -> int:
 
 
 READERS: dict[str, Callable[[Path], int]] = {"ours": ours, "pyarrow": pyarrow, "pandas": pandas}
-IMPORTS = ("heron.shards.sources.table", "pyarrow.csv", "pandas")  # which no reader's time has
+IMPORTS = ("heron.sources.table", "pyarrow.csv", "pandas")  # which no reader's time has
 
 
 def measure(name: str, path: Path) -> tuple[float, float, int]:

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heron.api.job import pretrain
-from heron.config.experiment import parse_config
+from heron.base.artefact import MANIFEST, parse_json
+from heron.base.errors import HeronError
 from heron.data.reader import Reader
+from heron.experiment.config import parse_config
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import Choice, embed
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
 from heron.retrieval.index_files import INDEX
 from heron.retrieval.index_plan import KINDS
-from heron.shards.artefact import MANIFEST, parse_json
-from heron.shards.errors import HeronError
 from heron.training.pretrained import locate
 
 STATE = "state.json"  # the manifest of a checkpoint

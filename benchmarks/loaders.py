@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.race import PREFETCH
 from benchmarks.sets import open_set
-from heron.config.experiment import parse_config
 from heron.data.batches import batches
 from heron.data.reader import Reader
-from heron.data.run_data import open_data, open_process_batches
 from heron.data.streams import ShardBatches
+from heron.experiment.config import parse_config
+from heron.experiment.open_data import open_data, open_process_batches
 
 FOREVER = 1 << 40
 SHUFFLE = 1000  # samples that webdataset shuffles within, as in its documents

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.scaling_steps import build, fed_batches, open_run_data
 from benchmarks.scaling_turns import Gate
-from heron.config.experiment import Config
+from heron.experiment.config import Config
 from heron.losses.objective import build_losses
 from heron.losses.unsupervised import NtXent
 from heron.training.optim import build_optimizer

@@ -20,12 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from heron.config.experiment import parse_config
-from heron.data import dataset, run_data
+from heron.base.artefact import fingerprint
+from heron.base.errors import ShardError
+from heron.data import dataset
 from heron.data.plan import even_slice
-from heron.shards.artefact import fingerprint
+from heron.experiment import open_data
+from heron.experiment.config import parse_config
 from heron.shards.cache import LocalFile
-from heron.shards.errors import ShardError
 from heron.shards.manifest import SCHEMA_VERSION, Manifest
 from heron.shards.store import Store
 
@@ -102,7 +103,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
         }
     )
     before, clock = peak_mb(), time.process_time()
-    plan = run_data.open_streams(config).unlabelled
+    plan = open_data.open_data(config).unlabelled
     started = time.process_time() - clock
     assert plan is not None
     draw, batch_seconds, share_seconds = random.Random(0), list[float](), list[float]()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 
 Arrays = dict[str, Any]  # views, `labels` and perhaps `split`, as the arrays source takes them
 TRAIN, TEST = 10_000, 2_000  # rows of a large set

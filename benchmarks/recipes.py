@@ -26,9 +26,8 @@ import yaml
 
 from benchmarks.recipe_sets import SETS, build_set
 from heron.api.job import pretrain
-from heron.cli.facts import read_facts
-from heron.cli.init import experiment
-from heron.config.experiment import Config, parse_config
+from heron.cli.init import experiment, read_facts
+from heron.experiment.config import Config, parse_config
 from heron.studies.repeats import corrected_interval
 from heron.studies.text import markdown
 

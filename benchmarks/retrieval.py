@@ -44,12 +44,12 @@ from benchmarks.isolation import Outcome, alone
 from benchmarks.scaling_steps import experiment
 from benchmarks.table import Table
 from benchmarks.vectors import draw, index_million, write_embeddings
-from heron.config.experiment import Config, dump_config
 from heron.data.batches import Batch
 from heron.data.dataset import build_data, open_reader
 from heron.data.reader import Reader
 from heron.data.rows import Rows
 from heron.data.views import Views
+from heron.experiment.config import Config, dump_config
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.build import build_index

@@ -37,8 +37,8 @@ from benchmarks.scaling_bytes import KINDS, Case, count
 from benchmarks.scaling_steps import LABELLED, bare, experiment, input_only, pretrain_job
 from benchmarks.scaling_turns import Contestant, Results, race, together
 from benchmarks.table import Table, number
-from heron.config.terms import Terms
 from heron.data.dataset import build_data
+from heron.losses.named_terms import Terms
 
 PROCESSES = 2
 PARTS = ["scaling", "bytes", "overhead", "simclr"]

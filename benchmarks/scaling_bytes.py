@@ -18,17 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.scaling_turns import Gate
-from heron.config.model import Cnn, ModelConfig
-from heron.config.terms import Terms
-from heron.config.training import Optim
 from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
 from heron.distributed import collectives
 from heron.distributed.sync_batchnorm import synchronise
+from heron.experiment.options import Optim
 from heron.losses.exchange import ShardSizes
+from heron.losses.named_terms import Terms
 from heron.losses.objective import Objective, gather_batch
 from heron.models.heterogeneous import Heterogeneous
+from heron.models.options import Cnn, ModelConfig
 from heron.training.optim import build_optimizer
 
 VIEWS, LABELS, LEVELS = 2, 40, 3

@@ -11,11 +11,11 @@ from torch import Tensor
 from benchmarks.loaders import FOREVER
 from benchmarks.scaling_turns import Gate
 from heron.api.job import pretrain
-from heron.config.experiment import Config, parse_config
 from heron.data.batches import Batch, batches
-from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches, Streams
 from heron.data.views import Views
+from heron.experiment.config import Config, parse_config
+from heron.experiment.open_data import open_data
 from heron.losses import classification
 from heron.losses.objective import build_losses
 from heron.losses.supervised import WeightedSupervised, weighted_supervised
@@ -105,7 +105,7 @@ def fed_batches(
 
 def open_run_data(config: Config) -> tuple[Streams, Views]:
     """The data of a run."""
-    streams = open_streams(config)
+    streams = open_data(config)
     return streams, Views(streams.reader, config.data, CPU)
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from heron.config.experiment import load_config
 from heron.data.batches import Batch, batches
-from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches
 from heron.data.views import Views
+from heron.experiment.config import load_config
+from heron.experiment.open_data import open_data
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective, gather_batch
 from heron.models.heterogeneous import Features, Heterogeneous
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=7)
     arguments = parser.parse_args()
     config = load_config(arguments.config)
-    streams = open_streams(config)
+    streams = open_data(config)
     device = torch.device("cpu")
     views = Views(streams.reader, config.data, device)
     source = ShardBatches(streams, config.seed, 0, 1)

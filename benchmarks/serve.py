@@ -38,7 +38,7 @@ from benchmarks.vectors import write_embeddings
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 
 START_S = 120  # for the server to load what it needs
 FACES, PICTURES = 200, 24  # drawn ones, and how many a page shows at first

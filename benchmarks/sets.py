@@ -8,16 +8,17 @@ from typing import ClassVar
 import numpy as np
 import simplejpeg
 
-from heron.config.experiment import parse_config
+from heron.base.workers import Processes
 from heron.data.reader import Reader
-from heron.data.run_data import open_streams
 from heron.data.streams import Streams
+from heron.experiment.config import parse_config
+from heron.experiment.open_data import open_data
 from heron.shards.build import build
 from heron.shards.manifest import Labels, View
-from heron.shards.sources import make_source
-from heron.shards.sources.base import Rows, SyntheticSource
-from heron.shards.workers import Processes
+from heron.shards.source import Rows
 from heron.shards.write_shard import npy
+from heron.sources import make_source
+from heron.sources.base import SyntheticSource
 
 CLASSES = 10  # folders of pictures
 TARS = 4  # of members a row, so that every worker has some
@@ -85,7 +86,7 @@ class Tiles(SyntheticSource):
 def open_set(folder: Path, views: list[str], batch: int, size: int | None, workers: int) -> Streams:
     """The streams of a run whose every row is labelled."""
     split = Reader(folder).splits[0]
-    return open_streams(
+    return open_data(
         parse_config(
             {
                 "run": {"dir": str(folder / "run")},

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from heron.config.cores import SPIN_KEYS, cores
+from heron.base.cores import SPIN_KEYS, cores
 
 ROOT = Path(__file__).resolve().parents[1]
 HERON = [sys.executable, "-m", "heron"]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from heron.base.artefact import MANIFEST, FileSum
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import (
     FORMAT,
@@ -22,7 +23,6 @@ from heron.retrieval.embeddings import (
 )
 from heron.retrieval.index import Index
 from heron.retrieval.samples import Samples
-from heron.shards.artefact import MANIFEST, FileSum
 
 CLUSTERS, INNER = 1000, 16  # Gaussians, and dimensions that each extends in
 PART_ROWS = 65_536

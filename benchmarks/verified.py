@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.vectors import write_embeddings
+from heron.base.artefact import VERIFIED_FILE
 from heron.data.reader import Reader
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
-from heron.shards.artefact import VERIFIED_FILE
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 
 WIDTH, ROUNDS = 1024, 15
 

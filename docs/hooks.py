@@ -3,7 +3,7 @@
 from itertools import groupby
 from typing import Any
 
-from heron.config.describe import Key, describe_keys
+from heron.experiment.describe import Key, describe_keys
 
 MARK = "<!-- keys -->"  # in reference/configuration.md, where the tables come
 

@@ -27,11 +27,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from PIL import Image
 
-from heron.config.augmentations import Blur, Color, Crop
 from heron.data import pictures as augment
+from heron.data.augmentations import Blur, Color, Crop
 from heron.data.plan import Stream, even_slice
 from heron.data.rows import Listed
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.studies.drive import goes_on
 from heron.studies.study import Study
 

@@ -15,20 +15,20 @@ Names are imported when they are first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from heron.config.shipped import __version__
+from heron.base.shipped import __version__
 
 if TYPE_CHECKING:
     from heron import losses, metrics
     from heron.api.model import Model, from_pretrained
     from heron.api.run import Run, load_config, pretrain
-    from heron.config.errors import HeronError
-    from heron.config.experiment import Config
+    from heron.base.errors import HeronError
+    from heron.experiment.config import Config
     from heron.retrieval.index import Index
 
-_MODULES = "losses", "metrics"
+_MODULES = {"losses": "heron.losses", "metrics": "heron.metrics"}
 _OBJECTS = {  # the module that defines each
-    "Config": "heron.config.experiment",
-    "HeronError": "heron.config.errors",
+    "Config": "heron.experiment.config",
+    "HeronError": "heron.base.errors",
     "Index": "heron.retrieval.index",
     "Model": "heron.api.model",
     "Run": "heron.api.run",
@@ -56,7 +56,7 @@ if not TYPE_CHECKING:  # else type checkers would accept every name
     def __getattr__(name: str) -> Any:
         """Imports a public name when it is first used (PEP 562)."""
         if name in _MODULES:
-            return import_module(f"{__name__}.{name}")
+            return import_module(_MODULES[name])
         if name not in _OBJECTS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_OBJECTS[name]), name)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from heron.config.cores import share_cores
+from heron.base.cores import share_cores
 
 
 def main(argv: Sequence[str] | None = None) -> int:

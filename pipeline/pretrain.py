@@ -2,7 +2,7 @@
 
 import sys
 
-from heron.config.cores import share_cores
+from heron.base.cores import share_cores
 
 if __name__ == "__main__":
     share_cores()  # before torch is imported

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from heron.config.experiment import Config, parse_config
+from heron.experiment.config import Config, parse_config
 
 FRAMES: dict[str, Any] = {
     "seed": 3,

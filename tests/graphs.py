@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.experiment import Config, parse_config
+from heron.experiment.config import Config, parse_config
 from tests.experiments import merge
 
 Graph = tuple[list[int], list[tuple[int, int]]]

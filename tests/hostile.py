@@ -25,9 +25,9 @@ CANARY = "it-ran"  # a file in the working directory that the code of a folder w
 CODE = f"""
 from pathlib import Path
 Path({CANARY!r}).touch()
-from heron.config.augmentations import OwnAugmentation
-from heron.config.model import OwnEncoder
-from heron.config.terms import Needs
+from heron.data.augmentations import OwnAugmentation
+from heron.models.options import OwnEncoder
+from heron.losses.terms import Needs
 from heron.losses import Loss
 from torch import nn
 
@@ -209,14 +209,14 @@ def write(root: Path, case: str, honest: dict[str, Any]) -> Path:
 
 def prepare(root: Path) -> None:
     """Prepares a folder: data, a model of it as it is saved, its embeddings and their index."""
-    from heron.config.experiment import parse_config
     from heron.data.dataset import open_reader
+    from heron.experiment.config import parse_config
     from heron.losses.objective import build_losses
     from heron.models.heterogeneous import Heterogeneous
     from heron.retrieval.build import build_index
     from heron.retrieval.embed import embed
     from heron.shards.build import build
-    from heron.shards.sources import make_source
+    from heron.sources import make_source
     from heron.training import saved
     from heron.training.signature import Signature
 
@@ -309,7 +309,7 @@ def watch(event: str, args: tuple[Any, ...]) -> None:
 @contextlib.contextmanager
 def noted(name: str, found: dict[str, Any]) -> Iterator[None]:
     """Notes what happens meanwhile: the error, the events, and whether the canary was written."""
-    from heron.config.errors import HeronError
+    from heron.base.errors import HeronError
 
     seen.clear()
     Path(CANARY).unlink(missing_ok=True)
@@ -331,7 +331,7 @@ def forget() -> None:
 
 def with_timm() -> bool:
     """Puts the tests' timm on the path; False if there is none."""
-    from heron.config.extras import MissingPackage, require
+    from heron.base.extras import MissingPackage, require
 
     sys.path.append(str(Path(sys.prefix) / "vision"))
     try:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from heron.config.experiment import Config, parse_config
+from heron.experiment.config import Config, parse_config
 from heron.shards.manifest import Labels, View
-from heron.shards.sources import Rows
-from heron.shards.sources.base import SyntheticSource
+from heron.sources import Rows
+from heron.sources.base import SyntheticSource
 from tests.experiments import merge
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 60, 230)}

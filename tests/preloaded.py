@@ -7,7 +7,7 @@ loads when it is first asked for, one on the objectives and on the first report.
 from contextlib import suppress
 from importlib import import_module
 
-from heron.config.terms import named_terms
+from heron.losses.named_terms import named_terms
 from heron.report import pages
 from heron.training import launch
 

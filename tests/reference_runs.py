@@ -19,8 +19,8 @@ import torch
 import yaml
 
 from heron.api.job import pretrain
-from heron.config.experiment import METHODS, Config, load_config
 from heron.distributed import collectives
+from heron.experiment.config import METHODS, Config, load_config
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.distributed.test_strategies import STRATEGIES, choose

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from heron.shards.artefact import FileSum, fingerprint
+from heron.base.artefact import FileSum, fingerprint
 
 
 def seal(path: Path, **changes: Any) -> None:

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     process = multiprocessing.get_context("forkserver").Process(target=forked)
     process.start()
     process.join()
-    command = [sys.executable, "-c", "import heron.shards.terminal"]
+    command = [sys.executable, "-c", "import heron.base.terminal"]
     subprocess.run(command, cwd=sys.argv[1], check=True)
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flips import Subject, flip, outcome, subjects
-from heron.shards.errors import HeronError
+from heron.base.errors import HeronError
 
 
 def test_every_flip_is_refused_or_harmless(tmp_path: Path) -> None:

@@ -16,16 +16,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heron.config.experiment import (
-    METHODS,
-    dump_config,
-    load_config,
-    parse_config,
-)
-from heron.shards.artefact import fingerprint
-from heron.shards.errors import CONTROL, HeronError
+from heron.base.artefact import fingerprint
+from heron.base.errors import CONTROL, HeronError
+from heron.experiment.config import METHODS, dump_config, load_config, parse_config
 from heron.shards.manifest import Manifest
-from heron.shards.sources.arff import read_arff
+from heron.sources.arff import read_arff
 from heron.studies.results import read_results
 from heron.studies.study import load_study
 from heron.training.tracking import read_metrics, read_result

@@ -11,10 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import load_config, parse_config
-from heron.distributed.agreement import run_fingerprint
-from heron.shards.errors import ShardError, SourceError
+from heron.base.errors import CheckpointError, ConfigError, ShardError, SourceError
+from heron.experiment.config import load_config, parse_config
+from heron.experiment.fingerprint import run_fingerprint
 from heron.shards.manifest import load_manifest
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.tracking import read_metrics

@@ -15,9 +15,9 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 
 from benchmarks.workloads import TERMS
-from heron.config.experiment import load_config
-from heron.config.terms import named_terms
-from heron.shards.artefact import sha256
+from heron.base.artefact import sha256
+from heron.experiment.config import load_config
+from heron.losses.named_terms import named_terms
 from heron.studies.reproduction import TABLES
 from tests import forked
 from tests.shards.others import cats, write_wds

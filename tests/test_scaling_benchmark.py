@@ -9,7 +9,7 @@ import pytest
 from benchmarks.scaling import OBJECTIVES, PARTS, PEERS, main
 from benchmarks.scaling_bytes import KINDS, Case, count
 from benchmarks.scaling_turns import Contestant, Gate, race, together
-from heron.config.terms import Terms
+from heron.losses.named_terms import Terms
 
 
 @pytest.mark.parametrize("world", [2, 3])

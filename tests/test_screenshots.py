@@ -27,12 +27,12 @@ def test_the_last_screen_is_what_a_terminal_would_show() -> None:
     """A bar of two lines is written twice; then a line follows."""
     from make_screenshots import last_screen
 
-    from tests.shards.test_terminal import on_a_terminal
+    from tests.base.test_terminal import on_a_terminal
 
     once = "\r\x1b[2Kstep 1\nloss 2\r\x1b[2K\x1b[1A\x1b[2K\x1b[31mstep 2\x1b[0m\nloss 1\n"
     assert last_screen(f"before\r\n{once}after") == ("before\n\x1b[31mstep 2\x1b[0m\nloss 1\nafter")
     code = (
-        "from heron.shards.terminal import Bar\nwith Bar(9, 'step') as bar:\n"
+        "from heron.base.terminal import Bar\nwith Bar(9, 'step') as bar:\n"
         "    for step in range(9):\n        bar.update(shown=f'loss {step}')\n"
         "        print('line', step)\n"
     )

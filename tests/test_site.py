@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.config.describe import describe_keys
+from heron.experiment.describe import describe_keys
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -40,8 +40,8 @@ def test_the_reference_of_the_code_has_its_classes(site: Path) -> None:
         ("losses", "heron.losses.supervised.WeightedSupervised.forward"),
         ("metrics", "heron.evaluation.metrics.label_auc"),
         ("terms", "heron.losses.run.Memory.update"),
-        ("sources", "heron.shards.sources.base.FileSource.load"),
-        ("encoders", "heron.config.model.OwnEncoder.build"),
+        ("sources", "heron.sources.base.FileSource.load"),
+        ("encoders", "heron.models.options.OwnEncoder.build"),
     ):
         assert f'id="{name}"' in (site / "reference" / page / "index.html").read_text()
 

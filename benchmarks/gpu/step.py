@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import DEVICE, DRY, clock, host_clock, numbered, say, sync, told
-from heron.config.experiment import Config, load_config
-from heron.config.shipped import find_config
+from heron.base.shipped import find_config
 from heron.data.batches import Batch
 from heron.data.random_keys import rng_keys
 from heron.data.views import Views
+from heron.experiment.config import Config, load_config
 from heron.losses.objective import Objective
 from heron.losses.products import set_run_precision
 from heron.losses.unsupervised import nt_xent

@@ -19,17 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from heron.config.data import Data
-from heron.config.errors import InputError
-from heron.config.extras import in_a_line, require
-from heron.config.shipped import __version__
+from heron.base.atomic import new_file
+from heron.base.errors import HeronError, InputError
+from heron.base.extras import in_a_line, require
+from heron.base.shipped import __version__
 from heron.data.batches import Batch
 from heron.data.decoders import NONE
+from heron.data.options import Data
 from heron.data.views import Views
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
-from heron.shards.atomic import new_file
-from heron.shards.errors import HeronError
 from heron.training.signature import Signature
 
 TOLERANCE = 1e-5  # absolute, or relative to the layer's largest number if that is above 1

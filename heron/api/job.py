@@ -16,29 +16,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from heron.config.cores import share_cores
+from heron.base.cores import share_cores
 
 if __name__ == "__main__":
     share_cores()  # before torch is imported
 
-from heron.config.errors import (
+from heron.base.errors import (
+    AGAIN,
     INTERRUPTED,
     LOST,
     STOPPED,
     ConfigError,
+    DiskFull,
+    HeronError,
     Lost,
     Stopped,
     TrainingError,
 )
-from heron.config.experiment import Config, load_config
-from heron.config.shipped import find_config
+from heron.base.shipped import find_config
+from heron.base.terminal import print_error
 from heron.data.batches import worker_count
 from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog, leave
+from heron.experiment.config import Config, load_config
 from heron.report.run_report import write_report
-from heron.shards.errors import AGAIN, DiskFull, HeronError
-from heron.shards.terminal import print_error
 from heron.training.host_memory import release_freed_memory
 from heron.training.launch import end, fail, resolve_precision
 from heron.training.run_lock import RunLock

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.config.errors import InputError
-from heron.config.experiment import Config, load_saved
+from heron.base.errors import InputError
 from heron.data.batches import Batch
 from heron.data.input_rows import InputRows, InputView
 from heron.data.views import Views
+from heron.experiment.config import Config, load_saved
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
 from heron.retrieval.embeddings import Layer

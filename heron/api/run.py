@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heron.config import experiment
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
-from heron.config.shipped import find_config
+from heron.base.errors import ConfigError
+from heron.base.shipped import find_config
+from heron.experiment import config as experiment
+from heron.experiment.config import Config
 
 if TYPE_CHECKING:  # it loads torch, which configurations do not need
     from heron.api.model import Model

@@ -21,11 +21,11 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from heron.config.sections import Natural, expand_home
-from heron.shards.dotted import suggest
-from heron.shards.errors import CONTROL, SourceError, explain
-from heron.shards.terminal import print_error
-from heron.shards.workers import Executor, Processes
+from heron.base.dotted import suggest
+from heron.base.errors import CONTROL, SourceError, explain
+from heron.base.sections import Natural, expand_home
+from heron.base.terminal import print_error
+from heron.base.workers import Executor, Processes
 
 
 class UsageError(Exception):

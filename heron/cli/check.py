@@ -2,8 +2,8 @@
 
 from typing import Annotated, Literal
 
+from heron.base.terminal import print_table
 from heron.cli.arguments import Override
-from heron.shards.terminal import print_table
 
 
 def check(
@@ -24,7 +24,7 @@ def check(
     heron check open_clip.loss.ClipLoss 'rank=$RANK' 'world_size=$WORLD'
     heron check my_lab.losses.mine --inputs pair
     """
-    from heron.config.sections import parse_yaml
+    from heron.base.sections import parse_yaml
     from heron.losses.check import check_loss, passed
     from heron.losses.check_inputs import FORMS, LossSpec, guess_form
 

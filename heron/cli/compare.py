@@ -12,6 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from heron.base.artefact import Count
+from heron.base.atomic import locked, save_json
+from heron.base.errors import ConfigError
+from heron.base.sections import Natural, expand_home
+from heron.base.shipped import CONFIGS, find_config
+from heron.base.terminal import print_markdown, print_table
+from heron.base.workers import Executor
 from heron.cli.arguments import (
     Address,
     AtOnce,
@@ -21,18 +28,11 @@ from heron.cli.arguments import (
     Overwrite,
     UsageError,
 )
-from heron.config.errors import ConfigError
-from heron.config.sections import Natural, expand_home
-from heron.config.shipped import CONFIGS, find_config
-from heron.shards.artefact import Count
-from heron.shards.atomic import locked, save_json
-from heron.shards.terminal import print_markdown, print_table
-from heron.shards.workers import Executor
 from heron.training.tracking import read_result
 
 if TYPE_CHECKING:
-    from heron.config.experiment import Config
     from heron.data.reader import Reader
+    from heron.experiment.config import Config
     from heron.studies.comparison import Comparison, Kind
     from heron.studies.search import SearchSettings
 
@@ -195,7 +195,7 @@ def with_threads(
     config: Path, overrides: Sequence[str], address: str | None, at_once: int | None
 ) -> list[str]:
     """Returns overrides that give each task one thread, unless the experiment has a number."""
-    from heron.config.experiment import load_config
+    from heron.experiment.config import load_config
     from heron.studies.engine import is_parallel
 
     own = not is_parallel(address, at_once) or load_config(config, overrides).train.cpu_threads
@@ -216,7 +216,7 @@ def split(config: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _quick_methods(config: str, words: Sequence[str]) -> tuple[str, ...]:
     """Returns the experiment as it stands and, where it adds to a classifier, the plain network."""
-    from heron.config.experiment import CLASSIFIERS, load_config
+    from heron.experiment.config import CLASSIFIERS, load_config
 
     terms = {*load_config(find_config(config), words).objective.terms()}
     return ("dnn", "own") if terms & {*CLASSIFIERS} and terms - {*CLASSIFIERS} else ("own",)
@@ -276,7 +276,7 @@ def _shortened(
 
 
 def _whole_run(steps: int) -> list[str]:
-    """Returns overrides for a run of so many steps, at whose end its learning rate's schedule ends.
+    """Returns overrides for a run of this many steps, with the learning rate's schedule to match.
 
     One that `train.steps` stops would be compared with a learning rate that has hardly fallen.
     """
@@ -305,7 +305,7 @@ def tune(
     heron tune scene --methods dnn herocon --trials 16
     """
     words = with_threads(find_config(config), overrides, address, at_once)
-    from heron.config.experiment import dump_config, parse_config
+    from heron.experiment.config import dump_config, parse_config
     from heron.studies.engine import executor, run_jobs
     from heron.studies.search import search
 
@@ -359,8 +359,8 @@ def _search_settings(
     overwrite: bool,
 ) -> "Iterator[tuple[SearchSettings, Reader]]":
     """Gives the settings of a search and its data set, built if need be, and locks its folder."""
-    from heron.config.experiment import load_config
     from heron.data.dataset import build_data, open_reader
+    from heron.experiment.config import load_config
     from heron.studies.search import SearchSettings, load_space
     from heron.training.earlier_run import begin_anew
 

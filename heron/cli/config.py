@@ -3,10 +3,10 @@
 import textwrap
 from typing import Annotated, Any
 
+from heron.base.dotted import suggest
+from heron.base.errors import ConfigError
+from heron.base.sections import dump_yaml
 from heron.cli.arguments import UsageError
-from heron.config.errors import ConfigError
-from heron.config.sections import dump_yaml
-from heron.shards.dotted import suggest
 
 LINE_WIDTH = 100
 
@@ -23,9 +23,9 @@ def config(
     heron config scene optim optim.lr=0.1
     heron config
     """
-    from heron.config.describe import describe_keys, keys_at
-    from heron.config.experiment import Config, dump_config, load_config
-    from heron.config.shipped import find_config
+    from heron.base.shipped import find_config
+    from heron.experiment.config import Config, dump_config, load_config
+    from heron.experiment.describe import describe_keys, keys_at
 
     overrides = [word for word in arguments if "=" in word]
     words = [word for word in arguments if "=" not in word]

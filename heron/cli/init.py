@@ -2,22 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from heron.base.artefact import Count
+from heron.base.atomic import make_parents, new_file
+from heron.base.errors import ConfigError
 from heron.cli.arguments import Location
-from heron.cli.facts import Facts, read_facts
-from heron.config.errors import ConfigError
-from heron.config.model import Tuning
-from heron.config.overrides import as_typed
-from heron.shards.artefact import Count
-from heron.shards.atomic import make_parents, new_file
-from heron.shards.manifest import View
+from heron.experiment.overrides import as_typed
+from heron.models.options import Tuning
+from heron.shards.manifest import Manifest, View, load_manifest
+from heron.shards.show import read_index
+from heron.shards.store import open_store
 
 if TYPE_CHECKING:
-    from heron.training.backbone import Backbone
+    from heron.training.backbone import Backbone  # with torch, which takes a second
 
+TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
 STEPS = 1500  # of a first run, about
 MIN_EPOCHS, MAX_EPOCHS = 5, 200
 MAX_BATCH = 256
@@ -26,7 +28,123 @@ TOKENS = 128  # of a text
 FROZEN_VIEWS = 4  # augmented views of a row that a frozen backbone embeds once
 KINDS = {"vector": "table", "text": "text", "graph": "graph"}  # of a single view, in words
 FEW = {"labelled": 64, "unlabelled": 192}  # rows of a batch, where most rows have no label
-Line = tuple[str, Any, str]  # an indented key, its value, and the reason
+TEMPLATE = Path(__file__).parent / "experiment.jinja"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts about a data set that the choices depend on."""
+
+    manifest: Manifest
+    views: list[View]  # that the model sees: all, or one with complementary labels
+    split: str  # for training
+    test: str | None  # split for the test, if there is one
+    labelled: int  # rows with a label that are trained on
+    unlabelled: int  # rows that are trained on without one
+    validation: int  # rows with a label that are neither trained on nor tested
+    why_labels: str  # where these numbers come from
+    scorable: bool  # whether labels determine each row's class, so that the split can be tested
+    backbone: "Backbone | None" = None  # pretrained, for the views of its kind
+
+    @property
+    def kind(self) -> str:
+        """The kind of the labels, `none` if no training row has one."""
+        return self.manifest.labels.kind if self.labelled else "none"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether views are of several kinds, which need one encoder each."""
+        return len({view.kind for view in self.views}) > 1
+
+    @property
+    def single_view(self) -> bool:
+        """Whether there is a single stored view, which is then seen twice."""
+        return len(self.views) == 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether labels alone are learnt: a second look at one table, text or graph adds none."""
+        labelled = self.kind in ("multi_class", "multi_label")
+        return labelled and self.single_view and self.views[0].kind != "image"
+
+    @property
+    def looks(self) -> list[View]:
+        """The stored views in the order of the model's."""
+        return self.views * (2 if self.single_view and not self.plain else 1)
+
+
+def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Facts:
+    """Reads the manifest and the labels of a data set.
+
+    Of its labelled rows, `wanted` are used (None: all), of which `validation` are set aside. Raises
+    ConfigError if there are too few rows, or too few for these.
+    """
+    store = open_store(data)
+    manifest = load_manifest(store)
+    splits = {split: manifest.rows(split) for split in manifest.splits}
+    split = "train" if splits.get("train") else max(splits, key=lambda name: splits[name])
+    test_names = (name for name in ("test", "val", "valid", "dev") if name != split)
+    test = next((name for name in test_names if splits.get(name)), None)
+    labelled, scorable, classes = 0, True, set[int]()
+    for shard in manifest.splits[split]:
+        labels = read_index(store, shard).labels
+        label_rows = labels[manifest.labels.is_labelled(labels)]
+        labelled += len(label_rows)
+        if manifest.labels.kind == "multi_class":
+            classes.update(label_rows.ravel().tolist())
+        if manifest.labels.kind == "complementary":  # rows may leave several classes
+            scorable &= bool((label_rows.sum(1) == len(manifest.labels.names) - 1).all())
+    views = manifest.views
+    if manifest.labels.kind == "complementary":
+        views = views[:1]  # the momentum encoder of MulCo is shared by the views
+    if splits[split] < 4:
+        raise ConfigError(f"{data}: split '{split}' must have 4 or more rows, got {splits[split]}")
+    min_labelled = 2 if test or not scorable else 3  # two in a batch, and one for a test
+    if 0 < labelled < min_labelled:
+        raise ConfigError(
+            f"{data}: {labelled} of {splits[split]} rows of split '{split}' have a label, but "
+            f"training and testing need {min_labelled} or more; label more rows, or none"
+        )
+    if not (scorable or test or labelled < splits[split]):
+        raise ConfigError(
+            f"{data}: every row has complementary labels, and some leave several classes, so none "
+            "can be tested; add a split 'test' whose labels leave one class"
+        )
+    kept = 0 if test or not scorable else 1  # for the test
+    used = _number_of_labels(data, labelled, kept, wanted, validation, max(2, len(classes)))
+    why = f"of {labelled:,} rows with a label"
+    if wanted is not None:
+        why = f"--labelled {wanted}, {why}"
+    elif kept and labelled:
+        used -= max(1, labelled // TEST_EVERY)
+        why = f"no test split: one labelled row in {TEST_EVERY} is held out for testing"
+    if validation:
+        why += f"; --validation {validation}: held out for model selection"
+    rest = splits[split] - used
+    return Facts(manifest, views, split, test, used - validation, rest, validation, why, scorable)
+
+
+def _number_of_labels(
+    data: str, labelled: int, kept: int, wanted: int | None, validation: int, fewest: int
+) -> int:
+    """Returns the number of labelled rows to use; ConfigError for one that cannot be."""
+    most, used = labelled - kept, labelled if wanted is None else wanted
+    if (wanted is not None or validation) and not labelled:
+        raise ConfigError(f"{data} has no labelled rows; remove --labelled and --validation")
+    if wanted is not None and not fewest <= wanted <= most:
+        raise ConfigError(
+            f"--labelled must be {fewest} (a row of each class) to {most}, got {wanted}: "
+            f"{labelled} rows of {data} have a label"
+            f"{', and one must be left to test on' * kept}; change or remove it"
+        )
+    held_out = max(1, labelled // TEST_EVERY) if kept and wanted is None else 0
+    spare = max(0, used - held_out - fewest)
+    if validation > spare:
+        raise ConfigError(
+            f"--validation must be at most {spare}, got {validation}: {fewest} or more of {used} "
+            "labelled rows must be left to train on; lower it, or use more labelled rows"
+        )
+    return used
 
 
 def batch_of(rows: int) -> int:
@@ -48,12 +166,11 @@ def _batch(facts: Facts) -> dict[str, int]:
     return batch
 
 
-def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
-    """Returns the lines of the data section, and the number of steps of an epoch."""
-    labelled, other_rows = facts.labelled, facts.unlabelled
+def _protocol(facts: Facts) -> tuple[dict[str, Any], str]:
+    """Returns which rows are labelled, tested and held out, and why."""
     protocol: dict[str, Any] = {"labelled": "all", "test": facts.test or "unlabelled"}
     why = f"all labels are used, and the test split is scored; {facts.why_labels}"
-    used = labelled + facts.validation
+    used = facts.labelled + facts.validation
     if facts.kind == "none":
         protocol, why = {"test": "unlabelled"}, "no row has a label: nothing is scored"
     elif facts.why_labels.startswith("--labelled") or (facts.test is None and facts.scorable):
@@ -63,29 +180,7 @@ def _data(path: str, facts: Facts) -> tuple[list[Line], int]:
         why = "labels that leave several classes give no scores"
     if facts.validation:
         protocol["validation"] = facts.validation / used
-    batch = _batch(facts)
-    sizes = f"of {labelled:,} labelled and {other_rows:,} other rows"
-    if other_rows and not batch["unlabelled"]:
-        sizes += ", which training does not use"
-    epoch = "labelled" if batch["unlabelled"] == 0 or labelled > other_rows else "unlabelled"
-    lines: list[Line] = [
-        ("data", None, f"{facts.manifest.dataset}, {facts.manifest.labels.kind} labels"),
-        ("  path", path, ""),
-        ("  split", facts.split, "rows that are trained on"),
-        ("  protocol", protocol, why),
-        ("  batch", batch, f"{sizes}, over all processes"),
-        ("  epoch", epoch, "a pass over the larger of the streams"),
-        ("  views", None, _why_views(facts)),
-    ]
-    for view in facts.looks:
-        lines.append(("    -", {"stored": view.name} | _view_options(facts, view), ""))
-    vectors = [view for view in facts.views if view.kind == "vector"]
-    if vectors and all(view.mean for view in vectors):
-        lines.append(("  standardise", True, "columns may have different units"))
-    if any(-1 in view.shape for view in facts.views if view.kind == "image"):
-        lines.append(("  decode_size", MAX_SIDE * 4 // 3, "the pictures have several sizes"))
-    rows = labelled if epoch == "labelled" else other_rows
-    return lines, max(1, rows // max(1, batch[epoch]))
+    return protocol, why
 
 
 def _why_views(facts: Facts) -> str:
@@ -120,7 +215,7 @@ def _view_options(facts: Facts, view: View) -> dict[str, Any]:
 
 
 def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[str, Any], int, str]:
-    """Returns the encoder of views of one kind, the width of projections, and why."""
+    """Returns the encoder for a kind of view, the width of projections, and the reasons."""
     if backbone and backbone.kind == views[0].kind:
         return backbone.encoder, 128, f"pretrained: {backbone.why}"
     if views[0].kind == "text":
@@ -144,101 +239,57 @@ def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[s
     return encoder, min(128, hidden), f"the widest view has {widest} columns"
 
 
-def _model(facts: Facts) -> list[Line]:
-    lines: list[Line] = [("model", None, "")]
-    if facts.mixed:
-        lines.append(("  encoders", None, "one for each kind of view"))
-        encoders = [(view.name, *_encoder([view], facts.backbone)) for view in facts.views]
-        lines += [(f"    {as_typed(name)}", encoder, why) for name, encoder, _, why in encoders]
-        width = min(width for _, _, width, _ in encoders)
-    else:
-        encoder, width, why = _encoder(facts.views, facts.backbone)
-        lines.append(("  encoder", encoder, why))
-    lines.append(("  projection_width", width, "dimension that the loss compares"))
-    if len(facts.looks) > len(facts.views):
-        lines += [
-            ("  shared_encoder", True, "both views are of one kind"),
-            ("  shared_projector", True, ""),
-            ("  classify_on", "first_view", "the second view is only for training"),
-        ]
-    return lines
-
-
-def _objective(facts: Facts, name: str) -> list[Line]:
-    terms: dict[str, dict[str, Any]]
-    single = facts.kind == "multi_class"
-    classifier = {"cross_entropy" if single else "bce": {"weight": 1.0}}
-    if facts.plain:
-        why = (
-            f"one {KINDS[facts.views[0].kind]}: a second view of it would add nothing, so training "
-            "uses only labels. A forest or logistic regression is often better here; try "
-            f"heron compare --quick {name}.yaml"
-        )
-        terms = classifier
-    elif single and all(view.kind == "image" for view in facts.views):
-        why = (
-            "a classifier, SupCon on rows with a label, SimCLR's loss on all rows. With aligned "
-            "pictures, such as portraits, and few labels, logistic regression may be better; try "
-            f"heron compare --quick {name}.yaml"
-        )
-        terms = classifier | {
-            "supcon": {"weight": 0.5, "tau": 0.1},
-            "nt_xent": {"weight": 0.5, "tau": 0.5},
-        }
-    elif facts.kind in ("multi_class", "multi_label"):
-        why = "HeroCon: a classifier, pairs of views, and pairs weighted by their labels"
-        terms = classifier | {
-            "weighted_unsupervised": {"weight": 0.1, "tau": 0.1},
-            "weighted_supervised": {"weight": 0.02, "tau": 1.0}
-            | ({"distance": "indicator"} if single else {}),
-        }
-    elif facts.kind == "hierarchical":
-        why = "HiMulCon: pairs weighted by the levels that they share; then a linear probe"
-        terms = {"hierarchical": {"tau": 0.1, "constrain": False, "penalty": "exp_inverse"}}
-    elif facts.kind == "complementary":
-        why = "MulCo: labels name classes that a row is not in"
-        queue = max(1024, batch_of(facts.labelled))
-        terms = {"ub_log": {"weight": 1.0}}
-        terms["mulco"] = {"weight": 1.0, "tau": 0.05, "kind": "soft", "queue": queue}
-    elif facts.mixed:
-        why, terms = "CLIP's loss: no row has a label, and views are matched", {"clip": {}}
-    else:
-        why, terms = "SimCLR's loss: no row has a label", {"nt_xent": {"tau": 0.5}}
-    return [
-        ("objective", None, why),
-        *((f"  {name}", options, "") for name, options in terms.items()),
-    ]
-
-
 def experiment(path: str, facts: Facts, name: str) -> str:
-    """Returns a commented experiment, as YAML."""
-    data, per_epoch = _data(path, facts)
-    steps = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch))) * per_epoch
+    """Returns a commented experiment, as YAML: see experiment.jinja."""
+    import jinja2
+
+    batch, (protocol, why_protocol) = _batch(facts), _protocol(facts)
+    larger = batch["unlabelled"] == 0 or facts.labelled > facts.unlabelled
+    epoch, rows = ("labelled", facts.labelled) if larger else ("unlabelled", facts.unlabelled)
+    per_epoch = max(1, rows // max(1, batch[epoch]))
+    epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch)))
+    steps = epochs * per_epoch
     train = {"total_steps": steps, "evaluate_every_steps": max(1, steps // 4)}
-    lr, why = 0.002, "a learning rate for small networks"
+    lr, why_lr = 0.002, "a learning rate for small networks"
     if facts.backbone:
         if facts.backbone.encoder.get("freeze"):
             train["frozen_views"] = FROZEN_VIEWS
-        lr, why = facts.backbone.lr, f"a learning rate for a backbone: {facts.backbone.why}"
-    optim = {"kind": "adamw", "lr": lr, "weight_decay": 0.05, "schedule": "cosine"}
-    lines: Sequence[Line] = [
-        ("seed", 0, "sets initial weights, batches and augmentations"),
-        ("run", {"dir": f"runs/{name}"}, "checkpoints, scores and the report"),
-        *data,
-        *_model(facts),
-        *_objective(facts, name),
-        ("optim", optim | {"warmup_epochs": 1}, why),
-        ("train", train, f"{steps / per_epoch:g} epochs of these rows; more rows, fewer epochs"),
-    ]
-    return "".join(map(_format_line, lines))
+        lr, why_lr = facts.backbone.lr, f"a learning rate for a backbone: {facts.backbone.why}"
+    of_encoders = [[view] for view in facts.views] if facts.mixed else [facts.views]
+    vectors = [view for view in facts.views if view.kind == "vector"]
+    pictures = [view for view in facts.views if view.kind == "image"]
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"typed": as_typed, "said": _in_a_comment}
+    return environment.from_string(TEMPLATE.read_text()).render(
+        facts=facts,
+        name=name,
+        path=path,
+        protocol=protocol,
+        why_protocol=why_protocol,
+        batch=batch,
+        epoch=epoch,
+        epochs=epochs,
+        views=[{"stored": view.name} | _view_options(facts, view) for view in facts.looks],
+        why_views=_why_views(facts),
+        standardise=bool(vectors) and all(view.mean for view in vectors),
+        decode_size=MAX_SIDE * 4 // 3 if any(-1 in view.shape for view in pictures) else None,
+        encoders={views[0].name: _encoder(views, facts.backbone) for views in of_encoders},
+        noun=KINDS.get(facts.views[0].kind),
+        queue=max(1024, batch_of(facts.labelled)),
+        lr=lr,
+        why_lr=why_lr,
+        train=train,
+    )
 
 
-def _format_line(line: Line) -> str:
-    key, value, why = line
-    head = key if key.endswith("-") else f"{key}:"
-    text = f"{head} {'' if value is None else as_typed(value)}".rstrip()
-    why = why if why.isprintable() else ascii(why)  # a line break in it would begin a key
-    return f"{text}  # {why}\n" if why else f"{text}\n"
+def _in_a_comment(text: str) -> str:
+    """Returns a text for a comment, in which a line break would begin a key."""
+    return text if text.isprintable() else ascii(text)
 
 
 def init(
@@ -262,8 +313,8 @@ def init(
     heron init data/mine --labelled 200 --validation 50 --out mine.yaml
     heron init data/mine --backbone weights/vit --tune lora
     """
-    from heron.config.experiment import parse_config
-    from heron.config.sections import parse_yaml
+    from heron.base.sections import parse_yaml
+    from heron.experiment.config import parse_config
 
     if out.exists():
         raise ConfigError(f"{out} already exists; name a new file with --out")

@@ -4,13 +4,17 @@ import os
 import re
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
-from heron.cli.arguments import Group, UsageError, Verb, choose, parse
+from heron.base.atomic import naming
+from heron.base.errors import INTERRUPTED, STOPPED, HeronError, Stopped
+from heron.base.shipped import ACCELERATE, CONFIGS, STUDIES, __version__, names_in
+from heron.base.terminal import print_error
+from heron.cli.arguments import Group, UsageError, Verb, choose, parse, parser_of
 from heron.cli.check import check
 from heron.cli.compare import compare, tune
-from heron.cli.completion import script
 from heron.cli.config import config
 from heron.cli.init import init
 from heron.cli.models import embed, export, predict, save
@@ -19,14 +23,18 @@ from heron.cli.pretrain import launchers, pretrain
 from heron.cli.retrieval import index, negatives, query, serve
 from heron.cli.runs import runs
 from heron.cli.shards import SHARDS
-from heron.cli.study import report, run_table, study
-from heron.config.errors import INTERRUPTED, STOPPED, Stopped
-from heron.config.shipped import __version__
-from heron.shards.atomic import naming
-from heron.shards.errors import HeronError
-from heron.shards.terminal import print_error
+from heron.cli.study import TABLE_NAMES, report, run_table, study
 
 STDOUT = 1  # its file descriptor
+SHELLS = Path(__file__).parent / "shells"  # the scripts, with %s for the words that may follow
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # runs that of bash
+SHIPPED = {  # names that ship with Heron, by the verb that takes them
+    "pretrain": [*names_in(CONFIGS), *names_in(ACCELERATE)],
+    "config": names_in(CONFIGS),
+    "study": names_in(STUDIES),
+    "reproduce": TABLE_NAMES,
+    "completion": ["bash", "zsh", "fish"],
+}
 SURROGATE = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8
 
 
@@ -69,6 +77,28 @@ VERBS = Group(
 )
 
 
+def words_by_path(group: Group, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yields each path of verbs, with the words that may follow it."""
+    yield path, [*group.verbs, *([] if path else ["--version"])]
+    for name, verb in group.verbs.items():
+        verb_path = f"{path} {name}".strip()
+        if isinstance(verb, Group):
+            yield from words_by_path(verb, verb_path)
+            continue
+        actions = parser_of(f"heron {verb_path}", verb)._actions
+        options = [option for action in actions for option in action.option_strings]
+        long = [option for option in options if option.startswith("--")]
+        yield verb_path, [*long, *SHIPPED.get(verb_path, [])]
+
+
+def script(shell: str, verbs: Group) -> str:
+    """Returns the script for a shell; where no words follow, it completes file names."""
+    case = "    case '{}'\n      echo {}" if shell == "fish" else "    '{}') echo '{}' ;;"
+    cases = "\n".join(case.format(path, " ".join(words)) for path, words in words_by_path(verbs))
+    file = SHELLS / ("heron.fish" if shell == "fish" else "heron.bash")
+    return (ZSH if shell == "zsh" else "") + file.read_text().rstrip() % cases
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its status; an expected error prints one line, with status 1."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -93,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with naming("what this command prints, or a temporary file"):
             status = call() or 0
             sys.stdout.flush()
-        for command in next_commands(prog.removeprefix("heron "), call, status):
+        for command in [] if status else next_commands(prog.removeprefix("heron "), call):
             print(f"next: {command}", file=sys.stderr)  # never wrapped: it is for copying
     except UsageError as fault:
         print_error("error", f"{fault} (see `{prog} --help`)")

@@ -6,11 +6,10 @@ A verb imports what it needs when it runs, so that `heron --help` is quick.
 from pathlib import Path
 from typing import Annotated, Literal
 
+from heron.base.atomic import new_file
+from heron.base.errors import InputError, csv_of
 from heron.cli.arguments import Address, Location, Override, Overwrite, Quiet, UsageError, executor
-from heron.config.errors import InputError
 from heron.retrieval.embeddings import Layer, Role, used
-from heron.shards.atomic import new_file
-from heron.shards.errors import csv_of
 
 FORMATS = (".csv", ".parquet")
 COLUMNS = ("row", "key")  # beside the labels

@@ -2,40 +2,25 @@
 
 import inspect
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from heron.base.shipped import CONFIGS, find_config, names_in
 from heron.cli import compare, study
-from heron.config.errors import STOPPED
-from heron.config.overrides import as_typed
-from heron.config.shipped import CONFIGS, find_config, names_in
+from heron.experiment.overrides import as_typed
 from heron.training.tracking import read_result
 
 Arguments = Mapping[str, Any]  # of a verb by name, with their defaults
 
 
-def _pretrain(*words: str) -> str:
-    return shlex.join(["heron", "pretrain", *words])
-
-
-def _with_options(words: Sequence[str], args: Arguments, *names: str) -> str:
-    """Returns the command of some words, with those of the named options that have a value."""
-    options: list[str] = []
-    for name in (name for name in names if args[name]):
-        value = args[name]
-        values = value if isinstance(value, list | tuple) else [] if value is True else [value]
-        options += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join([*words, *options])
+def _heron(*words: object) -> str:
+    return shlex.join(["heron", *map(str, words)])
 
 
 def _after_pretrain(args: Arguments) -> list[str]:
-    if args["status"] == STOPPED:
-        again = [word for word in args["overrides"] if not word.startswith("run.resume=")]
-        words = ["heron", "pretrain", args["config"], *again, "run.resume=auto"]
-        return [_with_options(words, args, "method", "processes", "accelerate")]
-    from heron.config.experiment import load_config
+    from heron.experiment.config import load_config
 
     config = load_config(find_config(args["config"]), args["overrides"], args["method"])
     run = {"run": Path(config.run.dir)}
@@ -48,8 +33,7 @@ def _after_pretrain(args: Arguments) -> list[str]:
 
 def _after_tune(args: Arguments) -> list[str]:
     out = args["out"] or compare.folder_of(args["config"], "tune")
-    paths = [str(out / f"{method}.yaml") for method in dict.fromkeys(args["methods"])]
-    return [shlex.join(["heron", "pretrain", path]) for path in paths]
+    return [_heron("pretrain", out / f"{name}.yaml") for name in dict.fromkeys(args["methods"])]
 
 
 def _after_compare(args: Arguments) -> list[str]:
@@ -59,16 +43,7 @@ def _after_compare(args: Arguments) -> list[str]:
     take = read_result(out / "compare.json")["take"]
     if take.endswith("raw features"):
         return []
-    words = ["heron", "tune", config, *overrides, "--methods", take.rpartition(" on ")[2]]
-    return [shlex.join(words)]
-
-
-def _after_study(args: Arguments) -> list[str]:
-    if args["dry_run"]:
-        words = ["heron", "study", str(args["study"]), *args["overrides"]]
-        return [_with_options(words, args, "out", "small", "address", "retry_failed")]
-    out = args["out"] or study.folder_of(args["study"], args["small"])
-    return [shlex.join(["heron", "report", str(out)])]
+    return [_heron("tune", config, *overrides, "--methods", take.rpartition(" on ")[2])]
 
 
 def _after_report(args: Arguments) -> list[str]:
@@ -79,17 +54,10 @@ def _after_report(args: Arguments) -> list[str]:
     return [str(results.table.loc[best_setting.trials[0], "command"])] if best_setting else []
 
 
-def _after_reproduce(args: Arguments) -> list[str]:
-    if args["dry_run"]:
-        words = ["heron", "reproduce", args["table"], *args["overrides"]]
-        return [_with_options(words, args, "runs", "first", "only", "out")]
-    return [shlex.join(["heron", "runs", str(args["out"] or study.folder_of_table(args["table"]))])]
-
-
 # A template that the verb's arguments fill, or a function of them that returns one, or commands.
 NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     "shards build": lambda args: (
-        [_pretrain(args["source"], f"data.path={as_typed(str(args['out']))}")]
+        [_heron("pretrain", args["source"], f"data.path={as_typed(str(args['out']))}")]
         if args["source"] in names_in(CONFIGS)
         else "heron init {out}"
     ),
@@ -97,7 +65,10 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     "shards verify": "heron shards show {folder}",
     "shards show": "heron init {folder}",
     "shards protocol": lambda args: [
-        _pretrain(args["config"], *args["overrides"], f"data.roles={as_typed(str(args['folder']))}")
+        _heron(
+            *("pretrain", args["config"], *args["overrides"]),
+            f"data.roles={as_typed(str(args['folder']))}",
+        )
     ],
     "init": "heron pretrain {out}",
     "pretrain": _after_pretrain,
@@ -114,9 +85,17 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     "save": lambda args: "heron export {out} --out {out_name}.pt2" if args["out"] else "",
     "tune": _after_tune,
     "compare": _after_compare,
-    "study": _after_study,
+    "study": lambda args: (
+        []
+        if args["dry_run"]
+        else [_heron("report", args["out"] or study.folder_of(args["study"], args["small"]))]
+    ),
     "report": _after_report,
-    "reproduce": _after_reproduce,
+    "reproduce": lambda args: (
+        []
+        if args["dry_run"]
+        else [_heron("runs", args["out"] or study.folder_of_table(args["table"]))]
+    ),
     "launchers": "sbatch {out}/slurm/pretrain.sbatch",
     # Verbs that end a piece of work, or only show something:
     **dict.fromkeys(("check", "config", "completion", "runs", "predict", "export", "serve"), ""),
@@ -128,21 +107,16 @@ def _fill(text: str, args: Arguments) -> str:
     return shlex.join(word.format_map(args) for word in text.split())
 
 
-def next_commands(verb: str, call: Callable[[], Any], status: int) -> list[str]:
-    """Returns the commands to suggest after a verb, such as `shards build faces`, and its call.
-
-    With a status other than 0, only a run that was stopped has one.
-    """
-    if status and (verb, status) != ("pretrain", STOPPED):
-        return []
+def next_commands(verb: str, call: Callable[[], Any]) -> list[str]:
+    """Returns the commands to suggest after a verb, such as `shards build faces`, and its call."""
     assert isinstance(call, partial)
     verb_key = verb.rpartition(" ")[0] if verb.startswith("shards build") else verb
     bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
     bound.apply_defaults()
-    args = bound.arguments | {"status": status, "source": verb.rpartition(" ")[2]}
+    args = bound.arguments | {"source": verb.rpartition(" ")[2]}
     args |= {f"{n}_name": Path(str(args[n])).name for n in ("out", "embeddings") if n in args}
     template = NEXT[verb_key]
     suggestion = template if isinstance(template, str) else template(args)
-    if not suggestion:
-        return []
-    return suggestion if isinstance(suggestion, list) else [_fill(suggestion, args)]
+    if isinstance(suggestion, list):
+        return suggestion
+    return [_fill(suggestion, args)] if suggestion else []

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
+from heron.base.atomic import locked
+from heron.base.errors import INTERRUPTED, LOST, STOPPED, ConfigError, TrainingError
+from heron.base.sections import Natural
+from heron.base.shipped import ACCELERATE, JOB, LAUNCH, find_config, find_shipped, names_in
+from heron.base.terminal import print_error
 from heron.cli.arguments import Location, Override
-from heron.config.errors import INTERRUPTED, LOST, STOPPED, ConfigError, TrainingError
-from heron.config.sections import Natural
-from heron.config.shipped import ACCELERATE, JOB, LAUNCH, find_config, find_shipped, names_in
-from heron.shards.atomic import locked
-from heron.shards.terminal import print_error
 
 SIGNALS = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 POLL_S = 0.2

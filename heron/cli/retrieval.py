@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
+from heron.base.atomic import named, new_folder, refuse_taken
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
 from heron.cli.arguments import ONE_EACH, Address, Location, Overwrite, Quiet, UsageError, executor
 from heron.cli.models import TrustCode
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
 from heron.retrieval.answer import Answer, Relation
 from heron.retrieval.embeddings import Layer
 from heron.retrieval.index_plan import MapKind, Metric, RequestedKind, parse_bytes
-from heron.shards.atomic import named, new_folder, refuse_taken
 
 if TYPE_CHECKING:
     from heron.retrieval.index_files import IndexManifest
@@ -364,8 +364,8 @@ def serve(
 
 
 def _export(retriever: "Retriever", site: Path, overwrite: bool) -> None:
+    from heron.base.terminal import Bar
     from heron.serve.static_site import write_site
-    from heron.shards.terminal import Bar
 
     count = len(retriever.samples)
     with (

@@ -7,11 +7,10 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from heron.base.dotted import suggest
+from heron.base.errors import StudyError, short_repr
+from heron.base.terminal import print_table
 from heron.cli.arguments import UsageError
-from heron.config.errors import StudyError
-from heron.shards.dotted import suggest
-from heron.shards.errors import short_repr
-from heron.shards.terminal import print_table
 from heron.studies.runs import (
     COLUMNS,
     FIRST_COLUMNS,

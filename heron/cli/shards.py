@@ -7,13 +7,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
+from heron.base.artefact import INT64_MAX
+from heron.base.errors import SourceError
+from heron.base.sections import Natural
 from heron.cli.arguments import Address, Group, Location, Overwrite, Quiet, Verb, executor
-from heron.config.sections import Natural
-from heron.shards import build, foreign, show, verify
-from heron.shards.artefact import INT64_MAX
-from heron.shards.errors import SourceError
-from heron.shards.layout import Layout
-from heron.shards.sources import SOURCES, find_source, make_source
+from heron.shards import build, show, verify
+from heron.sources import SOURCES, find_source, foreign, make_source
+from heron.sources.layout import Layout
 
 Workers = Annotated[Natural | None, "processes here (default: 1), or tasks of the cluster at once"]
 Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
@@ -131,11 +131,11 @@ def write_protocol(
 
     heron shards protocol scene data/scene-roles
     """
-    from heron.config.experiment import load_config
-    from heron.config.shipped import find_config
+    from heron.base.shipped import find_config
     from heron.data import open_shards
     from heron.data.dataset import load_or_assign_roles, open_reader
     from heron.data.protocol import write_roles
+    from heron.experiment.config import load_config
 
     data = load_config(find_config(config), list(overrides)).data
     data = data.model_copy(update={"roles": None})

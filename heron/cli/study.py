@@ -7,15 +7,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from heron.base.atomic import locked
+from heron.base.dotted import suggest
+from heron.base.errors import INTERRUPTED, ConfigError
+from heron.base.sections import Natural
+from heron.base.shipped import CONFIGS, STUDIES, find_shipped, names_in
+from heron.base.terminal import print_markdown, print_table
 from heron.cli.arguments import Address, AtOnce, Override, Overwrite
 from heron.cli.compare import with_threads
-from heron.config.errors import INTERRUPTED, ConfigError
-from heron.config.experiment import load_config
-from heron.config.sections import Natural
-from heron.config.shipped import CONFIGS, STUDIES, find_shipped, names_in
-from heron.shards.atomic import locked
-from heron.shards.dotted import suggest
-from heron.shards.terminal import print_markdown, print_table
+from heron.experiment.config import load_config
 from heron.studies.reproduction import GROUPS, TABLES, missing, reproduce
 
 TABLE_NAMES = [*TABLES, *GROUPS]

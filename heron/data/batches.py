@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from heron.config.augmentations import Blur, Color, Crop, Flip
-from heron.config.cores import cores_per_process
-from heron.config.data import Data
+from heron.base.cores import cores_per_process
+from heron.base.errors import ShardError
+from heron.data.augmentations import Blur, Color, Crop, Flip
 from heron.data.decoders import Decoder
-from heron.shards.errors import ShardError
+from heron.data.options import Data
 
 MAX_WORKERS = 16  # of a training process, under `auto`
 AHEAD = 4  # batches that a worker reads ahead

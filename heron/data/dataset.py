@@ -4,21 +4,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from heron.config.data import Data
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError, ShardError
 from heron.data.batches import worker_count
 from heron.data.decoders import decoder_for_views
+from heron.data.options import Data
 from heron.data.plan import MAX_STREAMS, default_streams
 from heron.data.protocol import assign, drop_partial, hide_labels, hide_views, read_roles
 from heron.data.reader import MAX_OPEN_SHARDS, Reader
 from heron.data.rows import Roles
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
-from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.mixture import MixedStore
-from heron.shards.sources import make_source
 from heron.shards.store import Store, is_remote, open_store
+from heron.sources import make_source
 
 
 def build_data(data: Data, progress: bool = True) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.data import Data, ModelView
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError, short_repr
 from heron.data.graphs import GraphDecoder
+from heron.data.options import Data, ModelView
 from heron.data.pictures import PictureDecoder, input_shape, picture_decoder
-from heron.shards.errors import short_repr
 from heron.shards.index import array_at
 from heron.shards.manifest import Manifest, View
 from heron.shards.texts import read_text
@@ -139,7 +138,7 @@ def stored_decoder(view: View) -> Decoder:
 
 
 def decoder_for_views(manifest: Manifest, stored: View, data: Data) -> Decoder:
-    """Returns a decoder for the model's views, at their size; ConfigError where they do not fit."""
+    """Returns a decoder to the size of the model's views; ConfigError if a view does not fit."""
     views = [view for view in data.views if view.stored == stored.name]
     for view in views:
         input_shape(stored, view)

@@ -10,16 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from heron.config.endless import WebDataset
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
+from heron.base.errors import ConfigError, ShardError, short_repr
 from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs, worker_count
+from heron.data.options import Data
 from heron.data.plan import even_slice
 from heron.data.random_keys import rng_keys
 from heron.data.rows import Rows, SkippedRows
 from heron.data.streams import Streams
+from heron.data.tars import WebDataset
 from heron.shards.annotation import Annotation, Label
-from heron.shards.errors import ShardError, short_repr
 from heron.shards.tarball import TarReader
 
 Sample = Mapping[str, Any]  # bytes by suffix, with `__key__` and `__url__`
@@ -80,7 +79,7 @@ class EndlessStreams(Streams):
         return SkippedRows(scored, max_fraction, self.config.samples_per_epoch)
 
     def describe(self) -> list[str]:
-        """Returns a line for each stream, and one for what a stream without an index lacks."""
+        """Returns a line for each stream, and one that says what is missing without an index."""
         lines = [
             f"{s.name}: {s.batch:,} samples a batch of {len(s.tars):,} tars without an index, by "
             + ("resampling" if self.config.resampled else "passes over each process's own tars")
@@ -151,14 +150,14 @@ class EndlessBatches:
     """
 
     def __init__(
-        self, streams: EndlessStreams, config: Config, rank: int, world: int, start: int
+        self, streams: EndlessStreams, data: Data, seed: int, rank: int, world: int, start: int
     ) -> None:
         """Opens no tar; another `start` gives another order. ConfigError if a worker has none."""
-        self.streams, self.seed, self.rank, self.world = streams, config.seed, rank, world
-        self.start, self.on_error = start, config.data.on_error
-        self.max_bad_fraction = config.data.max_bad_fraction
+        self.streams, self.seed, self.rank, self.world = streams, seed, rank, world
+        self.start, self.on_error = start, data.on_error
+        self.max_bad_fraction = data.max_bad_fraction
         self.active_streams = [s for s in (streams.labelled, streams.unlabelled) if s is not None]
-        workers = worker_count(config.data)
+        workers = worker_count(data)
         needed = world * max(1, workers)
         for stream in self.active_streams:
             if not streams.config.resampled and len(stream.tars) < needed:

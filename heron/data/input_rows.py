@@ -8,11 +8,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from heron.config.errors import InputError
+from heron.base.errors import HeronError, InputError
 from heron.data.decoders import Decoder, TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
-from heron.shards.errors import HeronError
 from heron.shards.graph import graph_fault, normalize_edges
 from heron.shards.manifest import View
 

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from heron.config.augmentations import Blur, Color, Crop, Flip
-from heron.config.data import ModelView
-from heron.config.errors import ConfigError
-from heron.shards.errors import format_shape
+from heron.base.errors import ConfigError, format_shape
+from heron.data.augmentations import Blur, Color, Crop, Flip
+from heron.data.options import ModelView
 from heron.shards.manifest import View
 from heron.shards.picture import JPEG, PNG, is_plain_jpeg, pixels, read_header
 

@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
 from heron.data.random_keys import rng_keys
 from heron.data.rows import Listed, Rows, ShardRows, positions_by_number
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.config.data import Data, Protocol
-from heron.config.errors import ConfigError
+from heron.base.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
+from heron.base.atomic import atomic_write, new_folder
+from heron.base.errors import ConfigError
+from heron.data.options import Data, Protocol
 from heron.data.random_keys import rng_keys, uniforms
 from heron.data.reader import Reader
 from heron.data.rows import ROLES, Marked, Roles, Rows
-from heron.shards.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
-from heron.shards.atomic import atomic_write, new_folder
 
 VALIDATION_DRAW = 1  # joins seed and fold, so that validation and labelled rows differ in draw
 MARKS, SIZES = "marks.npy", "sizes.npy"  # marks [rows], and row counts [roles, shards]

@@ -12,13 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.errors import ConfigError
+from heron.base.artefact import FileSum
+from heron.base.dotted import suggest
+from heron.base.errors import RESTORE, ConfigError, ShardError
 from heron.data.decoders import TextDecoder, stored_decoder
 from heron.data.open_shards import Indexes, OpenShard, copy_rows
 from heron.data.rows import Marked, Rows
-from heron.shards.artefact import FileSum
-from heron.shards.dotted import suggest
-from heron.shards.errors import RESTORE, ShardError
 from heron.shards.manifest import Manifest, Shard, View, load_manifest
 from heron.shards.store import LocalStore, Store, open_store
 

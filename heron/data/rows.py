@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import ShardError
+from heron.base.errors import ShardError
 
 Rows = NDArray[np.int64]
 ROLES = "labelled", "unlabelled", "test", "validation"  # role i is bit i of a mark

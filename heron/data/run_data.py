@@ -2,52 +2,33 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 
-from heron.config.endless import expand
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
-from heron.data.batches import BatchSource
+from heron.base.errors import ConfigError
 from heron.data.dataset import load_or_assign_roles, open_reader, prepare_decoders
-from heron.data.endless import EndlessBatches, EndlessStream, EndlessStreams
+from heron.data.endless import EndlessStream, EndlessStreams
+from heron.data.options import Data, Negatives
 from heron.data.plan import MAX_STREAMS, Balanced, Blend, Stream, apportion, default_streams
 from heron.data.protocol import assign
 from heron.data.reader import Reader
 from heron.data.rows import Listed, Roles, ShardRows
-from heron.data.streams import MINED, AnyStream, MinedStream, ShardBatches, Streams
+from heron.data.streams import MINED, MinedStream, Streams
+from heron.data.tars import expand
 from heron.shards.annotation import Annotation
-from heron.shards.foreign import draft_manifest
-from heron.shards.layout import Layout
 from heron.shards.manifest import LABELS, Labels, Manifest
 from heron.shards.tarball import TarReader
+from heron.sources.foreign import draft_manifest
+from heron.sources.layout import Layout
 
 
-def open_data(config: Config) -> Streams:
-    """Opens the data of a run: indexed shards, or tars without an index."""
-    if config.data.webdataset is None:
-        return open_streams(config)
-    return open_endless(config)
-
-
-def open_process_batches(
-    streams: Streams, config: Config, rank: int, world: int, start: int
-) -> BatchSource:
-    """Returns the batches of a process; `start` is the step from which the run continues."""
-    if config.data.webdataset is None:
-        return ShardBatches(streams, config.seed, rank, world)
-    assert isinstance(streams, EndlessStreams)
-    return EndlessBatches(streams, config, rank, world, start)
-
-
-def open_streams(config: Config) -> Streams:
-    """Opens the shards and plans the batches.
+def open_streams(data: Data, seed: int, negatives: Negatives, folder: Path) -> Streams:
+    """Opens the shards and plans the batches; hard negatives are mined into a run's `folder`.
 
     Raises ConfigError if the protocol or a batch size does not fit the data, or both streams are
     empty; ShardError if the data set is missing or damaged.
     """
-    data = config.data
     reader = open_reader(data)
     kind = reader.manifest.labels.kind
     count = data.protocol.complementary
@@ -80,18 +61,18 @@ def open_streams(config: Config) -> Streams:
         by_shard = roles.by_shard[name].shard_range(split.start, split.stop)
         if data.sources is None and (data.balance is None or name == "unlabelled"):
             canonical = data.canonical_streams or default_streams(batch)
-            return Stream(name, by_shard, batch, config.seed, canonical, data.window_rows)
-        return _plan_mixed(reader, config, name, batch, by_shard)
+            return Stream(name, by_shard, batch, seed, canonical, data.window_rows)
+        return _plan_mixed(reader, data, seed, name, batch, by_shard)
 
     random, unlabelled = plan("labelled"), plan("unlabelled")
-    _refuse_repeated_rows(config, random)
-    if config.negatives.mine and (reader.may_lack_views or reader.may_lack_labels):
+    if negatives.mine and (reader.may_lack_views or reader.may_lack_labels):
         raise ConfigError(
-            f"negatives.mine is {config.negatives.mine}, but some rows lack views or labels, and "
+            f"negatives.mine is {negatives.mine}, but some rows lack views or labels, and "
             "hard negatives are mined among whole rows: set it to 0, or set "
             "data.protocol.partial_rows=drop and use a data set of whole rows"
         )
-    labelled = _with_mined(random, config, kind) if config.negatives.mine else random
+    mined = folder / MINED
+    labelled = _with_mined(random, negatives, mined, seed, kind) if negatives.mine else random
     drawn = [stream for stream in (labelled, unlabelled) if stream is not None]
     if not drawn:
         raise ConfigError(
@@ -110,10 +91,9 @@ def open_streams(config: Config) -> Streams:
 
 
 def _plan_mixed(
-    reader: Reader, config: Config, name: str, batch: int, shards: ShardRows
+    reader: Reader, data: Data, seed: int, name: str, batch: int, shards: ShardRows
 ) -> Stream | Balanced | Blend:
     """Plans a stream that mixes sources by weight, takes classes in turn, or both."""
-    data, seed = config.data, config.seed
     if getattr(data.batch, name) == "all":
         key = "sources" if data.sources else "balance"
         raise ConfigError(
@@ -153,19 +133,6 @@ def _plan_mixed(
     return Blend(name, source_streams)
 
 
-def _refuse_repeated_rows(config: Config, labelled: AnyStream | None) -> None:
-    """Refuses `data.balance` together with options that need each row once per batch."""
-    terms = config.objective.terms()
-    unsupported = [f"objective.{name}" for name, term in terms.items() if term.loss.remembers_rows]
-    unsupported += ["negatives.mine"] if config.negatives.mine else []
-    unsupported += ["data.batch.labelled = 0"] if labelled is None else []
-    if config.data.balance is not None and unsupported:
-        raise ConfigError(
-            f"data.balance is {config.data.balance}, which may repeat a labelled row in a batch, "
-            f"so it does not work with {unsupported[0]}; remove one of them"
-        )
-
-
 def refuse_unscored(reader: Reader, roles: Roles) -> None:
     """Raises the errors of `Reader.ground_truth` for scored rows, before the run's first step."""
     if reader.manifest.labels.kind == "complementary":
@@ -173,22 +140,24 @@ def refuse_unscored(reader: Reader, roles: Roles) -> None:
             reader.ground_truth(role)
 
 
-def _with_mined(random: Stream | Balanced | Blend | None, config: Config, kind: str) -> MinedStream:
+def _with_mined(
+    random: Stream | Balanced | Blend | None, negatives: Negatives, file: Path, seed: int, kind: str
+) -> MinedStream:
     """Returns the labelled stream with hard negatives; ConfigError if no labels define them."""
     supported = "multi_label", "multi_class", "hierarchical"
     if random is None or isinstance(random, Balanced) or kind not in supported:
         reason = "no labelled rows in the batch" if random is None else f"{kind} labels"
         raise ConfigError(
-            f"negatives.mine is {config.negatives.mine}, with {reason}, but hard negatives are "
+            f"negatives.mine is {negatives.mine}, with {reason}, but hard negatives are "
             f"found by labels and need {', '.join(supported)}; set data.batch.labelled, or set "
             "negatives.mine to 0"
         )
-    if (batch := random.batch + config.negatives.mine) > random.rows:
+    if (batch := random.batch + negatives.mine) > random.rows:
         raise ConfigError(
             f"data.batch.labelled + negatives.mine is {batch}, but there are only {random.rows} "
             "labelled rows; lower one of them"
         )
-    return MinedStream(random, config.negatives, Path(config.run.dir) / MINED, config.seed)
+    return MinedStream(random, negatives, file, seed)
 
 
 def _check_labels(streams: Streams) -> None:
@@ -221,20 +190,16 @@ def _check_labels(streams: Streams) -> None:
             )
 
 
-def open_endless(config: Config) -> EndlessStreams:
+def open_endless(data: Data) -> EndlessStreams:
     """Opens the data set, or makes the declaration, that samples must fit; opens no tar yet.
 
     Raises ConfigError if an option needs an index, SourceError if a declared member or label cannot
     be read, ShardError if the data set for scoring is missing or damaged.
     """
-    data = config.data
     assert data.webdataset is not None
-    for key, why in _unsupported(config):
-        raise ConfigError(
-            f"{key}, but data.webdataset streams samples without an index: {why}; remove it, or "
-            "index the tars (heron shards index) and set data.path"
-        )
-    reader, layout = open_reader(data) if data.path else _declared(config), None
+    for key, why in _unsupported(data):
+        refuse_without_index(key, why)
+    reader, layout = open_reader(data) if data.path else _declared(data), None
     if (manifest := reader.manifest).block_rows is not None:
         raise ConfigError(
             f"{reader.store} packs {manifest.block_rows} rows in a sample, but data.webdataset "
@@ -257,7 +222,7 @@ def open_endless(config: Config) -> EndlessStreams:
     if data.path:
         roles = assign(reader, data.split, data.protocol)
     refuse_unscored(reader, roles)
-    labelled, unlabelled = _stream("labelled", config), _stream("unlabelled", config)
+    labelled, unlabelled = _stream("labelled", data), _stream("unlabelled", data)
     active = [stream for stream in (labelled, unlabelled) if stream is not None]
     if not active:
         raise ConfigError(
@@ -281,21 +246,16 @@ def open_endless(config: Config) -> EndlessStreams:
     )
 
 
-def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the options that need an index, and the reasons."""
-    data = config.data
-    for name, term in config.objective.terms().items():
-        if term.loss.remembers_rows:
-            yield f"objective.{name} remembers rows", "no row comes back under the same number"
-    if config.negatives.mine:
-        yield f"negatives.mine is {config.negatives.mine}", "there are no rows to embed and mine"
-    if config.train.frozen_views:
-        yield (
-            f"train.frozen_views is {config.train.frozen_views}",
-            "features are kept by row number",
-        )
-    if config.evaluate.baselines:
-        yield "evaluate.baselines is true", "they would train on different rows than the run"
+def refuse_without_index(key: str, why: str) -> NoReturn:
+    """Raises the error of an option that needs an index, for tars that have none."""
+    raise ConfigError(
+        f"{key}, but data.webdataset streams samples without an index: {why}; remove it, or "
+        "index the tars (heron shards index) and set data.path"
+    )
+
+
+def _unsupported(data: Data) -> Iterator[tuple[str, str]]:
+    """Yields the options of data that need an index, and the reasons."""
     if data.roles is not None:
         yield f"data.roles is {data.roles}", "samples have no numbers, which roles need"
     if data.protocol.complementary is not None:
@@ -318,9 +278,9 @@ def _unsupported(config: Config) -> Iterator[tuple[str, str]]:
             yield f"data.batch.{name} is 'all'", "the number of samples is unknown"
 
 
-def _declared(config: Config) -> Reader:
+def _declared(data: Data) -> Reader:
     """Returns a reader without rows whose manifest has what `data.webdataset` declares."""
-    data, options = config.data, config.data.webdataset
+    options = data.webdataset
     assert options is not None
     layout_options = {
         "image": options.image,
@@ -348,8 +308,8 @@ def _declared(config: Config) -> Reader:
     return reader
 
 
-def _stream(name: str, config: Config) -> EndlessStream | None:
-    data, options = config.data, config.data.webdataset
+def _stream(name: str, data: Data) -> EndlessStream | None:
+    options = data.webdataset
     assert options is not None
     batch, tars = getattr(data.batch, name), getattr(options, name)
     if bool(batch) != bool(tars):

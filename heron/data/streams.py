@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.config.data import Protocol
-from heron.config.training import Negatives
+from heron.base.errors import ShardError
 from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs
 from heron.data.decoders import Decoder
+from heron.data.options import Negatives, Protocol
 from heron.data.plan import Balanced, Blend, Stream, even_slice
 from heron.data.random_keys import rng_keys, uniforms
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows, ShardRows, SkippedRows
 from heron.data.views import Embedded, features_of
-from heron.shards.errors import ShardError
 from heron.shards.show import count_views
 
 MINED = "negatives"  # folder of the tables in a run's folder

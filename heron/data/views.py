@@ -17,11 +17,11 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.config.augmentations import Augmentation, OwnAugmentation
-from heron.config.data import Data
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
+from heron.data.augmentations import Augmentation, OwnAugmentation
 from heron.data.batches import Batch
 from heron.data.graphs import drop_nodes, mask_nodes, perturb_edges, subgraph
+from heron.data.options import Data
 from heron.data.pictures import DRAWS, blur, color, crop, fit, flip, input_shape
 from heron.data.random_keys import normals, uniforms
 from heron.data.rows import Rows, positions_by_number

@@ -21,49 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from heron.config.data import without_locations
-from heron.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
-from heron.config.experiment import Config
-from heron.config.shipped import __version__
+from heron.base.dotted import loaded_files
+from heron.base.errors import LOST, STOPPED, Lost, Stopped, TrainingError
+from heron.base.shipped import __version__
 from heron.distributed.collectives import default_store, rank, world_size
 from heron.distributed.watchdog import leave
-from heron.shards.artefact import fingerprint
-from heron.shards.dotted import loaded_files
 
-HOST_KEYS = {  # options that may differ from host to host, and change no number
-    "run": {"dir"},
-    "data": {"cache", "storage_options", "verify", "workers"},
-    "train": {"cpu_threads"},
-}
 YAML = {"None": "null", "True": "true", "False": "false"}  # as an experiment's file has them
 NAMED = 8  # ranks that an error names
 MET, LATE = 0, 255  # in one byte with the numbers of signals
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 LEAVING_S = 10.0  # that rank 0, which has the store, waits for the others to read the verdict
 _calls = itertools.count()
-
-
-def run_facts(config: Config) -> dict[str, Any]:
-    """Returns the configuration and versions, which with the data decide the numbers of a run."""
-    tree = config.model_dump(mode="json", exclude={"tracking"})
-    tree["data"] = without_locations(tree["data"])
-    for section, keys in HOST_KEYS.items():
-        for key in keys:
-            del tree[section][key]
-    return {**tree, "versions": versions()}
-
-
-def run_fingerprint(config: Config, data: str) -> str:
-    """Returns a fingerprint that two runs with the same numbers share: see `run_facts`.
-
-    A run that `train.steps` stops has that of the whole run, whose numbers it has up to there.
-    """
-    facts = run_facts(config)
-    facts["data"]["fingerprint"] = data
-    del facts["run"]  # only resumption is left in it
-    for key in ("steps", "timeout_s", "keep_checkpoints", "save_every_epochs", "save_every_steps"):
-        del facts["train"][key]
-    return fingerprint(facts)
 
 
 def versions() -> dict[str, str]:

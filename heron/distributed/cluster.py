@@ -10,11 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from heron.config.cores import SPIN_KEYS, THREADS, chosen_here
-from heron.config.errors import TrainingError
-from heron.config.extras import require
-from heron.shards.errors import ShardError
-from heron.shards.workers import Item, Result, outcome
+from heron.base.cores import SPIN_KEYS, THREADS, chosen_here
+from heron.base.errors import ShardError, TrainingError
+from heron.base.extras import require
+from heron.base.workers import Item, Result, outcome
 
 Node = Mapping[str, float]  # a node's resources: CPU, GPU
 CONNECT_TIMEOUT_S = 10.0  # to connect to a cluster's head
@@ -78,7 +77,7 @@ def has_gpus() -> bool:
 
 @dataclass(frozen=True)
 class Tasks:
-    """An executor (see `heron.shards.workers`) of tasks on the connected cluster.
+    """An executor (see `heron.base.workers`) of tasks on the connected cluster.
 
     A task whose process or node is lost is done again, elsewhere if need be. The nodes have Heron
     installed, and see the working directory at the same path.
@@ -96,7 +95,7 @@ class Tasks:
     def map(
         self, function: Callable[[Item], Result], items: Sequence[Item]
     ) -> Generator[tuple[Item, Result], None, None]:
-        """Calls a function on items in tasks: see `heron.shards.workers.Executor`."""
+        """Calls a function on items in tasks: see `heron.base.workers.Executor`."""
         import ray
 
         run = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)(_run)

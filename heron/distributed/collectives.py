@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from heron.config.errors import Stopped
+from heron.base.errors import HeronError, Stopped
 from heron.distributed.derivatives import first_derivative
-from heron.shards.errors import HeronError
 
 T = TypeVar("T")
 LONGEST = timedelta(days=1)  # a collective waits: the watchdog ends a job that hangs
@@ -129,7 +128,7 @@ def on_all(work: Callable[[], T]) -> T:
 
 
 def gather_if_any(value: Any) -> list[Any]:
-    """Returns `gather_objects`, or [] after one number is exchanged where all values are falsy."""
+    """Returns `gather_objects`; if all values are falsy, [] after exchanging one number."""
     if world_size() == 1:
         return [value] if value else []
     has_value = torch.tensor([float(bool(value))], device=_device())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.distributed.collectives import gather_stacked, sum_over_processes, world_size
 from heron.distributed.derivatives import first_derivative
 

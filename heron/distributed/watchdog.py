@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from heron.config.errors import LOST
+from heron.base.errors import LOST
 from heron.distributed.collectives import default_store, rank, world_size
 
 LOOKS = 20  # rounds in a time-out, at least

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.extras import require
-from heron.config.training import Evaluate
+from heron.base.errors import ConfigError, TrainingError
+from heron.base.extras import require
 from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.reader import Reader
@@ -28,6 +27,7 @@ from heron.evaluation.metrics import (
     multi_class_scores,
     multi_label_scores,
 )
+from heron.evaluation.options import Evaluate
 from heron.evaluation.probe import linear_probe, support_vectors
 from heron.models.heterogeneous import Features, Heterogeneous
 

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
 
 faiss = require("faiss", "a search for neighbours")
 

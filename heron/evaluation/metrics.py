@@ -51,7 +51,7 @@ def _f1_of_labels(true: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDAr
 
 
 def multi_class_scores(probability: NDArray[np.float32], y: NDArray[np.float32]) -> Scores:
-    """Scores exclusive classes, of which the most probable is predicted: see the function above.
+    """Scores exclusive classes; the most probable one is predicted. See the function above.
 
     The macro F1 averages the classes that occur among the true or predicted ones.
     """

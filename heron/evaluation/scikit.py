@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
 from heron.data.rows import Rows
 from heron.evaluation.evaluator import Columns, Evaluator
 from heron.evaluation.metrics import label_auc
@@ -214,7 +214,7 @@ def _projection(x: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[np.float64]
 def _search_forest(
     layouts: Sequence[float], parts: Sequence[Part], exclusive: bool
 ) -> tuple[Tried, tuple[Options, float]]:
-    """Changes one option at a time, and goes on with what is better beyond the noise of folds."""
+    """Changes one option at a time, and keeps a change if it beats the noise between folds."""
     best: Options = {"shared": 0.0, "factor": 1.0, "leaf": 1.0}
     least = _forest_losses(parts, exclusive, best)
     tried = [(best, _mean(least))]

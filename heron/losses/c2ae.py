@@ -7,12 +7,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from heron.config.sections import Natural, Positive
-from heron.config.terms import CLASS_LABELS, Needs
+from heron.base.sections import Natural, Positive
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import refuse_labels
 from heron.losses.families import ClassifierLoss
 from heron.losses.pairs import OwnRows, Rows, as_slice
+from heron.losses.terms import CLASS_LABELS, Needs
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 

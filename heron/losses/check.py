@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.distributed.watchdog import leave
 from heron.losses.check_inputs import Inputs, LossSpec, build, call
 
@@ -60,7 +60,7 @@ class Result:
 
 
 def check_loss(spec: LossSpec, processes: Sequence[int] = (2, 3)) -> list[Finding]:
-    """Returns a line a case; TrainingError if a loss cannot be called, or on so many processes."""
+    """Returns a line per case; TrainingError if a loss cannot be called, or not by `processes`."""
     if wrong := [world for world in processes if not 2 <= world <= MOST]:
         raise TrainingError(f"--processes {wrong[0]}: a check takes 2 to {MOST} processes")
     draw = Inputs.draw(spec.inputs, ROWS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, one_hot
 
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
 from heron.distributed import collectives
 from heron.losses.families import InputLoss, LabelledLoss, LogitLoss, ProjectionLoss
 from heron.losses.loss import Loss

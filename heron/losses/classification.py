@@ -13,12 +13,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from heron.config.terms import CLASS_LABELS, COMPLEMENTARY_LABELS, SINGLE_CLASS_LABELS, Needs
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import refuse_labels
 from heron.losses.families import LogitLoss
 from heron.losses.inputs import LossError, as_columns, as_probabilities, is_whole, shown
 from heron.losses.loss import Loss
+from heron.losses.terms import CLASS_LABELS, COMPLEMENTARY_LABELS, SINGLE_CLASS_LABELS, Needs
 
 
 def bce(

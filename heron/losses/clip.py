@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.functional import softplus
 
-from heron.config.sections import Positive
-from heron.config.terms import Needs, Temperature
+from heron.base.sections import Positive
 from heron.distributed.derivatives import first_derivative
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import Rule, RuleResult, blockwise, unit, working_dtype
@@ -18,6 +17,7 @@ from heron.losses.families import ProjectionLoss
 from heron.losses.loss import projection_spec
 from heron.losses.own_positives import cross_view_loss
 from heron.losses.pairs import OwnRows, Present, Rows, as_slice, join_views, rows_of_views
+from heron.losses.terms import Needs, Temperature
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 MAX_SCALE = 100.0  # CLIP's bound on the factor of cosines
@@ -250,7 +250,7 @@ def _sigmoid_rule(positives: Tensor, mean: float) -> Rule:
     """Returns SigLIP's rule for anchors whose rows' keys lie at `positives`; -1 means no key."""
 
     def negate(x: Tensor, positive: Tensor) -> None:
-        """Negates the positive's element of each row, of which there is none without keys."""
+        """Negates each row's element for its positive; without keys there is none."""
         if not x.shape[1]:
             return
         place, exists = positive.clamp(min=0)[:, None], positive[:, None] >= 0

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from heron.config.sections import Natural
-from heron.config.terms import Temperature
+from heron.base.artefact import Count
+from heron.base.sections import Natural
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import checked_logits, log1m_exp
 from heron.losses.contrast import contrast
@@ -19,7 +19,7 @@ from heron.losses.engine import strips, unit, working_dtype
 from heron.losses.inputs import RowCounts
 from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, one_hot_like
 from heron.losses.pairs import OwnRows, Pairs, Rows, as_slice
-from heron.shards.artefact import Count
+from heron.losses.terms import Temperature
 
 
 class Comco(MomentumLoss):

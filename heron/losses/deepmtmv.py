@@ -6,17 +6,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from heron.config.errors import ConfigError
-from heron.config.model import Sizes
-from heron.config.sections import Natural, Positive
-from heron.config.terms import CLASS_LABELS, Needs
+from heron.base.errors import ConfigError
+from heron.base.sections import Natural, Positive
 from heron.distributed.collectives import broadcast_object
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import Bce, CrossEntropy, bce, cross_entropy
 from heron.losses.families import ClassifierLoss
 from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting
 from heron.losses.task_groups import SplitRule, TaskGroups
+from heron.losses.terms import CLASS_LABELS, Needs
 from heron.models.heterogeneous import ModelSpec
+from heron.models.options import Sizes
 
 
 class Deepmtmv(ClassifierLoss):

@@ -57,18 +57,19 @@ class _Unit(torch.autograd.Function):
     @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
         vectors, length = ctx.saved_tensors  # type: ignore[attr-defined]
-        if ctx.kernels and any(x is not None for x in grads):  # type: ignore[attr-defined]
-            both = [None if x is None else x.to(vectors.dtype).flatten(0, -2) for x in grads]
-            tau = ctx.tau or 1.0  # type: ignore[attr-defined]
-            rows = vectors.flatten(0, -2)
-            x = fused.unit_gradient((both[0], (*both, None)[1]), rows, length, tau)
-            return x.view_as(vectors), None, None
-        grad = grads[0]
-        if len(grads) > 1 and grads[1] is not None:
-            zero = torch.zeros_like(grads[1]) if grad is None else grad
-            grad = torch.add(zero, grads[1], alpha=1 / ctx.tau)  # type: ignore[attr-defined]
-        if grad is None:
+        grad, of_scaled = (*grads, None)[:2]
+        tau = ctx.tau or 1.0  # type: ignore[attr-defined]
+        if grad is None and of_scaled is None:
             return None, None, None
+        if ctx.kernels:  # type: ignore[attr-defined]
+            flat = [
+                None if x is None else x.to(vectors.dtype).flatten(0, -2) for x in (grad, of_scaled)
+            ]
+            x = fused.unit_gradient((flat[0], flat[1]), vectors.flatten(0, -2), length, tau)
+            return x.view_as(vectors), None, None
+        if of_scaled is not None:
+            grad = of_scaled / tau if grad is None else torch.add(grad, of_scaled, alpha=1 / tau)
+        assert grad is not None
         grad = grad.to(vectors.dtype)
         along = (grad * vectors).sum(-1, keepdim=True)
         return torch.addcmul(grad, vectors, along, value=-1).div_(length), None, None

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from heron.config.terms import Needs
 from heron.distributed.collectives import (
     gather,
     gather_all,
@@ -20,6 +19,7 @@ from heron.distributed.collectives import (
 )
 from heron.losses.batch import FeatureMap, GlobalBatch
 from heron.losses.pairs import OwnRows
+from heron.losses.terms import Needs
 from heron.models.heterogeneous import Features
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from heron.config.model import ModelConfig
 from heron.losses.batch import GlobalBatch
 from heron.losses.inputs import (
     LossError,
@@ -24,6 +23,7 @@ from heron.losses.inputs import (
 )
 from heron.losses.loss import Loss
 from heron.models.heterogeneous import ModelSpec
+from heron.models.options import ModelConfig
 
 
 class ProjectionLoss(Loss):
@@ -74,7 +74,7 @@ class InputLoss(Loss):
 
 
 class LabelledLoss(Loss):
-    """A loss of features that all have labels; those of all views are one if it reads `hidden`."""
+    """A loss of labelled features; if it reads `hidden`, the views' features are concatenated."""
 
     def columns(self, labels: Tensor) -> Tensor:
         """Returns the labels as columns."""

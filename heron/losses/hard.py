@@ -10,8 +10,7 @@ from jaxtyping import Float, Shaped
 from pydantic import Field
 from torch import Tensor
 
-from heron.config.sections import Natural
-from heron.config.terms import CLASS_LABELS, Needs, Temperature
+from heron.base.sections import Natural
 from heron.losses import fused
 from heron.losses.batch import GlobalBatch
 from heron.losses.classes import Classes, class_losses
@@ -34,6 +33,7 @@ from heron.losses.pairs import (
     own_row_positions,
     pair_count,
 )
+from heron.losses.terms import CLASS_LABELS, Needs, Temperature
 
 Hardening = Literal["none", "exp", "threshold"]
 Positives = Literal["label", "augmentation"]

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from heron.config.terms import Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.classes import Classes, class_losses, largest_pairs
 from heron.losses.engine import count_members, group_numbers, unit_and_scaled, working_dtype
@@ -24,6 +23,7 @@ from heron.losses.pairs import (
     key_numbers,
     own_row_positions,
 )
+from heron.losses.terms import Needs, Temperature
 
 Penalty = Literal["exp_inverse"] | None
 

@@ -9,14 +9,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from heron.config.errors import ConfigError
-from heron.config.model import ModelConfig
-from heron.config.terms import Needs
+from heron.base.errors import ConfigError
 from heron.data.graphs import NONE
 from heron.losses.batch import GlobalBatch
 from heron.losses.inputs import LossError, RowCounts, expect_width
 from heron.losses.loss import Loss
+from heron.losses.terms import Needs
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
+from heron.models.options import ModelConfig
 
 
 class Discriminators(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heron.shards.errors import HeronError, format_shape
+from heron.base.errors import HeronError, format_shape
 
 Views = Tensor | Sequence[Tensor]
 RowCounts = Sequence[int] | None  # numbers of rows of every process; None exchanges them

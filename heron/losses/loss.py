@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from heron.config.model import ModelConfig
-from heron.config.sections import check
-from heron.config.terms import Needs, section_of
+from heron.base.sections import check
 from heron.distributed import collectives
 from heron.distributed.derivatives import OPERATIONS, one_operation
 from heron.losses.batch import GlobalBatch
 from heron.losses.exchange import ShardSizes, exchange
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
 from heron.losses.run import Memory, RunSpec, TermSetting
+from heron.losses.terms import Needs, section_of
 from heron.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
+from heron.models.options import ModelConfig
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
 
@@ -142,10 +142,14 @@ class Loss(nn.Module, ABC):
 
     # What a run and a loop call.
 
+    @property
+    def truncated_features(self) -> set[str]:
+        """The features that `Matryoshka` cuts; empty where the loss compares all of them whole."""
+        return {*(self.truncated or ())} & self.needs.features if self.widths else set()
+
     def nested_share(self, batch: GlobalBatch) -> Any:
         """Returns what `share` does, or under `Matryoshka` its mean over the widths."""
-        names = {*(self.truncated or ())} & self.needs.features
-        if not self.widths or not names:
+        if not (names := self.truncated_features):
             return self.share(batch)
         shares: list[Any] = [self.share(batch.prefix(names, width)) for width in self.widths]
         return None if shares[0] is None else sum(shares) / len(shares)

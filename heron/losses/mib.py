@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heron.config.sections import Natural, Positive
-from heron.config.terms import Needs
+from heron.base.sections import Natural, Positive
 from heron.data.random_keys import normals
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import RuleResult, blockwise
 from heron.losses.inputs import LossError, RowCounts, Views, as_views, shown
 from heron.losses.loss import Loss, projection_spec
 from heron.losses.pairs import OwnRows, Rows, as_slice
+from heron.losses.terms import Needs
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 SALT = 9000  # keeps clear of the salts of dropout, which count the views and layers of an encoder

@@ -78,7 +78,7 @@ class Mirroring:
 
 
 def gather_anchor_values(mirroring: Mirroring | None, values: Tensor) -> Tensor | None:
-    """Gathers values of the own anchors, [anchors], to those of all anchors, without gradient.
+    """Gathers the values of this process's anchors into those of all anchors, without gradient.
 
     Every process must take part. Returns None without `mirroring`.
     """

@@ -10,14 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from heron.config.errors import ConfigError
-from heron.config.sections import Natural
-from heron.config.terms import COMPLEMENTARY_LABELS, Needs
+from heron.base.errors import ConfigError
+from heron.base.sections import Natural
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import checked_logits
 from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
 from heron.losses.loss import Loss
 from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting
+from heron.losses.terms import COMPLEMENTARY_LABELS, Needs
 from heron.models.heterogeneous import AUTOCAST, Heterogeneous
 
 VIEW = 1  # keys are made of the second view

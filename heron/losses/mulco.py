@@ -8,8 +8,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from heron.config.sections import Natural
-from heron.config.terms import Temperature
+from heron.base.sections import Natural
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
 from heron.losses.engine import unit, working_dtype
@@ -17,6 +16,7 @@ from heron.losses.hard import debias
 from heron.losses.inputs import RowCounts
 from heron.losses.momentum import Decay, KeyQueue, MomentumLoss
 from heron.losses.pairs import Pairs
+from heron.losses.terms import Temperature
 
 Kind = Literal["standard", "sifted", "soft", "weighted", "debiased"]
 

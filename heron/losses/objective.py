@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from heron.config.data import ModelView
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.model import ModelConfig
-from heron.config.terms import Needs, Terms, named_terms
+from heron.base.errors import ConfigError, TrainingError
+from heron.data.options import ModelView
 from heron.losses.batch import GlobalBatch
 from heron.losses.exchange import ShardSizes, exchange
 from heron.losses.loss import Loss
+from heron.losses.named_terms import Terms, named_terms
 from heron.losses.products import recording
 from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting
+from heron.losses.terms import Needs
 from heron.models.heterogeneous import Features
+from heron.models.options import ModelConfig
 
 if TYPE_CHECKING:  # losses used outside the trainer do not load the data pipeline
     from heron.data.batches import Batch
@@ -35,12 +36,19 @@ class Objective:
     """
 
     def __init__(self, terms: Terms, matryoshka: Sequence[int] = ()) -> None:
-        """Builds the losses; `matryoshka` is `config.model.ModelConfig.matryoshka`."""
+        """Builds the losses; `matryoshka` is `models.options.ModelConfig.matryoshka`."""
         self.sections, self.matryoshka = terms.terms(), tuple(matryoshka)
         self.terms = build_losses(terms)
         self.paths: dict[str, set[str]] = {name: set() for name in self.terms}
         for loss in self.terms.values():
             loss.set_widths(self.matryoshka)
+        # Bound once: a term that is compared whole has no mean over widths to take.
+        self._shares = {
+            name: loss.nested_share if loss.truncated_features else loss.share
+            for name, loss in self.terms.items()
+        }
+        ramps = any(section.ramp_epochs for section in self.sections.values())
+        self._weights = {} if ramps else self.weights(0.0)
         all_needs = [loss.needs for loss in self.terms.values()]
 
         def union(scope: str) -> tuple[str, ...]:
@@ -135,11 +143,11 @@ class Objective:
         Raises:
             TrainingError: a term refuses its input or returns no scalar, or no term has a loss.
         """
-        weights, losses = self.weights(batch.epoch), {}
-        for name, term in self.terms.items():
+        weights, losses = self._weights or self.weights(batch.epoch), {}
+        for name, share in self._shares.items():
             try:
                 with recording(self.paths[name]):
-                    loss: Any = term.nested_share(batch)
+                    loss: Any = share(batch)
             except ValueError as fault:
                 raise TrainingError(f"objective.{name}: {fault}") from None
             if loss is None:

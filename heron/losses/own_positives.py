@@ -85,11 +85,8 @@ def own_views(
     """Returns what of `Pairs` leaves out the pairs of an anchor and a view of its own row."""
     if present is None and anchor_views.start == 0:
         numbers = numbers_of(batch, count, own, device, len(anchor_views))
-        return {
-            "anchor_tag": numbers.anchors,
-            "key_tag": numbers.keys,
-            "exclude": numbers.own_keys,
-        }
+        tags = {"anchor_tag": numbers.anchors, "key_tag": numbers.keys}
+        return {**tags, "exclude": numbers.own_keys}
     samples = [torch.arange(batch, device=device)] * count
     return {
         "anchor_tag": join_views(samples, present, own, anchor_views),
@@ -168,11 +165,6 @@ def cross_view_loss(
     return sum_of(shares)
 
 
-def unit_views(z: Sequence[Tensor], tau: float, term: str) -> list[Tensor]:
-    """Returns the projections as unit vectors in the working type; errors as in `nt_xent`."""
-    return list(unit_head(z, tau, term)[1])
-
-
 def unit_head(z: Sequence[Tensor], tau: float, term: str, least_tau: float | None = None) -> Head:
     """Returns the projections as unit vectors over tau, and as such, in the working type.
 
@@ -189,15 +181,14 @@ def unit_head(z: Sequence[Tensor], tau: float, term: str, least_tau: float | Non
 
 
 def positives(
-    vectors: Sequence[Tensor] | Tensor,
+    vectors: Float[Tensor, "views batch dim"],
     anchor_views: range,
     tau: float,
     rows: slice,
     present: Present = None,
 ) -> list[Tensor]:
     """Returns the logits, cos / tau, of anchors with their samples' other views: see `cosines`."""
-    stacked = vectors if isinstance(vectors, Tensor) else torch.stack(list(vectors))
-    of_pairs, *exists = cosines(stacked, anchor_views, rows, present)
+    of_pairs, *exists = cosines(vectors, anchor_views, rows, present)
     return [of_pairs / tau, *exists]
 
 

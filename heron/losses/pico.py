@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from heron.config.sections import Natural, Share
-from heron.config.terms import Temperature
+from heron.base.artefact import Count
+from heron.base.sections import Natural, Share
 from heron.data.graphs import group_sums
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import TrainingSetLoss, complementary_columns
@@ -23,7 +23,9 @@ from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, MomentumQueue, 
 from heron.losses.mulco import mulco
 from heron.losses.pairs import Pairs, Rows, as_slice
 from heron.losses.run import RunSpec
-from heron.shards.artefact import Count
+from heron.losses.terms import Temperature
+
+PLACES = 1 << 18  # of the prototypes' rows that are looked up at a time
 
 
 class Disambiguation(nn.Module):
@@ -67,14 +69,15 @@ class Disambiguation(nn.Module):
         """
         if not len(classes):
             return
-        count = count_members(classes, len(self.prototypes))
-        round_of = torch.arange(int(count.max()), device=classes.device)[:, None]
-        place = (count.cumsum(0) - count + round_of).clamp_(max=len(classes) - 1)
-        sample, has_one = classes.argsort(stable=True)[place], (round_of < count)[:, :, None]
+        order, count = classes.argsort(stable=True), count_members(classes, len(self.prototypes))
         now, q = self.prototypes, (1 - self.gamma) * q.to(self.prototypes)
-        for r in range(len(round_of)):
-            moved = F.normalize(self.gamma * now + q[sample[r]], dim=1)
-            now = torch.where(has_one[r], moved, now)
+        rounds = torch.arange(int(count.max()), device=classes.device)[:, None]
+        for block in torch.split(rounds, max(1, PLACES // len(count))):  # bounds the memory
+            place = (count.cumsum(0) - count + block).clamp_(max=len(classes) - 1)
+            sample, has_one = order[place], (block < count)[:, :, None]
+            for r in range(len(block)):
+                moved = F.normalize(self.gamma * now + q[sample[r]], dim=1)
+                now = torch.where(has_one[r], moved, now)
         self.prototypes.copy_(now)
 
     @torch.no_grad()

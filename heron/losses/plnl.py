@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heron.config.errors import ConfigError
-from heron.config.sections import Natural, Share
-from heron.config.terms import COMPLEMENTARY_LABELS, Needs
+from heron.base.artefact import Count
+from heron.base.errors import ConfigError
+from heron.base.sections import Natural, Share
 from heron.distributed.sync_batchnorm import call_by_stream
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import (
@@ -21,9 +21,9 @@ from heron.losses.classification import (
 )
 from heron.losses.inputs import LossError, RowCounts, Views, as_views
 from heron.losses.run import Memory, RunSpec, TermSetting
+from heron.losses.terms import COMPLEMENTARY_LABELS, Needs
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
-from heron.shards.artefact import Count
 
 NETWORKS = 2
 SALT = 5000  # of the second encoder's dropout

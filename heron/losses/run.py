@@ -8,8 +8,8 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from heron.config.model import ModelConfig
 from heron.models.heterogeneous import Heterogeneous
+from heron.models.options import ModelConfig
 
 
 @dataclass(frozen=True)

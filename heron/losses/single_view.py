@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heron.config.terms import Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
 from heron.losses.engine import unit, working_dtype
@@ -15,6 +14,7 @@ from heron.losses.families import InputLoss
 from heron.losses.loss import projection_spec
 from heron.losses.mirroring import Mirroring, mirrored_sums
 from heron.losses.pairs import OwnRows, Pairs, Rows, as_slice, numbers_of
+from heron.losses.terms import Needs, Temperature
 from heron.losses.unsupervised import WeightNet
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.data.graphs import group_sums
 from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
@@ -27,6 +26,7 @@ from heron.losses.pairs import (
     key_numbers,
     own_row_positions,
 )
+from heron.losses.terms import CLASS_LABELS, Needs, Temperature
 
 
 class Supcon(LabelledLoss):

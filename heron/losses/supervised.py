@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from heron.config.terms import CLASS_LABELS, Needs, Temperature
 from heron.losses import fused, products
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import (
@@ -22,6 +21,7 @@ from heron.losses.engine import (
 from heron.losses.families import LabelledLoss
 from heron.losses.inputs import as_columns
 from heron.losses.pairs import OwnRows, Rows, as_slice, is_fused, key_numbers, rows_of
+from heron.losses.terms import CLASS_LABELS, Needs, Temperature
 
 Distance = Literal["hamming", "indicator"]
 

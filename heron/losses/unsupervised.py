@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heron.config.terms import Needs, Temperature
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import sum_of, unit
 from heron.losses.families import InputLoss, ProjectionLoss
 from heron.losses.loss import projection_spec
 from heron.losses.own_positives import Head, all_views_loss, cross_view_loss, unit_head
 from heron.losses.pairs import Present, Rows
+from heron.losses.terms import Needs, Temperature
 from heron.models.heterogeneous import Encoded, Features, ModelSpec
 
 Anchors = Literal["first", "all"]

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from heron.config.errors import ConfigError
-from heron.config.extras import require
-from heron.config.model import Cnn, Convnet, Gin, Linear, Mlp, Network, OwnEncoder, Resnet, Vgg
-from heron.config.model import Encoder as EncoderConfig
+from heron.base.errors import ConfigError
+from heron.base.extras import require
 from heron.data.graphs import NONE, group_sums, parted
 from heron.data.random_keys import opaque_uniforms, uniforms
 from heron.models.networks import build_network
+from heron.models.options import Cnn, Convnet, Gin, Linear, Mlp, Network, OwnEncoder, Resnet, Vgg
+from heron.models.options import Encoder as EncoderConfig
 
 
 class GinEncoder(nn.Module):
@@ -103,7 +103,7 @@ class RowDropout(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A sequence of layers, of which dropout takes the rows' keys."""
+    """A sequence of layers; dropout also gets the rows' keys."""
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         """Chains the layers."""

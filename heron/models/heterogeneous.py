@@ -8,12 +8,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from heron.config.errors import ConfigError
-from heron.config.model import ModelConfig
-from heron.config.terms import Needs
-from heron.config.training import Precision
+from heron.base.errors import ConfigError
 from heron.distributed.sync_batchnorm import call_by_stream
 from heron.models.encoders import build_encoder, mlp
+from heron.models.options import ModelConfig, Precision
 
 # The model's outputs by name: a tensor [rows, ...] per view, or one of all views.
 Features = dict[str, list[Tensor]]
@@ -47,10 +45,20 @@ class ModelSpec:
         return sum(self.widths[: self.classified])
 
 
+class Needed(Protocol):
+    """What a term reads: see `heron.losses.terms.Needs`."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of all features that it reads."""
+
+
 class ModelTerm(Protocol):
     """A term of the objective, as the model sees it: see `heron.losses.Loss`."""
 
-    needs: Needs
+    @property
+    def needs(self) -> Needed:
+        """What it reads."""
 
     def build_parts(self, spec: ModelSpec) -> dict[str, Callable[[], nn.Module]]:
         """Returns functions, by name, that build the modules that the term adds."""

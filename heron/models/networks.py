@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from heron.config import extras
-from heron.config.errors import ConfigError, HeronError
-from heron.config.extras import in_a_line, require
-from heron.config.model import Lora, ModelConfig, Network, Timm, Transformer
+from heron.base.errors import ConfigError, HeronError
+from heron.base.extras import in_a_line, require
+from heron.models import strangers
+from heron.models.options import Lora, ModelConfig, Network, Timm, Transformer
 
 HALF = [0.5, 0.5, 0.5]  # the default mean and standard deviation of pictures
 MAX_JSON_BYTES = 2**20  # of a JSON file beside weights
@@ -147,8 +147,8 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
     tree = dict(options.config or published)
     if "auto_map" in tree:
         raise ConfigError(f"{key}: the network has its own code; use one that transformers has")
-    if options.config is None or (tree == published and tree["model_type"] in extras.NETWORKS):
-        tree = extras.transformers_config(tree, key, AS_CONFIG)
+    if options.config is None or (tree == published and tree["model_type"] in strangers.NETWORKS):
+        tree = strangers.transformers_config(tree, key, AS_CONFIG)
     kind = tree.pop("model_type", None)
     if len(shape) == 1:
         raise ConfigError(
@@ -329,12 +329,12 @@ def of_folder(model: ModelConfig, trust_code: bool) -> ModelConfig:
         update: dict[str, Any] = {"weights": None}
         if isinstance(network, Timm):
             update["options"] = {
-                n: x for n, x in network.options.items() if n not in extras.INITIAL
+                n: x for n, x in network.options.items() if n not in strangers.INITIAL
             }
             if not trust_code:
-                extras.timm_options(network.name, update["options"], key)
+                strangers.timm_options(network.name, update["options"], key)
         elif isinstance(network, Transformer) and not trust_code:
-            update["config"] = extras.transformers_config(network.config or {}, key)
+            update["config"] = strangers.transformers_config(network.config or {}, key)
         return network.model_copy(update=update)
 
     return _map_networks(model, changed)
@@ -346,7 +346,7 @@ def _with_config(key: str, network: Network) -> Network:
     if network.config is not None or network.weights is None:
         return network
     config = read_json(weights_folder(network.weights, key) / "config.json", key)
-    extras.transformers_config(config, key, AS_CONFIG)  # refuses networks that it may not have
+    strangers.transformers_config(config, key, AS_CONFIG)  # refuses networks that it may not have
     return network.model_copy(update={"config": config})
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
+from heron.base.workers import ALONE, Executor, Item, Result, in_order
 from heron.evaluation.knn import Vectors, exact_nearest, without_own
 from heron.evaluation.negatives import (
     RELATIONS,
@@ -19,9 +20,8 @@ from heron.evaluation.negatives import (
     label_difference,
     relation,
 )
-from heron.retrieval.embeddings import Embeddings, Layer, Source
+from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.samples import Samples
-from heron.shards.workers import ALONE, Executor, Item, Result, in_order
 
 if TYPE_CHECKING:
     from heron.retrieval.index import Index
@@ -100,7 +100,7 @@ class _Measure:
     """Measures the pairs of a block of anchors and the others, in any process."""
 
     function: Callable[..., Any]
-    source: Source
+    embeddings: Embeddings
     unlabelled: LabelPairs  # without labels
     layers: Sequence[Layer]
     views: int
@@ -111,8 +111,7 @@ class _Measure:
         return self.function(self._pairs, rows, anchors, self._others)
 
     def _vectors(self, numbers: Numbers) -> list[Vectors]:
-        given = self.source.embeddings
-        return [unit_vectors(given, layer, numbers, self.views) for layer in self.layers]
+        return [unit_vectors(self.embeddings, x, numbers, self.views) for x in self.layers]
 
     @cached_property  # a process keeps these from block to block, and those of the pairs
     def _others(self) -> list[Vectors]:
@@ -120,7 +119,7 @@ class _Measure:
 
     @cached_property
     def _pairs(self) -> LabelPairs:
-        return replace(self.unlabelled, targets=self.source.embeddings.samples.targets)
+        return replace(self.unlabelled, targets=self.embeddings.samples.targets)
 
 
 def measure_blocks(
@@ -137,7 +136,7 @@ def measure_blocks(
     others: see `unit_vectors`. Blocks are items of an executor, and results in their order.
     """
     unlabelled = replace(pairs, targets=pairs.targets[:0])
-    job = _Measure(function, Source(embeddings), unlabelled, layers, views)
+    job = _Measure(function, embeddings, unlabelled, layers, views)
     return _map(executor, job, [Block(block.start, block.stop) for block in pairs.blocks()])
 
 
@@ -187,7 +186,7 @@ def find_neighbours(
     if index is None:
         starts = range(0, len(anchors), SEARCHED)
         blocks = [Block(start, min(start + SEARCHED, len(anchors))) for start in starts]
-        job = partial(_exact, Source(embeddings), question.layer, anchors, ks[-1])
+        job = partial(_exact, embeddings, question.layer, anchors, ks[-1])
         found = zip(*_map(executor, job, blocks), strict=True)
         numbers, cosine = (np.concatenate(values) for values in found)
     else:
@@ -262,11 +261,10 @@ def _unit(vectors: Vectors, samples: Samples, numbers: Numbers) -> Vectors:
 
 
 def _exact(
-    source: Source, layer: Layer, all_anchors: Numbers, k: int, block: Block
+    embeddings: Embeddings, layer: Layer, all_anchors: Numbers, k: int, block: Block
 ) -> tuple[Numbers, Vectors]:
     """Returns the k nearest labelled samples of a block's anchors and their cosines, [block, k]."""
-    embeddings, anchors = source.embeddings, all_anchors[slice(*block)]
-    samples = embeddings.samples
+    anchors, samples = all_anchors[slice(*block)], embeddings.samples
 
     def labelled() -> Iterator[tuple[Numbers, Vectors]]:
         for start, vectors in embeddings.blocks(layer):

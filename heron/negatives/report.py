@@ -13,7 +13,9 @@ import pydantic_core
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.config.errors import RetrievalError
+from heron.base.atomic import atomic_write, new_folder
+from heron.base.errors import RetrievalError, ShardError
+from heron.base.workers import ALONE, Executor
 from heron.evaluation.collapse import collapsed
 from heron.evaluation.negatives import RELATIONS
 from heron.negatives.estimates import Estimate
@@ -25,9 +27,6 @@ from heron.report.charts import Chart, heat_map
 from heron.report.pages import ADDRESS, PageLinks
 from heron.retrieval.embeddings import Embeddings, choose_data
 from heron.retrieval.pictures import SamplePictures
-from heron.shards.atomic import atomic_write, new_folder
-from heron.shards.errors import ShardError
-from heron.shards.workers import ALONE, Executor
 
 if TYPE_CHECKING:
     from heron.retrieval.index import Index

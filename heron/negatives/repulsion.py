@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.config.errors import ConfigError
-from heron.config.experiment import load_saved
+from heron.base.errors import ConfigError
 from heron.evaluation import collapse
 from heron.evaluation.knn import Vectors
 from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relation, row_sums
+from heron.experiment.config import load_saved
 from heron.losses.objective import build_losses
 from heron.negatives.estimates import Estimate, bootstrap, own_rank_correlation, rank_correlation
 from heron.negatives.neighbours import NearPairs, measure_blocks, unit_vectors

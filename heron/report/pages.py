@@ -19,7 +19,7 @@ import jinja2
 from PIL import Image
 from pydantic_core import to_json
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.report.charts import Chart
 from heron.retrieval.filters import quoted
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.config.experiment import Config
+from heron.base.atomic import atomic_write
 from heron.data.reader import Reader
 from heron.evaluation.evaluator import Predictions
 from heron.evaluation.metrics import label_auc, label_f1
 from heron.evaluation.scikit import KINDS, NAMES
+from heron.experiment.config import Config
 from heron.report import charts, pages
 from heron.report.pages import ADDRESS, PageLinks, png
-from heron.shards.atomic import atomic_write
 from heron.shards.show import DRAWABLE_CHANNELS
 from heron.training.tracking import START, read_metrics, read_result
 
@@ -206,69 +205,52 @@ def _facts(
     }
 
 
-@dataclass(frozen=True)
-class Example:
-    """A row, and how it compares with its anchor."""
-
-    key: str
-    picture: str  # base64 of a PNG; "" without one
-    labels: list[str]
-    cosine: float  # of its features with the anchor's; 1 for the anchor itself
-    more: list[str]  # labels that the row has and the anchor lacks
-    fewer: list[str]  # labels that the anchor has and the row lacks
-
-
-def nearest_rows(embedding: Predictions, reader: Reader) -> list[list[Example]]:
+def nearest_rows(embedding: Predictions, reader: Reader) -> list[list[dict[str, Any]]]:
     """Returns a few evenly spaced rows, each followed by its nearest neighbours by cosine.
 
-    The pictures come from the first stored view of images with 1 or 3 channels.
+    Each row has its `key`, `picture` (base64 of a PNG, "" without one), `labels` and `cosine` with
+    the first, 1 for that itself; `more` are labels that the first lacks, `fewer` those that it has
+    instead. Pictures come from the first stored view of images with 1 or 3 channels.
     """
-    hidden, views = embedding.hidden, reader.manifest.views
+    hidden, names = embedding.hidden, reader.manifest.labels.names
     assert hidden is not None
     length = np.linalg.norm(hidden, axis=1, keepdims=True)
     vectors = hidden / np.where(length > 0, length, 1)
     count = min(ANCHORS, len(vectors))
     anchors = np.unique(np.linspace(0, len(vectors) - 1, count + 2).astype(int)[1:-1])
-    drawable = (v for v in views if v.kind == "image" and v.shape[2] in DRAWABLE_CHANNELS)
-    stored = next((view.name for view in drawable), None)
     groups = []
     for anchor in anchors.tolist():
         cosine = vectors @ vectors[anchor]
         cosine[anchor] = np.inf
         near = np.argsort(-cosine)[: NEIGHBOURS + 1]
         cosine[anchor] = 1
-        groups.append(_examples(near, cosine[near], embedding, reader, stored))
+        rows, has_label = embedding.rows[near], embedding.y[near] == 1
+        labels = [[names[a] for a in np.flatnonzero(has).tolist()] for has in has_label]
+        columns = reader.sample_keys(rows), _pictures(reader, rows), labels, cosine[near].tolist()
+        groups.append(
+            [
+                {
+                    "key": key,
+                    "picture": picture,
+                    "labels": own,
+                    "cosine": score,
+                    "more": [name for name in own if name not in labels[0]],
+                    "fewer": [name for name in labels[0] if name not in own],
+                }
+                for key, picture, own, score in zip(*columns, strict=True)
+            ]
+        )
     return groups
 
 
-def _examples(
-    near: NDArray[np.int64],  # positions in `embedding` of the anchor and its nearest neighbours
-    cosine: NDArray[np.float32],  # of each with the anchor
-    embedding: Predictions,
-    reader: Reader,
-    stored: str | None,  # the view of pictures; None if there is none
-) -> list[Example]:
-    rows, names = embedding.rows[near], reader.manifest.labels.names
-    labels = [[names[a] for a in np.flatnonzero(has).tolist()] for has in embedding.y[near] == 1]
-    pictures = [""] * len(rows)
-    if stored:
-        present = reader.present(rows, [stored])[:, 0].tolist()
-        pictures = [
-            _png(pixels) if is_present else ""
-            for pixels, is_present in zip(reader.read(stored, rows), present, strict=True)
-        ]
-    columns = zip(reader.sample_keys(rows), pictures, labels, cosine.tolist(), strict=True)
-    return [
-        Example(
-            key,
-            picture,
-            names_of_row,
-            score,
-            more=[name for name in names_of_row if name not in labels[0]],
-            fewer=[name for name in labels[0] if name not in names_of_row],
-        )
-        for key, picture, names_of_row, score in columns
-    ]
+def _pictures(reader: Reader, rows: NDArray[np.int64]) -> list[str]:
+    images = (view for view in reader.manifest.views if view.kind == "image")
+    drawable = (view.name for view in images if view.shape[2] in DRAWABLE_CHANNELS)
+    if (stored := next(drawable, None)) is None:
+        return [""] * len(rows)
+    present = reader.present(rows, [stored])[:, 0].tolist()
+    pixels = reader.read(stored, rows)
+    return [_png(p) if is_present else "" for p, is_present in zip(pixels, present, strict=True)]
 
 
 def _png(pixels: NDArray[np.uint8]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.evaluation.negatives import hard_difference
 from heron.retrieval.filters import filter_mask
 from heron.retrieval.samples import Samples

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
+from heron.base.artefact import MANIFEST, FileSum
+from heron.base.atomic import Kept, kept_in_cache, locked, naming, new_folder
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
+from heron.base.workers import ALONE, Executor
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.retrieval.embeddings import FORMAT, Embeddings, Layer
 from heron.retrieval.index_files import (
@@ -35,13 +38,10 @@ from heron.retrieval.index_plan import (
     compared_by,
 )
 from heron.retrieval.inverted_file import assign, train, trained, write_lists
-from heron.retrieval.locations import FolderOutput, open_output
+from heron.retrieval.locations import Output
 from heron.retrieval.map import MAP, draw_map
 from heron.retrieval.recall import ExactSearch, Recall
 from heron.retrieval.vectors import LayerVectors, VectorsInMemory
-from heron.shards.artefact import MANIFEST, FileSum
-from heron.shards.atomic import Kept, kept_in_cache, locked, naming, new_folder
-from heron.shards.workers import ALONE, Executor
 
 faiss = require("faiss", "an index")
 MAX_EF = 4096  # the largest efSearch that is tried
@@ -79,10 +79,7 @@ def build_index(
     `out` is not empty; or FAISS lacks GPUs.
     """
     count = len(embeddings)
-    if map == "umap":  # before the work rather than after it
-        require("umap", "a map by UMAP")
-    if gpu:
-        require_gpus()
+    _refuse_missing(map, gpu)  # before the work rather than after it
     _refuse_options(embeddings, metric, recall, k, queries)
     prefix = None if width is None else Prefix.choose(width, layer, embeddings.layer(layer))
     vectors = LayerVectors(embeddings, layer, metric, progress, prefix)
@@ -160,18 +157,25 @@ def _keep(
 @contextmanager
 def _place(out: str | Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
     """Gives a folder that becomes `out`, or whose files are put there; and one of what is kept."""
-    output = open_output(out)
-    if isinstance(output, FolderOutput):
+    output = Output(out)
+    if output.folder is not None:
         kept = kept_beside(output.folder)
         with new_folder(output.folder, overwrite, RetrievalError) as work:
             yield work, kept
     else:
         kept = kept_in_cache("index", out)
         with locked(output, output.lock):
-            output.refuse_taken(overwrite, lambda names: MANIFEST not in names and INDEX in names)
+            output.claim(overwrite, lambda names: MANIFEST not in names and INDEX in names)
             with output.writing(MANIFEST) as work:
                 yield work, kept
     shutil.rmtree(kept, ignore_errors=True)
+
+
+def _refuse_missing(map: MapKind, gpu: bool) -> None:
+    if map == "umap":
+        require("umap", "a map by UMAP")
+    if gpu:
+        require_gpus()
 
 
 def _refuse_options(

@@ -14,8 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.errors import RetrievalError
-from heron.config.experiment import Config
+from heron.base.artefact import MANIFEST, FileSum, parse_json
+from heron.base.atomic import atomic_write, locked, remove_partial_files, save_json
+from heron.base.errors import RetrievalError, short_repr
+from heron.base.terminal import Bar
 from heron.data.batches import (
     VIEW_PREFIX,
     ArraySpec,
@@ -28,6 +30,7 @@ from heron.data.batches import (
 from heron.data.rows import Rows
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import gather_objects, on_all, rank, world_size
+from heron.experiment.config import Config
 from heron.retrieval.embedding_model import (
     EmbeddingModel,
     chosen_rows,
@@ -49,20 +52,8 @@ from heron.retrieval.embeddings import (
     part_name,
     record_name,
 )
-from heron.retrieval.locations import FolderOutput, Output, open_output
-from heron.shards.artefact import MANIFEST, FileSum, parse_json
-from heron.shards.atomic import (
-    aside_name,
-    atomic_write,
-    locked,
-    make_room,
-    refuse_taken,
-    remove_partial_files,
-    save_json,
-)
-from heron.shards.errors import short_repr
+from heron.retrieval.locations import Output
 from heron.shards.remote import Missing
-from heron.shards.terminal import Bar
 from heron.training.pretrained import weights_sha256
 
 
@@ -257,6 +248,18 @@ def embed_by(
                 f"rank {other_rank} would embed something different: {'; '.join(differ)}; if the "
                 "run is still training, pass the folder of a checkpoint"
             )
+    return write(embedder, plan, run, embedder.run, progress, overwrite)
+
+
+def write(
+    embedder: Embedder,
+    plan: dict[str, Any],
+    run: str,
+    embed_parts: Callable[[list[int]], Iterator[int]],  # see `Embedder.run_missing`
+    progress: bool,
+    overwrite: bool,
+) -> Embeddings:
+    """Begins or goes on, has missing parts embedded, and ends; every process must call it."""
     with ExitStack() as held:
 
         def start() -> None:
@@ -264,11 +267,11 @@ def embed_by(
             start_folder(embedder, plan, overwrite)
 
         on_all(lambda: start() if rank() == 0 else None)
-        on_all(lambda: embedder.run_missing(embedder.run, progress and rank() == 0))
+        on_all(lambda: embedder.run_missing(embed_parts, progress and rank() == 0))
         parts = on_all(lambda: {n: embedder.record(n) for n in embedder.part_numbers})
-        by_rank = gather_objects(parts)
-        on_all(lambda: finish(embedder, plan, run, by_rank) if rank() == 0 else None)
-    return Embeddings.open(out, verify=False)  # it has just been written
+        records = dict(item for own in gather_objects(parts) for item in own.items())
+        on_all(lambda: finish(embedder, plan, run, records) if rank() == 0 else None)
+    return Embeddings.open(embedder.out.place, verify=False)  # it has just been written
 
 
 def open_embedder(
@@ -295,7 +298,7 @@ def open_embedder(
         "part_rows": choice.part_rows,
         "precision": config.train.precision,
     }
-    return Embedder(model, config, rows, open_output(out), layers, choice.part_rows), plan
+    return Embedder(model, config, rows, Output(out), layers, choice.part_rows), plan
 
 
 def _layers(model: EmbeddingModel, choice: Choice) -> dict[Layer, LayerRecord]:
@@ -320,62 +323,46 @@ def start_folder(embedder: Embedder, plan: dict[str, Any], overwrite: bool) -> N
     """
     out = embedder.out
     read_samples(embedder.reader, embedder.rows).refuse_duplicates()
-    if isinstance(out, FolderOutput):
-        remedy = f"add --overwrite, which moves {out} to {aside_name(out.folder)}"
-        if overwrite:
-            make_room(out.folder, overwrite, RetrievalError)
-        out.folder.mkdir(parents=True, exist_ok=True)
-        has_plan = (out.folder / PLAN).exists()
-        if not has_plan:
-            refuse_taken(out.folder, overwrite, RetrievalError)
-    else:
-        remedy = "remove what is there"
-        has_plan = bool(out.refuse_taken(overwrite, lambda names: PLAN in names))
-    if has_plan:
-        try:
-            if not isinstance(saved_plan := parse_json(out.read(PLAN)), dict):
-                raise ValueError(f"it is {short_repr(saved_plan)}")
-        except ValueError as error:
-            raise RetrievalError(
-                f"{out}/{PLAN} is not the plan of an unfinished embedding: {error}; choose another "
-                f"--out, or {remedy}"
-            ) from None
-        if differ := differences(plan, saved_plan):
-            raise RetrievalError(
-                f"{out} has embeddings with other settings: {'; '.join(differ)}; choose another "
-                f"--out, or {remedy}"
-            )
-        if isinstance(out, FolderOutput):
-            remove_partial_files(out.folder, "*/.*.part")  # of processes that were killed
+    if not out.claim(overwrite, lambda names: PLAN in names):
+        with out.writing(PLAN) as folder:
+            save_json(folder / PLAN, plan)
         return
-    with out.writing(PLAN) as folder:
-        save_json(folder / PLAN, plan)
+    try:
+        if not isinstance(saved_plan := parse_json(out.read(PLAN)), dict):
+            raise ValueError(f"it is {short_repr(saved_plan)}")
+    except ValueError as error:
+        raise RetrievalError(
+            f"{out}/{PLAN} is not the plan of an unfinished embedding: {error}; choose another "
+            f"--out, or {out.remedy}"
+        ) from None
+    if differ := differences(plan, saved_plan):
+        raise RetrievalError(
+            f"{out} has embeddings with other settings: {'; '.join(differ)}; choose another "
+            f"--out, or {out.remedy}"
+        )
+    if out.folder is not None:
+        remove_partial_files(out.folder, "*/.*.part")  # of processes that were killed
 
 
 def finish(
-    embedder: Embedder,
-    plan: dict[str, Any],
-    run: str,
-    by_rank: Sequence[Mapping[int, PartManifest]],
+    embedder: Embedder, plan: dict[str, Any], run: str, records: Mapping[int, PartManifest]
 ) -> None:
-    """Writes the samples and then, last, the manifest; `by_rank` holds each process's parts.
+    """Writes the samples and then, last, the manifest; `records` are those of all parts.
 
     Nothing is written where a manifest of these parts is there, with the samples.
     """
-    if isinstance(embedder.out, FolderOutput):
-        remove_partial_files(embedder.out.folder, "*/.*.part")  # of tasks that were done twice
-    part_manifests = {number: part for parts in by_rank for number, part in parts.items()}
-    parts = [part_manifests[number].part for number in range(len(part_manifests))]
-    lost = {row: why for part in part_manifests.values() for row, why in part.lost.items()}
+    out = embedder.out
+    if out.folder is not None:
+        remove_partial_files(out.folder, "*/.*.part")  # of tasks that were done twice
+    parts = [records[number].part for number in range(len(records))]
+    lost = {row: why for part in records.values() for row, why in part.lost.items()}
     with suppress(Missing, RetrievalError):
-        data = embedder.out.read(MANIFEST)
-        earlier = EmbeddingsManifest.parse(data, f"{embedder.out}/{MANIFEST}")
-        is_remote = not isinstance(embedder.out, FolderOutput)  # where the manifest was put last
-        whole = is_remote or embedder.out.has_files(earlier.samples)
+        earlier = EmbeddingsManifest.parse(out.read(MANIFEST), f"{out}/{MANIFEST}")
+        whole = out.folder is None or out.has_files(earlier.samples)  # it was put last
         if whole and (earlier.parts, earlier.lost) == (parts, lost):
             return
     rows = embedder.rows[~np.isin(embedder.rows, np.array(list(lost), np.int64))]
-    with embedder.out.writing(last=MANIFEST) as folder:
+    with out.writing(last=MANIFEST) as folder:
         EmbeddingsManifest(
             format=FORMAT,
             run=run,

@@ -4,38 +4,53 @@ The files are those of `heron.retrieval.embed`, and either goes on where the oth
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
+from heron.base.workers import Executor
 from heron.distributed.agreement import differences
 from heron.distributed.collectives import world_size
-from heron.retrieval.embed import Choice, Embedder, finish, open_embedder, start_folder
+from heron.retrieval.embed import Choice, Embedder, open_embedder, write
 from heron.retrieval.embedding_model import open_run
 from heron.retrieval.embeddings import Embeddings
-from heron.shards.atomic import locked
-from heron.shards.workers import Executor
 from heron.training.pretrained import weights_sha256
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What to embed: all that a task needs to open the model and the data for itself."""
+    """Embeds a part, in any process: all that it needs to open the model and the data."""
 
     run: str
     out: str
     choice: Choice
-    overrides: tuple[str, ...]
+    overrides: Sequence[str]
     trust_code: bool = False
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self, threads: int | None = None) -> tuple[Embedder, dict[str, Any]]:
-        """Opens model and data, with so many threads unless the experiment has its own number."""
+        """Opens model and data; `threads` applies unless the experiment sets its own number."""
         model, config, checkpoint = open_run(self.run, self.overrides, self.trust_code, threads)
         return open_embedder(model, weights_sha256(checkpoint), config, self.out, self.choice)
+
+    @cached_property  # a process keeps it from part to part
+    def _embedder(self) -> Embedder:
+        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))  # Ray's: the CPUs of a task
+        embedder, own_plan = self.open(threads)
+        if differ := differences(self.plan, own_plan):
+            raise RetrievalError(
+                f"a task would embed something different: {'; '.join(differ)}; if the run is still "
+                "training, pass the folder of a checkpoint"
+            )
+        return embedder
+
+    def __call__(self, number: int) -> int:
+        """Embeds a part, and returns how many rows it has."""
+        return sum(self._embedder.run([number]))
 
 
 def embed_on(
@@ -58,22 +73,16 @@ def embed_on(
             f"{world_size()} processes were started, but embedding in tasks needs only one, "
             "because the tasks of a cluster do the work; remove `accelerate launch`, or --address"
         )
-    choice = choice or Choice()
-    choice = replace(choice, layers=None if choice.layers is None else tuple(choice.layers))
-    job = _Job(str(run), str(out), choice, tuple(overrides), trust_code)
+    job = _Job(str(run), str(out), choice or Choice(), overrides, trust_code)
     embedder, plan = job.open()
 
-    def run_parts(missing: list[int]) -> Iterator[int]:
+    def embed_parts(missing: list[int]) -> Iterator[int]:
         parts = [_Part(number) for number in missing]
-        with closing(executor.map(partial(_embed_part, job, plan), parts)) as results:
+        with closing(executor.map(replace(job, plan=plan), parts)) as results:
             for _, rows in results:
                 yield rows
 
-    with locked(embedder.out, embedder.out.lock):
-        start_folder(embedder, plan, overwrite)
-        embedder.run_missing(run_parts, progress)
-        finish(embedder, plan, str(run), [{n: embedder.record(n) for n in embedder.part_numbers}])
-    return Embeddings.open(out, verify=False)  # it has just been written
+    return write(embedder, plan, str(run), embed_parts, progress, overwrite)
 
 
 class _Part(int):
@@ -81,20 +90,3 @@ class _Part(int):
 
     def __str__(self) -> str:
         return f"part {int(self)}"
-
-
-@lru_cache(1)
-def _opened(job: _Job) -> tuple[Embedder, dict[str, Any]]:
-    """Returns the job's model and data, open; a process keeps them from part to part."""
-    return job.open(int(os.environ.get("OMP_NUM_THREADS", "1")))  # Ray's: the CPUs of a task
-
-
-def _embed_part(job: _Job, plan: dict[str, Any], number: int) -> int:
-    """Embeds a part, and returns how many rows it has."""
-    embedder, own_plan = _opened(job)
-    if differ := differences(plan, own_plan):
-        raise RetrievalError(
-            f"a task would embed something different: {'; '.join(differ)}; if the run is still "
-            "training, pass the folder of a checkpoint"
-        )
-    return sum(embedder.run([number]))

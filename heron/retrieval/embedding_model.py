@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from heron.config.data import Data
-from heron.config.errors import InputError, RetrievalError
-from heron.config.experiment import Config, load_saved, parse_config
+from heron.base.errors import InputError, RetrievalError
 from heron.data.batches import Batch
 from heron.data.dataset import load_or_assign_roles, open_reader
+from heron.data.options import Data
 from heron.data.protocol import assign, drop_partial, hide_labels
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows
 from heron.data.views import Views
 from heron.distributed.collectives import on_all
 from heron.evaluation.evaluator import Evaluator, Predictions
+from heron.experiment.config import Config, load_saved, parse_config
 from heron.models.heterogeneous import Features, Heterogeneous
 from heron.retrieval.embeddings import Layer, Role, ViewRecord, used
 from heron.retrieval.samples import Samples

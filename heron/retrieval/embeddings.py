@@ -1,8 +1,7 @@
 """Embeddings in a folder or in memory: their vectors, the sample of each, and what made them."""
 
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -10,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from heron.config.errors import RetrievalError
+from heron.base.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
+from heron.base.errors import RetrievalError
 from heron.retrieval.locations import Fetched
 from heron.retrieval.samples import FILES, Samples, map_array
-from heron.shards.artefact import MANIFEST, Artefact, Count, FileSum, Fingerprint, Record, Sha256
 from heron.shards.store import Store, is_remote, open_store
 
 FORMAT: Literal[2] = 2  # of the manifests of embeddings and of indexes
@@ -158,10 +157,9 @@ class Embeddings:
         manifest.check_files(folder, manifest.files, verify)
         return cls(folder, manifest)
 
-    def opener(self) -> Callable[[], "Embeddings"]:
-        """Returns what opens these embeddings in another process; files are not verified again."""
-        where = self.fetched.url if self.fetched else str(self.folder)
-        return partial(Embeddings.open, where, verify=False)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sends how another process opens them; files are not verified again."""
+        return Embeddings.open, (self.fetched.url if self.fetched else str(self.folder), False)
 
     def __len__(self) -> int:
         """Returns how many samples there are."""
@@ -251,25 +249,6 @@ class Embeddings:
             in_part = parts == number
             vectors[in_part] = self._part(layer, number)[numbers[in_part] - self.starts[number]]
         return vectors
-
-
-class Source:
-    """Embeddings that tasks read: this process's own; another one opens them when it needs them."""
-
-    def __init__(self, embeddings: Any) -> None:
-        """Takes open embeddings."""
-        self.embeddings = embeddings
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Sends how to open them."""
-        return {"open": self.embeddings.opener()}
-
-    def __getattr__(self, name: str) -> Any:
-        """Opens them once, where there are none."""
-        if name != "embeddings":
-            raise AttributeError(name)
-        self.embeddings = self.open()
-        return self.embeddings
 
 
 def compared(given: Collection[str], others: Collection[str], lacking: Collection[str] = ()) -> str:

@@ -10,17 +10,16 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.config.errors import InputError, RetrievalError
-from heron.config.experiment import load_saved
+from heron.base.errors import InputError, RetrievalError, ShardError
 from heron.data.batches import Batch
 from heron.data.decoders import TextDecoder
 from heron.data.graphs import GraphDecoder
 from heron.data.pictures import PictureDecoder
+from heron.experiment.config import load_saved
 from heron.retrieval.embedding_model import EmbeddingModel, refuse_options
 from heron.retrieval.embeddings import Layer, compared
 from heron.retrieval.file_reader import NPY, File, read_file, read_size, upright_picture, vector_row
 from heron.retrieval.index_files import IndexManifest
-from heron.shards.errors import ShardError
 from heron.shards.manifest import View, load_manifest
 from heron.shards.show import DRAWABLE_CHANNELS
 from heron.training.checkpoint import complete_checkpoints
@@ -113,7 +112,7 @@ class FileEncoder:
                         f"--file {argument}: no view named '{name}'; use one of "
                         f"{', '.join(f'{view}=PATH' for view in stored)}"
                     )
-                name = self._view_that_reads(path, row, "--file {view}=" + path)
+                name = self._view_that_reads(path, row)
             if name in files:
                 raise RetrievalError(
                     f"--file {argument}: view '{name}' already has a file; pass one file for each "
@@ -122,8 +121,8 @@ class FileEncoder:
             files[name] = Path(path)
         return files
 
-    def _view_that_reads(self, file: File, row: int, remedy: str) -> str:
-        """Returns the only view that a file fits; else a RetrievalError with a remedy per view."""
+    def _view_that_reads(self, file: File, row: int) -> str:
+        """Returns the only view that a file fits; else a RetrievalError."""
         stored, faults = self.model.stored, dict[str, str]()
         if len(stored) == 1:
             return stored[0]
@@ -137,9 +136,8 @@ class FileEncoder:
             listed = "; ".join(f"'{name}': {fault}" for name, fault in faults.items())
             raise RetrievalError(f"{said} fits none of the views: {listed}")
         if len(fits) > 1:
-            remedies = " or ".join(remedy.replace("{view}", name) for name in fits)
             raise RetrievalError(
-                f"{said} fits several views ({', '.join(fits)}); say which: {remedies}"
+                f"{said} fits several views ({', '.join(fits)}); say which: VIEW=PATH"
             )
         return fits[0]
 
@@ -154,7 +152,7 @@ class FileEncoder:
         """
         model, view_of = self.model, self.model.reader.view
         if not isinstance(files, Mapping):
-            files = {self._view_that_reads(files, row, "as a file of '{view}'"): files}
+            files = {self._view_that_reads(files, row): files}
         try:
             present = model.present(files, 1)
         except InputError as fault:
@@ -252,7 +250,7 @@ class FileEncoder:
         return self.across(self({texts[0]: text.encode()}))
 
     def _picture(self, view: View, data: bytes, name: str) -> NDArray[np.uint8]:
-        """Returns a picture as the reader would, had it been in the shards.
+        """Returns a picture as the reader would return it from the shards.
 
         A picture of the stored size, or of any size if the shards' vary, is decoded by the very
         same code. Others are centre-cropped to the stored aspect ratio and resampled.

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.config.errors import RetrievalError
-from heron.shards.errors import RESTORE, ShardError
+from heron.base.errors import RESTORE, RetrievalError, ShardError
 from heron.shards.index import array_at
 from heron.shards.picture import decode, read_header
 

@@ -5,23 +5,25 @@
     factor = ("not" | "!") factor | "(" filter ")" | NAME | 'NAME' | "NAME"
 
 A name stands for the samples that have the label or are of the class. Samples without labels pass
-no filter, as neither X nor `not X` is known of them.
+no filter, as neither X nor `not X` is known of them. Python's own parser reads the filter, with the
+number of a label in the place of its name.
 """
 
+import ast
 import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval.samples import Samples
 
 MAX_LENGTH = 2_000  # characters of a filter, which may be anyone's input to a page
-MAX_DEPTH = 50  # parentheses that may be open at once
+MAX_PARENTHESES = 50
 MAX_LISTED = 12  # names that a message lists
 TOKEN = re.compile(
     r"""\s*(?:(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*")"""
@@ -29,39 +31,34 @@ TOKEN = re.compile(
 )
 WORDS = {"and": "and", "or": "or", "not": "not"}
 SIGNS = {"&": "and", "&&": "and", "|": "or", "||": "or", "!": "not", "(": "(", ")": ")"}
-BINDS = {"(": 0, ")": 1, "end": 1, "or": 1, "and": 2, "not": 3}
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A parsed filter: columns of the targets and operators, each after its operands."""
+    """A parsed filter: `and`, `or` and `not` of the numbers of labels."""
 
-    postfix: Sequence[int | str]
+    tree: ast.expr
 
     def mask(self, samples: Samples) -> NDArray[np.bool_]:
         """Returns which samples pass, bool [N]; samples without labels do not."""
-        operands: list[NDArray[np.bool_]] = []
-        for step in self.postfix:
-            if isinstance(step, int):
-                operands.append(samples.targets[:, step] == 1)
-            elif step == "not":
-                operands.append(~operands.pop())
-            else:
-                right, left = operands.pop(), operands.pop()
-                operands.append(left & right if step == "and" else left | right)
-        return np.asarray(operands.pop() & samples.known)
+        return _passes(self.tree, samples.targets) & samples.known
 
     def counts(self, samples: Samples) -> str:
         """Says how many samples each label of the filter has, for messages."""
-        columns = dict.fromkeys(step for step in self.postfix if isinstance(step, int))
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Constant)]
+        columns = dict.fromkeys(int(str(node.value)) for node in nodes)
         counts = {samples.names[i]: int((samples.targets[:, i] == 1).sum()) for i in columns}
         return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-class _Token(NamedTuple):
-    kind: str  # "name", "end", or a key of BINDS
-    text: str  # of a name, without its quotes
-    position: int  # of its first character
+def _passes(node: ast.expr, targets: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    if isinstance(node, ast.BoolOp):
+        combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+        return np.asarray(combine.reduce([_passes(part, targets) for part in node.values]))
+    if isinstance(node, ast.UnaryOp):
+        return ~_passes(node.operand, targets)
+    assert isinstance(node, ast.Constant)
+    return np.asarray(targets[:, int(str(node.value))] == 1)
 
 
 def parse_filter(text: str, names: Sequence[str]) -> Filter:
@@ -74,46 +71,40 @@ def parse_filter(text: str, names: Sequence[str]) -> Filter:
         raise RetrievalError(
             f"the filter has {len(text):,} characters, and the limit is {MAX_LENGTH:,}; shorten it"
         )
-    postfix: list[int | str] = []
-    stack: list[_Token] = []  # open parentheses, and operators without their last operand
-    depth, expects_operand = 0, True
-    for token in _tokens(text):
-        token_text = "the end" if token.kind == "end" else f"'{token.text}'"
-        if expects_operand:
-            if token.kind == "name":
-                postfix.append(_column(token, names))
-                expects_operand = False
-            elif token.kind in ("not", "("):
-                stack.append(token)
-                depth += token.kind == "("
-                if depth > MAX_DEPTH:
-                    fault = f"more than {MAX_DEPTH} parentheses are open; use fewer"
-                    raise _fault(text, token.position, fault)
-            elif token.kind == "end" and not postfix and not stack:
-                raise _fault(
-                    text, token.position, "it is empty; write a label, or remove the filter"
-                )
-            else:
-                quote = "" if token.kind == "end" else "; put a label of that name in quotes"
-                fault = f"{token_text} instead of a label, 'not' or '('{quote}"
-                raise _fault(text, token.position, fault)
-            continue
-        if token.kind in ("name", "not", "("):
-            end = "')'" if depth else "the end"
-            raise _fault(text, token.position, f"{token_text} instead of 'and', 'or' or {end}")
-        while stack and BINDS[stack[-1].kind] >= BINDS[token.kind]:
-            postfix.append(stack.pop().kind)
-        if token.kind == ")":
-            if not stack:
-                raise _fault(text, token.position, "')' has no '(' before it")
-            stack.pop()
-            depth -= 1
-        elif token.kind == "end" and stack:
-            raise _fault(text, stack[-1].position, "this '(' is not closed; add a ')'")
-        elif token.kind != "end":
-            stack.append(token)
-            expects_operand = True
-    return Filter(postfix)
+    words, places = list[str](), list[int]()  # of Python, and their places in the text
+    for match in TOKEN.finditer(text):
+        token = match[match.lastgroup or 0]
+        place = match.end() - len(token)
+        if match.lastgroup == "quote":
+            raise _fault(text, place, f"this quote is not closed; add another {token}")
+        if match.lastgroup == "quoted":
+            word = _column(token[1:-1].replace(token[0] * 2, token[0]), place, names)
+        else:
+            word = SIGNS.get(token) or WORDS.get(token.lower()) or _column(token, place, names)
+        if words[-1:] == [word] == ["not"]:  # twice is not at all, however often it is written
+            del words[-1], places[-1]
+        else:
+            words.append(word)
+            places.append(place)
+    if words.count("(") > MAX_PARENTHESES:
+        raise RetrievalError(f"the filter has more than {MAX_PARENTHESES} parentheses; use fewer")
+    python = " ".join(words)
+    try:
+        tree = ast.parse(python, mode="eval").body
+        others = (n for n in ast.walk(tree) if isinstance(n, ast.Call | ast.Tuple))  # 1 (2), ()
+        offset = next((node.col_offset for node in others), None)
+    except SyntaxError as error:
+        offset = (error.offset or len(python) + 2) - 1  # 0: at the end
+    if offset is None:
+        return Filter(tree)
+    starts = accumulate((len(word) + 1 for word in words), initial=0)
+    places.append(len(text.rstrip()))
+    raise _fault(
+        text,
+        places[sum(start <= offset for start in starts) - 1],
+        "labels must be joined by 'and' or 'or', 'not' must be before a label, and every "
+        "parenthesis closed; put a label with spaces or of these words in quotes",
+    )
 
 
 def filter_mask(where: str, samples: Samples) -> NDArray[np.bool_]:
@@ -128,33 +119,19 @@ def filter_mask(where: str, samples: Samples) -> NDArray[np.bool_]:
     return mask
 
 
-def _tokens(text: str) -> list[_Token]:
-    tokens = []
-    for match in TOKEN.finditer(text):
-        word = match[match.lastgroup or 0]
-        position = match.end() - len(word)
-        if match.lastgroup == "quote":
-            raise _fault(text, position, f"this quote is not closed; add another {word}")
-        if match.lastgroup == "quoted":
-            kind, word = "name", word[1:-1].replace(word[0] * 2, word[0])
-        else:
-            kind = SIGNS.get(word) or WORDS.get(word.lower(), "name")
-        tokens.append(_Token(kind, word, position))
-    return [*tokens, _Token("end", "", len(text.rstrip()))]
-
-
-def _column(token: _Token, names: Sequence[str]) -> int:
-    if token.text in names:
-        return names.index(token.text)
+def _column(name: str, place: int, names: Sequence[str]) -> str:
+    """Returns the number of a label, as it is written."""
+    if name in names:
+        return str(names.index(name))
     if not names:
         raise RetrievalError(
-            f"no label named '{token.text}': these samples have no labels; remove the filter"
+            f"no label named '{name}': these samples have no labels; remove the filter"
         )
-    by_lowercase = {name.lower(): name for name in reversed(names)}
-    closest = difflib.get_close_matches(token.text.lower(), by_lowercase, 1, 0.0)
+    by_lowercase = {known.lower(): known for known in reversed(names)}
+    closest = difflib.get_close_matches(name.lower(), by_lowercase, 1, 0.0)
     more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
     raise RetrievalError(
-        f"no label named '{token.text}' (character {token.position + 1} of the filter). Did you "
+        f"no label named '{name}' (character {place + 1} of the filter). Did you "
         f"mean {quoted(by_lowercase[closest[0]])}? The labels are "
         f"{', '.join(names[:MAX_LISTED])}{more}"
     )

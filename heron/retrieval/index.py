@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
+from heron.base.artefact import MANIFEST
+from heron.base.atomic import new_folder
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
 from heron.evaluation.knn import Numbers, Vectors, require_gpus
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings, Layer
@@ -32,8 +34,6 @@ from heron.retrieval.locations import Fetched
 from heron.retrieval.map import SampleMap
 from heron.retrieval.samples import Samples
 from heron.retrieval.vectors import prepare_vectors, vectors_in_memory
-from heron.shards.artefact import MANIFEST
-from heron.shards.atomic import new_folder
 from heron.shards.store import is_remote
 
 faiss = require("faiss", "an index")

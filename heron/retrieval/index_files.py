@@ -10,15 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
+from heron.base.artefact import Artefact, Count, FileSum, Fingerprint, Record, Sha256
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
 from heron.evaluation.knn import Vectors
 from heron.retrieval.embeddings import Layer, LayerRecord, Width
 from heron.retrieval.index_plan import Compared, Kind, Metric, Plan, code_bytes, compared_by
 from heron.retrieval.map import MAP, MapRecord
 from heron.retrieval.recall import Recall
 from heron.retrieval.samples import FILES
-from heron.shards.artefact import Artefact, Count, FileSum, Fingerprint, Record, Sha256
 
 INDEX = "index.faiss"
 REBUILD_INDEX = "build the index again with `heron index`"

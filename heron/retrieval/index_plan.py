@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError, model_validator
 
-from heron.config.errors import RetrievalError
-from heron.shards.artefact import Count, Record
+from heron.base.artefact import Count, Record
+from heron.base.errors import RetrievalError
 from heron.training.host_memory import cgroup_free
 
 Kind = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw"]

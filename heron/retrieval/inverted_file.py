@@ -6,7 +6,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
+from heron.base.atomic import Kept, naming
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
+from heron.base.terminal import Bar
+from heron.base.workers import ALONE, Executor
 from heron.evaluation.knn import Numbers, Vectors
-from heron.retrieval.embeddings import Source
 from heron.retrieval.index_files import parse_faiss
 from heron.retrieval.index_plan import BLOCK, MAX_POINTS, PQ_SAMPLE, Plan
 from heron.retrieval.vectors import LayerVectors
-from heron.shards.atomic import Kept, naming
-from heron.shards.terminal import Bar
-from heron.shards.workers import ALONE, Executor
 
 faiss = require("faiss", "an index")
 TRAINED = "trained"  # the name under which an empty inverted file is kept
@@ -77,16 +76,14 @@ def trained(kept: Kept | None, plan: Plan, train: Callable[[], Any]) -> Any:
 class _Assigner:
     """Finds the list of every vector of a part, in any process."""
 
-    source: Source
-    vectors: LayerVectors  # without their embeddings
+    vectors: LayerVectors
     quantizer: NDArray[np.uint8]  # FAISS's bytes of the centroids
     gpu: bool
 
     def __call__(self, number: int) -> NDArray[np.int32]:
         """Returns the list of each vector of a part."""
-        vectors = replace(self.vectors, embeddings=self.source.embeddings)
-        found = [np.empty(0, np.int32)]
-        for start, block in self.source.embeddings.blocks(vectors.layer, BLOCK, number):
+        vectors, found = self.vectors, [np.empty(0, np.int32)]
+        for start, block in vectors.embeddings.blocks(vectors.layer, BLOCK, number):
             checked = vectors.prepare(block, np.arange(start, start + len(block)))
             found.append(self._centroids.search(checked, 1)[1][:, 0].astype(np.int32))
         return np.concatenate(found)
@@ -124,8 +121,7 @@ def assign(
     if kept and kept.goes_on and vectors.progress:
         parts = len(starts) - 1
         print(f"an unfinished index goes on: {parts - len(missing)} of {parts} parts are assigned")
-    bare = replace(vectors, embeddings=None, progress=False)  # type: ignore[arg-type]
-    job = _Assigner(Source(vectors.embeddings), bare, quantizer, gpu)
+    job = _Assigner(vectors, quantizer, gpu)
     hidden = not vectors.progress
     with (
         closing(executor.map(job, missing)) as results,

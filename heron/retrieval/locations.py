@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory, mkdtemp
 from threading import Lock
 from typing import TypeVar
 
-from heron.config.errors import RetrievalError
-from heron.shards.artefact import MANIFEST, Artefact, FileSum
-from heron.shards.atomic import kept_in_cache
+from heron.base.artefact import MANIFEST, Artefact, FileSum
+from heron.base.atomic import aside_name, kept_in_cache, make_room, refuse_taken
+from heron.base.errors import RetrievalError
 from heron.shards.cache import LocalFile, ShardCache
 from heron.shards.remote import Missing
-from heron.shards.remote_build import RemoteFolder
+from heron.shards.remote_build import open_folder
 from heron.shards.store import Store, is_remote, open_store
 
 A = TypeVar("A", bound=Artefact)
@@ -92,98 +92,94 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class FolderOutput:
-    """A folder that is written file by file, each atomically."""
+class Output:
+    """A folder whose files are written atomically, here or behind a URL.
 
-    folder: Path
-    lock: None = None  # beside the folder: see `atomic.locked`
+    What goes behind a URL is written here first, and put when it is whole.
+    """
+
+    place: str | Path
+    _names: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
-        """Returns its path."""
-        return str(self.folder)
+        """Returns its path, or its address without passwords."""
+        return str(open_store(self.place))
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder on this machine; None behind a URL."""
+        return None if is_remote(str(self.place)) else Path(self.place)
+
+    @property
+    def lock(self) -> Path | None:
+        """Where this machine's commands that write behind a URL see each other."""
+        return kept_in_cache("lock", self.place) if self.folder is None else None
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it has other files, but to choose another one."""
+        if self.folder is None:
+            return "remove what is there"
+        return f"add --overwrite, which moves {self} to {aside_name(self.folder)}"
+
+    def claim(self, overwrite: bool, ours: Callable[[set[str]], bool]) -> set[str]:
+        """Returns the names that are there; RetrievalError unless `ours` says to go on.
+
+        With `overwrite` a folder is moved aside first.
+        """
+        names = set[str]()
+        if self.folder is None:
+            names = open_folder(str(self.place), overwrite).names() or set()
+            if names and not ours(names):
+                raise RetrievalError(
+                    f"{self} already has files; choose another --out, or {self.remedy}"
+                )
+            return names
+        if overwrite:
+            make_room(self.folder, overwrite, RetrievalError)
+        elif self.folder.is_dir():
+            names = {path.name for path in self.folder.iterdir()}
+        if not ours(names):
+            refuse_taken(self.folder, False, RetrievalError)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return names
 
     def read(self, name: str) -> bytes:
         """Returns the bytes of a small file; raises Missing if there is none."""
-        path = self.folder / name
-        return open_store(path.parent).read_bytes(path.name)
+        if self.folder is not None:
+            path = self.folder / name
+            return open_store(path.parent).read_bytes(path.name)
+        url, plain = subfolder(str(self.place), name)
+        return open_store(url).read_bytes(plain)
 
     def has(self, name: str) -> bool:
-        """Returns whether there is a file with this name."""
-        return (self.folder / name).exists()
+        """Returns whether there is a file; a folder behind a URL is listed once.
+
+        To list it for each of many parts would take the square of their time.
+        """
+        if self.folder is not None:
+            return (self.folder / name).exists()
+        url, plain = subfolder(str(self.place), name)
+        if url not in self._names:
+            self._names[url] = open_folder(url).names() or set()
+        return plain in self._names[url]
 
     def has_files(self, files: dict[str, FileSum]) -> bool:
-        """Returns whether the files are there, undamaged."""
+        """Returns whether the files are there, undamaged; those put were read back then."""
+        if self.folder is None:
+            return all(map(self.has, files))
         return not any(file.fault(self.folder / name) for name, file in files.items())
 
     @contextmanager
     def writing(self, last: str) -> Iterator[Path]:
-        """Gives the folder itself."""
-        yield self.folder
-
-
-@dataclass(frozen=True)
-class RemoteOutput:
-    """A folder behind a URL; its files are written here first, and put when they are whole."""
-
-    url: str
-    _names: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
-
-    def __str__(self) -> str:
-        """Returns its address, without passwords."""
-        return str(open_store(self.url))
-
-    @property
-    def lock(self) -> Path:
-        """Where this machine's commands that write it see each other."""
-        return kept_in_cache("lock", self.url)
-
-    def folder(self, name: str = "") -> tuple[RemoteFolder, str]:
-        """Returns the folder to put a file into, and the file's name there."""
-        url, plain = subfolder(self.url, name)
-        return RemoteFolder.open(url), plain
-
-    def read(self, name: str) -> bytes:
-        """Returns the bytes of a small file; raises Missing if there is none."""
-        folder, plain = self.folder(name)
-        return folder.store.read_bytes(plain)
-
-    def has(self, name: str) -> bool:
-        """Returns whether a file was there when its folder was first asked for: it is listed once.
-
-        To list it for each of many parts would take the square of their time.
-        """
-        folder, _, plain = name.rpartition("/")
-        if folder not in self._names:
-            self._names[folder] = self.folder(name)[0].names()
-        return plain in self._names[folder]
-
-    def has_files(self, files: dict[str, FileSum]) -> bool:
-        """Returns whether the files are there; each was read back when it was put."""
-        return all(map(self.has, files))
-
-    @contextmanager
-    def writing(self, last: str) -> Iterator[Path]:
-        """Gives an empty folder; puts what was written there, `last` after all other files."""
+        """Gives a folder to write to; what is put from it is put with `last` after all others."""
+        if self.folder is not None:
+            yield self.folder
+            return
         with TemporaryDirectory(prefix="heron-") as temporary:
             local = Path(temporary)
             yield local
             files = sorted(path for path in local.rglob("*") if path.is_file())
             for path in sorted(files, key=lambda path: path == local / last):
-                self.folder(str(path.relative_to(local)))[0].put(path)
-
-    def refuse_taken(self, overwrite: bool, ours: Callable[[set[str]], bool]) -> set[str]:
-        """Returns the names that are there; RetrievalError unless `ours` says to go on."""
-        names = RemoteFolder.open(self.url, overwrite).names()
-        if names and not ours(names):
-            raise RetrievalError(
-                f"{self} already has files; choose another --out, or remove what is there"
-            )
-        return names
-
-
-Output = FolderOutput | RemoteOutput
-
-
-def open_output(out: str | Path) -> Output:
-    """Returns the place that a path or a URL names; nothing is made yet."""
-    return RemoteOutput(str(out)) if is_remote(str(out)) else FolderOutput(Path(out))
+                url, _ = subfolder(str(self.place), str(path.relative_to(local)))
+                open_folder(url).put(path)

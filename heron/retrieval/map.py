@@ -13,19 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
+from heron.base.artefact import Record
+from heron.base.atomic import atomic_write
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
 from heron.evaluation.knn import Numbers, Vectors
 from heron.retrieval.index_plan import MapKind
 from heron.retrieval.samples import REMEDY, Samples, map_array
-from heron.shards.artefact import Record
-from heron.shards.atomic import atomic_write
 
 MAP = "map.npy"  # float32 [N, 2], in the order of the samples
 MAX_FITTED_VALUES = 2**22  # vectors x dimensions that the projection is fitted on
 MIN_SAMPLES = 3  # samples that a map needs
 MAX_REGIONS = 12  # named regions, at most
-ASKED, NEIGHBOURS, MIN_EACH = 400, 10, 5  # samples whose neighbours tell which label is learnt
 MIN_STANDARD_ERRORS = 4.0  # by which a label's share in a region must exceed its overall share
 
 
@@ -116,37 +115,6 @@ def _regions(coordinates: Vectors, samples: Samples, numbers: Numbers, seed: int
         if names and excess.max() > regions.get(names[0], (0.0,))[0]:
             regions[names[0]] = float(excess.max()), Region(x=x, y=y, names=names)
     return [region for _, region in regions.values()]
-
-
-def best_learnt(
-    search: Callable[[Vectors, int], NDArray[np.int64]],  # the nearest of some vectors
-    vectors: Callable[[Numbers], Vectors],
-    samples: Samples,
-) -> int | None:
-    """Returns the label that a sample's neighbours tell best: which colours show the map at first.
-
-    By the AUC of the label's share among `NEIGHBOURS` neighbours, over evenly spaced samples; None
-    where no label has `MIN_EACH` of them with it and as many without.
-    """
-    labelled = np.flatnonzero(samples.known)
-    if len(labelled) <= NEIGHBOURS or not samples.names:
-        return None
-    asked = labelled[np.linspace(0, len(labelled) - 1, min(ASKED, len(labelled))).astype(int)]
-    found = search(vectors(asked), min(NEIGHBOURS + 1, len(samples)))
-    others = (found >= 0) & (found != asked[:, None]) & samples.known[found]
-    shares = (samples.targets[found] * others[..., None]).sum(1) / np.maximum(
-        1, others.sum(1, keepdims=True)
-    )
-    from scipy.stats import rankdata
-
-    true = samples.targets[asked].astype(np.int64)
-    having, lacking = true.sum(0), (1 - true).sum(0)
-    enough = np.minimum(having, lacking) >= MIN_EACH
-    if not enough.any():
-        return None
-    above = (rankdata(shares, axis=0) * true).sum(0) - having * (having + 1) / 2
-    auc = np.where(enough, above / np.maximum(1, having * lacking), 0)
-    return int(auc.argmax())
 
 
 GRID = 2**16 - 1  # the largest coordinate of the integer grid that the page draws

@@ -8,9 +8,9 @@ from typing import Self
 import numpy as np
 from PIL import Image
 
-from heron.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.config.experiment import load_saved
+from heron.base.errors import CheckpointError, ConfigError, RetrievalError
 from heron.data.reader import Reader
+from heron.experiment.config import load_saved
 from heron.retrieval.embedding_model import refuse_options
 from heron.retrieval.samples import Samples
 from heron.shards.cache import ShardCache

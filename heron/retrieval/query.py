@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.config.errors import HeronError, RetrievalError
+from heron.base.artefact import MANIFEST
+from heron.base.errors import HeronError, RetrievalError
 from heron.retrieval.answer import Answer, Flags, Query, Relation, find_answer
 from heron.retrieval.embeddings import Embeddings, choose_data, compared
 from heron.retrieval.file_reader import File
@@ -22,7 +23,6 @@ from heron.retrieval.index import Index
 from heron.retrieval.index_plan import CODED
 from heron.retrieval.samples import Samples
 from heron.retrieval.some_views import SomeViews
-from heron.shards.artefact import MANIFEST
 from heron.shards.manifest import load_manifest
 from heron.shards.store import is_remote
 
@@ -273,21 +273,6 @@ class Retriever:
         kind = manifest.kind
         lossy = f", decoded from codes ({kind} is lossy)" if kind in CODED else ""
         return self.index.vectors(numbers)[0], f"the index{lossy}, because {self._missing_reason}"
-
-    @cached_property
-    def best_learnt(self) -> int | None:
-        """The label whose samples lie together best: see `map.best_learnt`."""
-        from heron.retrieval.map import best_learnt
-
-        def search(vectors: NDArray[Any], k: int) -> NDArray[np.int64]:
-            return self.index.search(vectors, k).numbers
-
-        def take(numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-            if self.embeddings is not None:
-                return self.embeddings.take(self.index.manifest.layer, numbers)
-            return self.index.vectors(numbers)
-
-        return best_learnt(search, take, self.samples)
 
     @property
     def _compares(self) -> str:

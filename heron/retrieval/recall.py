@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from heron.config.extras import require
-from heron.config.sections import Share
+from heron.base.artefact import Count, Record
+from heron.base.extras import require
+from heron.base.sections import Share
 from heron.evaluation.knn import Numbers, Vectors, exact_nearest, without_own
-from heron.shards.artefact import Count, Record
 
 faiss = require("faiss", "an index")
 MIN_GAIN = 0.002  # two doublings in a row that gain less have reached what the codes allow

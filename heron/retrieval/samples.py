@@ -1,7 +1,6 @@
 """The samples that embeddings are of: keys, row numbers, labels."""
 
 import difflib
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from heron.config.errors import RetrievalError
+from heron.base.artefact import FileSum, Record, describe_errors
+from heron.base.atomic import atomic_write, save_json
+from heron.base.errors import RESTORE, RetrievalError, ShardError
 from heron.evaluation.negatives import close_label_difference, label_difference
-from heron.shards.artefact import FileSum, Record, describe_errors
-from heron.shards.atomic import atomic_write, save_json
-from heron.shards.errors import RESTORE, ShardError
 from heron.shards.index import array_at
 
 FILES = "keys.npy", "rows.npy", "targets.npy", "known.npy", "labels.json"
@@ -88,23 +86,17 @@ class Samples:
 
         Those that begin with it come first, sorted, then others in the order of the samples.
         """
-        width, encoded = self.keys.dtype.itemsize, text.encode()
+        encoded = text.encode()
         position = self._position(encoded)
         candidates = (self.key(int(i)) for i in self._order[position : position + limit])
         padded = self._padded(text)
         first = [padded] if self._holds(padded, self._position(padded.encode())) else []
         begin = (key for key in candidates if key.startswith(text))
         matches = dict.fromkeys([*first, *begin][:limit])
-        data = np.ascontiguousarray(self.keys).view(np.uint8).data
-        pattern, offset = re.compile(re.escape(encoded)), 0
-        if not encoded.strip(b"\0"):
-            return list(matches)
-        while len(matches) < limit and (match := pattern.search(data, offset)):
-            number = match.start() // width
-            offset = (number + 1) * width  # of the next key, which the match may run into
-            if match.end() <= offset and encoded in self.keys[number]:
-                matches[self.key(number)] = None
-        return list(matches)
+        if encoded.strip(b"\0"):
+            others = np.flatnonzero(np.strings.find(self.keys, encoded) >= 0)
+            matches |= dict.fromkeys(map(self.key, others[: limit + len(matches)].tolist()))
+        return list(matches)[:limit]
 
     @cached_property
     def close_difference(self) -> int:

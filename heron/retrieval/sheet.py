@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval.answer import Answer, Hit
 from heron.retrieval.query import Retriever
 from heron.shards.show import PICTURES

@@ -1,15 +1,14 @@
 """Neighbours by some of the views: only the parts of vectors that are of these are compared."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval.embeddings import BLOCK, EMBED_AGAIN, Embeddings, Layer, LayerRecord, compared
 from heron.retrieval.index import Index, Neighbours
 from heron.retrieval.index_files import IndexManifest
@@ -36,7 +35,7 @@ class SomeViews:
 
     @classmethod
     def of(cls, index: Index, embeddings: Embeddings | None, columns: NDArray[np.bool_]) -> Self:
-        """Searches by some columns of the layer, of which an index may hold a prefix."""
+        """Searches by some columns of the layer, even where the index holds only a prefix of it."""
         if (prefix := index.manifest.prefix) is not None:
             columns = columns.reshape(prefix.views, -1)[:, : prefix.width].reshape(-1)
         return cls(index, embeddings, columns)
@@ -177,9 +176,9 @@ class EmbeddingsOfViews(Embeddings):
             known = self.samples.known & self._have_all()
         self.samples = replace(self.samples, known=self.samples.known if known is None else known)
 
-    def opener(self) -> Callable[[], Embeddings]:
-        """Returns what opens these embeddings in another process: see `Embeddings.opener`."""
-        return partial(_opened, self.whole.opener(), self.given, np.array(self.samples.known))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sends how another process opens them: see `Embeddings`."""
+        return EmbeddingsOfViews, (self.whole, self.given, np.array(self.samples.known))
 
     def _have_all(self) -> NDArray[np.bool_]:
         """Returns which samples have numbers of every view, [N]; those of a missing one are 0."""
@@ -200,9 +199,3 @@ class EmbeddingsOfViews(Embeddings):
     def take(self, layer: Layer, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the views' vectors of some samples, float32 [numbers, dim], in their order."""
         return self.whole.take(layer, numbers)[:, self._columns[layer]]
-
-
-def _opened(
-    opener: Callable[[], Embeddings], names: list[str], known: NDArray[np.bool_]
-) -> EmbeddingsOfViews:
-    return EmbeddingsOfViews(opener(), names, known)

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heron.config.errors import RetrievalError
-from heron.config.extras import require
+from heron.base.artefact import FileSum
+from heron.base.errors import RetrievalError
+from heron.base.extras import require
+from heron.base.terminal import Bar
 from heron.evaluation.knn import Numbers, Vectors
 from heron.retrieval.embeddings import Embeddings, Layer, LayerRecord
 from heron.retrieval.index_files import FAISS_METRICS, Prefix
 from heron.retrieval.index_plan import BLOCK, Metric, Plan, VectorSet, compared_by
 from heron.retrieval.samples import Samples
-from heron.shards.artefact import FileSum
 from heron.shards.manifest import Labels
-from heron.shards.terminal import Bar
 
 faiss = require("faiss", "an index")
 TINY = float(np.finfo(np.float32).tiny)  # a square below this has lost precision

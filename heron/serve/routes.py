@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 
-from heron.config.errors import HeronError, RetrievalError, csv_line
+from heron.base.errors import HeronError, RetrievalError, csv_line
 from heron.retrieval.answer import Answer, Flags, Relation
 from heron.retrieval.filters import filter_mask
 from heron.retrieval.map import GRID, MAX_CORNERS, SampleMap
@@ -343,7 +343,6 @@ def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) ->
         "exclusive": samples.exclusive,
         "facets": FACETS,
         "classes": classes(samples.label_counts()) if samples.exclusive else [],
-        "best": None if samples.exclusive else retriever.best_learnt,
         "close": samples.close_distance,
         "map": sample_map
         and {

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as RouteError
 
-from heron.config.errors import ConfigError, RetrievalError
+from heron.base.errors import ConfigError, RetrievalError
 from heron.retrieval.query import Retriever
 from heron.serve.admission import Limits
 from heron.serve.guard import HEADERS, BoundedConnection, Gate

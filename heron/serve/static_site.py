@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval.answer import RELATIONS, Answer
 from heron.retrieval.query import Retriever
 from heron.serve.admission import Limits

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import CONTROL, ShardError, SourceError, short_repr
+from heron.base.errors import CONTROL, ShardError, SourceError, short_repr
 from heron.shards.index import array_at
 from heron.shards.manifest import Labels
 

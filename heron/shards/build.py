@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
-from heron.shards.artefact import MANIFEST, fingerprint
-from heron.shards.atomic import (
+from heron.base.artefact import MANIFEST, fingerprint
+from heron.base.atomic import (
     kept_in_cache,
     locked,
     make_parents,
@@ -18,8 +18,10 @@ from heron.shards.atomic import (
     save_json,
     set_aside,
 )
+from heron.base.errors import ShardError
+from heron.base.terminal import Bar, counted
+from heron.base.workers import ALONE, Executor, in_order
 from heron.shards.earlier_build import describe_earlier, describe_unfinished, load_finished
-from heron.shards.errors import ShardError
 from heron.shards.manifest import (
     JOURNAL,
     SCHEMA_VERSION,
@@ -30,12 +32,10 @@ from heron.shards.manifest import (
     index_name,
 )
 from heron.shards.moments import Moments
-from heron.shards.remote_build import RemoteFolder, put_shard, record_name
-from heron.shards.sources.base import Source
-from heron.shards.store import LocalStore, is_remote
-from heron.shards.terminal import Bar, counted
+from heron.shards.remote_build import open_folder, put_shard, record_name
+from heron.shards.source import Source
+from heron.shards.store import LocalStore, RemoteStore, is_remote
 from heron.shards.texts import add_words, write_tokenizers
-from heron.shards.workers import ALONE, Executor, in_order
 from heron.shards.write_shard import Made, ShardPlan, make_shard
 
 
@@ -65,8 +65,8 @@ def build(
     plan = list(_plan_shards(source, shard_rows))
     draft = _draft_manifest(source, shard_rows)
     if is_remote(str(out)):
-        folder = RemoteFolder.open(str(out), overwrite)
-        with locked(folder.store, kept_in_cache("lock", out), wait):
+        folder = open_folder(str(out), overwrite)
+        with locked(folder, kept_in_cache("lock", out), wait):
             manifest, old = _build_remotely(source, folder, draft, plan, executor, progress)
     else:
         out = Path(str(out).removeprefix("file://"))
@@ -202,21 +202,21 @@ def _bar(plan: list[ShardPlan], done: Collection[str], name: str, progress: bool
 
 def _build_remotely(
     source: Source,
-    folder: RemoteFolder,
+    folder: RemoteStore,
     draft: Manifest,
     plan: list[ShardPlan],
     executor: Executor,
     progress: bool,
 ) -> tuple[Manifest, bool]:
     """Writes shards into a folder behind a URL: see `heron.shards.remote_build`."""
-    names = folder.names()
-    if (finished := load_finished(folder.store, draft.built_from, source)) is not None:
+    names = folder.names() or set()
+    if (finished := load_finished(folder, draft.built_from, source)) is not None:
         return finished, True
     built_from = draft.built_from.model_dump(mode="json")
     folder.put_json(JOURNAL, built_from)
     make = partial(put_shard, source, folder, fingerprint(built_from))
     done = {shard.file for shard in plan if record_name(shard.file) in names}
-    bar = _bar(plan, done, folder.name, progress)
+    bar = _bar(plan, done, folder.where().rpartition("/")[2], progress)
     manifest, words = _make_all(make, draft, plan, done, executor, bar)
     with TemporaryDirectory(prefix="heron-") as temporary:
         for name in write_tokenizers(Path(temporary), words):

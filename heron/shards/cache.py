@@ -13,9 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Self, cast
 
-from heron.shards.artefact import FileSum
-from heron.shards.atomic import cache_folder, is_at
-from heron.shards.errors import DISK_FULL, ShardError
+from heron.base.artefact import FileSum
+from heron.base.atomic import cache_folder, is_at
+from heron.base.errors import DISK_FULL, ShardError
 
 DEFAULT_LIMIT = 100 * 10**9  # bytes, unless a limit is given or the disk has less room
 FREE_SHARE = 0.9  # of the free disk, which the default limit may take

@@ -4,12 +4,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from heron.shards.artefact import MANIFEST, parse_json
-from heron.shards.atomic import aside_name
-from heron.shards.errors import ShardError, SourceError
+from heron.base.artefact import MANIFEST, parse_json
+from heron.base.atomic import aside_name
+from heron.base.errors import ShardError, SourceError
 from heron.shards.manifest import JOURNAL, BuiltFrom, Manifest, load_manifest
-from heron.shards.remote import Missing
-from heron.shards.sources.base import Source
+from heron.shards.source import Source
 from heron.shards.store import LocalStore, Store
 
 
@@ -65,10 +64,7 @@ def _built_from(
 def load_finished(out: Store, built_from: BuiltFrom, source: Source) -> Manifest | None:
     """Returns the manifest if this build is complete; ShardError if `out` holds another build."""
     requested = built_from.model_dump(mode="json")
-    try:
-        names = out.names() or set()
-    except Missing:  # no file is behind the URL yet
-        return None
+    names = out.names() or set()
     tars = sorted(name for name in names if name.endswith(".tar"))
     manifest = load_manifest(out) if MANIFEST in names else None
     if manifest is not None or JOURNAL in names:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import short_repr
+from heron.base.errors import short_repr
 from heron.shards.index import array_at
 
 Nodes = NDArray[np.int32]  # labels, [nodes]

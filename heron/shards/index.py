@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.atomic import atomic_write
-from heron.shards.errors import REBUILD, RESTORE, ShardError
+from heron.base.atomic import atomic_write
+from heron.base.errors import REBUILD, RESTORE, ShardError
 
 BLOCK = tarfile.BLOCKSIZE  # 512 bytes: tar headers and payloads start at multiples of it
 NPY_ERRORS = (  # what NumPy raises for bytes that are not arrays

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
-from heron.shards.artefact import INT64_MAX, MANIFEST, Artefact, Count, FileSum, Record, Sha256
-from heron.shards.errors import REBUILD, ShardError, format_shape, one_line
+from heron.base.artefact import INT64_MAX, MANIFEST, Artefact, Count, FileSum, Record, Sha256
+from heron.base.errors import REBUILD, ShardError, format_shape, one_line
 from heron.shards.index import ShardIndex
 from heron.shards.remote import Missing
 from heron.shards.store import Store, open_store
@@ -343,14 +343,14 @@ class Manifest(Artefact):
         if present is None or (present.dtype, present.shape) != (np.dtype(np.uint8), shape):
             actual = None if present is None else f"{present.dtype} {present.shape}"
             return f"which views each row has must be uint8 {shape}, got {actual}"
-        if (present > 1).any() or not present.any(1).all():
-            return "a row has none of its views, or a view neither 0 nor 1 times"
         required = [column for column, view in enumerate(self.views) if not view.missing]
-        if not present[:, required].all():
-            return "a row lacks a view that every row must have"
-        lengths = index.lengths[:, : len(self.views)]
-        if self.block_rows is None and ((lengths > 0) != (present > 0)).any():
-            return "a row has a view and no member for it, or the other way round"
+        has_member = index.lengths[:, : len(self.views)] > 0
+        if (
+            (present > 1).any()
+            or not (present.any(1).all() and present[:, required].all())
+            or (self.block_rows is None and (has_member != present).any())
+        ):
+            return "a row lacks a view that it must have, or has one and no member for it"
         return None
 
     def rows(self, split: str) -> int:

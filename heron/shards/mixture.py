@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from heron.shards.artefact import MANIFEST
+from heron.base.artefact import MANIFEST
+from heron.base.errors import ShardError
 from heron.shards.cache import LocalFile
-from heron.shards.errors import ShardError
 from heron.shards.manifest import (
     FOREIGN_SOURCE,
     SCHEMA_VERSION,

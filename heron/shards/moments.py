@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.errors import ShardError
+from heron.base.errors import ShardError
 from heron.shards.manifest import MAX_STATISTIC, View
 
 

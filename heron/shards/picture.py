@@ -17,7 +17,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
-from heron.shards.errors import short_repr
+from heron.base.errors import short_repr
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"  # their first bytes
 Kind = Literal["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"]

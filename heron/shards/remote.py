@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from heron.shards.artefact import sha256
+from heron.base.artefact import sha256
+from heron.base.errors import RESTORE, ShardError, short_repr
 from heron.shards.body import Body, Damaged, Slow, Unwritable, enforce_speed
-from heron.shards.errors import RESTORE, ShardError, short_repr
 
 BLOCK = 8 * 2**20  # bytes per read, and per request where the protocol does not stream
 MAX_DAMAGED = 2  # downloads with the wrong bytes before it gives up

@@ -5,21 +5,18 @@ and read back, and only then its record: a shard without one is not there, whate
 """
 
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
-from heron.shards.artefact import Artefact, Count, Fingerprint
-from heron.shards.atomic import save_json
-from heron.shards.errors import ShardError
+from heron.base.artefact import Artefact, Count, Fingerprint
+from heron.base.errors import ShardError
 from heron.shards.manifest import Shard, index_name
 from heron.shards.moments import BlockMoments
 from heron.shards.remote import Missing
-from heron.shards.sources.base import Source
+from heron.shards.source import Source
 from heron.shards.store import RemoteStore, open_store
 from heron.shards.write_shard import Made, ShardPlan, make_shard
 
@@ -60,55 +57,21 @@ class ShardRecord(Artefact):
         )
 
 
-@dataclass(frozen=True)
-class RemoteFolder:
-    """A folder behind a URL that is written to."""
-
-    store: RemoteStore
-
-    @classmethod
-    def open(cls, url: str, overwrite: bool = False) -> Self:
-        """Opens the folder at a URL; ShardError where it cannot be written to as asked."""
-        store = open_store(url)
-        assert isinstance(store, RemoteStore)
-        if overwrite:
-            raise ShardError(
-                f"{store}: --overwrite moves a folder aside, which object stores cannot do; "
-                "choose another --out, or remove what is there"
-            )
-        if url.startswith(("http://", "https://")):
-            raise ShardError(
-                f"{store}: files cannot be put by HTTP; choose another --out: a folder, or a URL "
-                "that can be written to, such as s3://bucket/folder"
-            )
-        return cls(store)
-
-    @property
-    def name(self) -> str:
-        """The last part of the URL."""
-        return self.store.where().rpartition("/")[2]
-
-    def names(self) -> set[str]:
-        """Returns the names of all files; none if there is no such folder yet."""
-        try:
-            return self.store.names() or set()
-        except Missing:
-            return set()
-
-    def put(self, path: Path) -> None:
-        """Puts a file of a disk, under its own name: see `Remote.put`."""
-        self.store.remote.put(path.name, path)
-
-    def put_json(self, name: str, tree: Any) -> None:
-        """Puts a JSON file."""
-        with TemporaryDirectory(prefix="heron-") as temporary:
-            path = Path(temporary) / name
-            save_json(path, tree)
-            self.put(path)
-
-    def remove(self, names: Collection[str]) -> None:
-        """Removes files; those that are not there already are no fault."""
-        self.store.remote.remove(set(names) & self.names())
+def open_folder(url: str, overwrite: bool = False) -> RemoteStore:
+    """Opens the folder at a URL; ShardError where it cannot be written to as asked."""
+    store = open_store(url)
+    assert isinstance(store, RemoteStore)
+    if overwrite:
+        raise ShardError(
+            f"{store}: --overwrite moves a folder aside, which object stores cannot do; "
+            "choose another --out, or remove what is there"
+        )
+    if url.startswith(("http://", "https://")):
+        raise ShardError(
+            f"{store}: files cannot be put by HTTP; choose another --out: a folder, or a URL "
+            "that can be written to, such as s3://bucket/folder"
+        )
+    return store
 
 
 def record_name(tar: str) -> str:
@@ -116,12 +79,12 @@ def record_name(tar: str) -> str:
     return tar.removesuffix(".tar") + RECORD
 
 
-def put_shard(source: Source, folder: RemoteFolder, made_from: str, shard: ShardPlan) -> Made:
+def put_shard(source: Source, store: RemoteStore, made_from: str, shard: ShardPlan) -> Made:
     """Makes a shard and puts it, unless its record of the same build is there.
 
     Others may be putting the same shard: the bytes are the same.
     """
-    name, store = record_name(shard.file), folder.store
+    name = record_name(shard.file)
     try:
         record = ShardRecord.parse(store.read_bytes(name), store.where(name))
         if record.made_from == made_from:
@@ -131,8 +94,8 @@ def put_shard(source: Source, folder: RemoteFolder, made_from: str, shard: Shard
     with TemporaryDirectory(prefix="heron-") as temporary:
         local = Path(temporary)
         made = make_shard(source, local, shard)
-        folder.put(local / index_name(shard.file))
-        folder.put(local / shard.file)
+        store.put(local / index_name(shard.file))
+        store.put(local / shard.file)
         ShardRecord.of(made, made_from).write(local / name)
-        folder.put(local / name)
+        store.put(local / name)
     return made

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 
-from heron.shards.atomic import make_parents, set_aside
-from heron.shards.errors import RESTORE, ShardError
+from heron.base.atomic import make_parents, set_aside
+from heron.base.errors import RESTORE, ShardError
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
 from heron.shards.picture import decode

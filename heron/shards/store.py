@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,9 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from heron.shards.artefact import MAX_MANIFEST_BYTES
+from heron.base.artefact import MAX_MANIFEST_BYTES
+from heron.base.atomic import save_json
+from heron.base.errors import ShardError
 from heron.shards.cache import LocalFile, ShardCache
-from heron.shards.errors import ShardError
 from heron.shards.remote import Missing, Remote, Retry
 
 
@@ -120,8 +121,25 @@ class RemoteStore(Store):
         return stream.getvalue()
 
     def names(self) -> set[str] | None:
-        """Returns the names of all files; None over HTTP."""
-        return self.remote.names()
+        """Returns the names of all files, none if there is no such folder yet; None over HTTP."""
+        try:
+            return self.remote.names()
+        except Missing:
+            return set()
+
+    def put(self, path: Path) -> None:
+        """Puts a file of a disk, under its own name: see `Remote.put`."""
+        self.remote.put(path.name, path)
+
+    def put_json(self, name: str, tree: Any) -> None:
+        """Puts a JSON file."""
+        with TemporaryDirectory(prefix="heron-") as temporary:
+            save_json(path := Path(temporary) / name, tree)
+            self.put(path)
+
+    def remove(self, names: Collection[str]) -> None:
+        """Removes files; those that are not there already are no fault."""
+        self.remote.remove(set(names) & (self.names() or set()))
 
     def local(self, name: str, size: int, sha256: str) -> LocalFile:
         """Returns the file in the cache; fetches it first where it is not there."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from heron.shards.errors import CONTROL, DISK_FULL, ShardError, short_repr
+from heron.base.errors import CONTROL, DISK_FULL, ShardError, short_repr
 from heron.shards.index import BLOCK
 from heron.shards.remote import Missing, Remote, Retry, TooLong
 from heron.shards.store import is_remote

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heron.shards.atomic import atomic_write
-from heron.shards.errors import short_repr
+from heron.base.atomic import atomic_write
+from heron.base.errors import short_repr
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import View, member_names
 

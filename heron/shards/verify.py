@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.artefact import sha256
-from heron.shards.errors import RESTORE, ShardError, one_line
+from heron.base.artefact import sha256
+from heron.base.errors import RESTORE, ShardError, one_line
+from heron.base.terminal import counted
+from heron.base.workers import ALONE, Executor, in_order
 from heron.shards.graph import unpack_graph
 from heron.shards.index import ShardIndex, array_at
 from heron.shards.manifest import Manifest, Shard, load_manifest
@@ -21,9 +23,7 @@ from heron.shards.picture import read_complete_header
 from heron.shards.remote import TooLong
 from heron.shards.store import Store, open_store
 from heron.shards.tarball import ByteRange, walk
-from heron.shards.terminal import counted
 from heron.shards.texts import read_text
-from heron.shards.workers import ALONE, Executor, in_order
 
 
 @dataclass(frozen=True)

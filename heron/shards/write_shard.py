@@ -11,12 +11,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.shards.atomic import atomic_write
-from heron.shards.errors import ShardError
+from heron.base.atomic import atomic_write
+from heron.base.errors import ShardError
 from heron.shards.index import BLOCK, ShardIndex, map_arrays
 from heron.shards.manifest import LABELS, PRESENT, Shard, View, index_name, member_names
 from heron.shards.moments import BlockMoments
-from heron.shards.sources.base import Rows, Source, rows_with_view
+from heron.shards.source import Rows, Source, rows_with_view
 from heron.shards.texts import count_words
 
 IMAGES_PER_READ = 64  # whatever the length of a shard

@@ -12,17 +12,17 @@ import pandas as pd
 import torch
 from pydantic_core import to_json
 
-from heron.config.data import without_locations
-from heron.config.errors import StudyError
-from heron.config.experiment import CLASSIFIERS, Config
+from heron.base.artefact import Artefact, Fingerprint, fingerprint, parse_json
+from heron.base.errors import StudyError
+from heron.data.options import without_locations
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows
-from heron.data.run_data import open_streams
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.scikit import Kind as Kind
 from heron.evaluation.scikit import Matrix, raw_inputs, tune
-from heron.shards.artefact import Artefact, Fingerprint, fingerprint, parse_json
+from heron.experiment.config import CLASSIFIERS, Config
+from heron.experiment.open_data import open_data
 from heron.studies.engine import Batch, Job
 from heron.studies.repeats import Interval, corrected_interval, mean_std, mean_std_count
 from heron.studies.search import SearchSettings, SearchTrial, search
@@ -194,7 +194,7 @@ def _tune_scikit(
 
 
 def _open(config: Config) -> tuple[Evaluator, Roles]:
-    streams = open_streams(config)
+    streams = open_data(config)
     views = Views(streams.reader, config.data, torch.device("cpu"))
     return Evaluator(streams.reader, views, config.evaluate), streams.roles
 

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from typing_extensions import TypedDict
 
-from heron.config.errors import StudyError
-from heron.config.extras import require
+from heron.base.artefact import Count
+from heron.base.errors import ShardError, SourceError, StudyError
+from heron.base.extras import require
 from heron.data.dataset import build_data
 from heron.distributed.cluster import nodes
-from heron.shards.artefact import Count
-from heron.shards.errors import ShardError, SourceError
 from heron.studies.ledger import Ledger, write_rows
 from heron.studies.live import print_line
 from heron.studies.population import run_pbt

@@ -11,9 +11,9 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import Config, load_saved
-from heron.shards.workers import ALONE, Executor
+from heron.base.errors import ConfigError, TrainingError
+from heron.base.workers import ALONE, Executor
+from heron.experiment.config import Config, load_saved
 from heron.training.tracking import read_result
 
 Result = TypeVar("Result")
@@ -91,7 +91,7 @@ def run_jobs(
 
 @contextlib.contextmanager
 def executor(address: str | None, at_once: int | None, threads: int | None) -> Iterator[Executor]:
-    """Provides what does the work: this process, or Ray's tasks of so many threads each.
+    """Provides what does the work: this process, or Ray tasks with `threads` threads each.
 
     These are on the cluster at an address, or on this machine, if more than one is to run at once.
     Raises a TrainingError if no node has the CPUs of a task.

@@ -165,7 +165,7 @@ def fit(kind: str, curve: pd.Series) -> Law | str:
 
 
 def _why_not_fitted(curve: pd.Series, constants: int, power: bool) -> str:
-    """Returns why so many constants cannot be fitted to a curve; empty if they can."""
+    """Returns why constants cannot be fitted to a curve; empty if they can."""
     if not pd.api.types.is_numeric_dtype(curve.index):
         return "x is not a number at every point"
     if (count := curve.index.nunique()) <= constants:

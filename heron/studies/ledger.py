@@ -9,12 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from heron.config.errors import ConfigError, StudyError
-from heron.config.experiment import dump_config, load_config
-from heron.config.sections import Plain, check, read_tree
-from heron.config.shipped import find_config
-from heron.distributed.agreement import differences
-from heron.shards.artefact import (
+from heron.base.artefact import (
     Fingerprint,
     Sha256,
     describe_errors,
@@ -22,7 +17,12 @@ from heron.shards.artefact import (
     parse_json,
     sha256,
 )
-from heron.shards.atomic import aside_name, atomic_write, naming
+from heron.base.atomic import aside_name, atomic_write, naming
+from heron.base.errors import ConfigError, StudyError
+from heron.base.sections import Plain, check, read_tree
+from heron.base.shipped import find_config
+from heron.distributed.agreement import differences
+from heron.experiment.config import dump_config, load_config
 from heron.studies.study import Study, dump_study
 from heron.studies.trials import Trial
 from heron.training.tracking import read_metrics, read_result

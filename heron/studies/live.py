@@ -1,30 +1,24 @@
 """A running study on a terminal: how many trials have ended, and the progress of the others."""
 
-import re
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heron.shards.terminal import console, is_terminal
+from heron.base.terminal import console, is_terminal
 from heron.studies.ledger import Ledger
 from heron.studies.runs import Run, read_run
 from heron.studies.text import cell, short
 from heron.studies.trials import Trial
-from heron.training.run_lock import holder
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 MIN_PROGRESS = 0.25  # of a trial, before the time that is left is estimated
 MAX_RUNNING, MAX_ENDED = 12, 6  # trials shown: of those under way, and of the last that ended
-OWNER = re.compile(r"process (\d+) on (\S+)")
-PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 print_line = partial(print, flush=True)  # above the table, where there is one
 
 
@@ -81,7 +75,7 @@ def status(trials: Sequence[Trial], ledger: Ledger, started: float, before: floa
         idle = "waits" if run["step"] else "starts"
         state = "runs" if run["state"] == "living" else idle
         step = f"{run['step']:,} of {run['steps']:,.0f}" if run["steps"] else _cell(run, "step")
-        cells = [step, _cell(run, score), _cell(run, "loss"), _memory(trial.run)]
+        cells = [step, _cell(run, score), _cell(run, "loss"), "–"]  # known at its end
         table.add_row(trial.name, state, *cells, trial.current().description)
     return table
 
@@ -107,15 +101,3 @@ def _trials_done(ledger: Ledger, under_way: Sequence[tuple[Trial, Run]]) -> floa
 
 def _cell(values: Run, key: str) -> str:
     return cell(values.get(key), key)
-
-
-def _memory(run: Path) -> str:
-    """Returns the peak memory of a run's main process as text, "–" unless it runs on this host."""
-    owner = OWNER.fullmatch(holder(run) or "")
-    if not owner or owner[2] != socket.gethostname():
-        return "–"
-    try:
-        peak = PEAK.search(Path(f"/proc/{owner[1]}/status").read_text())
-    except OSError:  # the process has ended
-        return "–"
-    return cell(1024 * int(peak[1]), "peak_memory_bytes") if peak else "–"

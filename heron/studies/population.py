@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypedDict
 
-from heron.config.errors import CheckpointError
-from heron.config.experiment import Config, dump_config, load_saved
-from heron.config.sections import Plain
+from heron.base.artefact import Count
+from heron.base.errors import CheckpointError
+from heron.base.sections import Plain
 from heron.data.streams import MINED
 from heron.distributed.watchdog import Watchdog
-from heron.shards.artefact import Count
+from heron.experiment.config import Config, dump_config, load_saved
 from heron.studies.ledger import Ledger, write_rows
 from heron.studies.live import print_line
 from heron.studies.study import Range, Study, draw

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from heron.base.errors import csv_of
 from heron.report.pages import render
-from heron.shards.errors import csv_of
 from heron.studies import figures, text
 from heron.studies.figures import Law, fit
 from heron.studies.repeats import paired_test

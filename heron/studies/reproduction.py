@@ -18,12 +18,12 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 from pydantic_core import to_json
 
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config, load_config
-from heron.config.overrides import as_typed
-from heron.config.shipped import CONFIGS
-from heron.shards.dotted import without_case
-from heron.shards.workers import ALONE, Executor
+from heron.base.dotted import without_case
+from heron.base.errors import ConfigError
+from heron.base.shipped import CONFIGS
+from heron.base.workers import ALONE, Executor
+from heron.experiment.config import Config, load_config
+from heron.experiment.overrides import as_typed
 from heron.studies.engine import Batch, Job, is_done, refuse_clashes, run_jobs, train
 from heron.training.tracking import read_result
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from heron.config.errors import ConfigError, StudyError
-from heron.shards.errors import short_repr
+from heron.base.errors import ConfigError, StudyError, short_repr
 from heron.studies.ledger import REMEDY, ROWS, STUDY, Row, read_rows, refuse_other_run
 from heron.studies.repeats import mean_std_count
 from heron.studies.study import Study, load_study

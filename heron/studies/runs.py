@@ -9,9 +9,9 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from heron.config.errors import ConfigError, StudyError, TrainingError
-from heron.config.sections import leaves, read_tree
-from heron.shards.artefact import describe_errors, parse_json
+from heron.base.artefact import describe_errors, parse_json
+from heron.base.errors import ConfigError, StudyError, TrainingError
+from heron.base.sections import leaves, read_tree
 from heron.training.run_lock import LOCK, holder
 from heron.training.tracking import FACTS, START, Metrics, read_result
 

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from heron.config.errors import Held, StudyError, TrainingError
-from heron.config.experiment import CLASSIFIERS, Config, load_config, parse_config
-from heron.config.overrides import override
-from heron.config.sections import Section, check, leaves, read_tree
+from heron.base.errors import Held, StudyError, TrainingError
+from heron.base.sections import Section, check, leaves, read_tree
+from heron.experiment.config import CLASSIFIERS, Config, load_config, parse_config
+from heron.experiment.overrides import override
 from heron.studies.engine import Batch, Job, refuse_clashes, train
 from heron.studies.study import DIGITS, Range, Values, draw
 from heron.studies.suggestions import Told, Tpe
@@ -25,7 +25,7 @@ VALIDATION = 0.2  # share of the labelled rows, where the experiment sets none a
 VALIDATION_PREFIX = "validation_"
 LOG = "log.txt"
 STARTUP = 4  # trials before the first that optuna suggests: the experiment, and three draws
-MIN_TAU = 0.003  # as `config.terms.Temperature` allows
+MIN_TAU = 0.003  # as `losses.terms.Temperature` allows
 
 
 class Space(Section):

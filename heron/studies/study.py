@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
-from heron.config.overrides import parse_override
-from heron.config.sections import Natural, PathText, Section, check, dump_yaml, read_tree
-from heron.shards.artefact import Count
+from heron.base.artefact import Count
+from heron.base.errors import ConfigError
+from heron.base.sections import Natural, PathText, Section, check, dump_yaml, read_tree
+from heron.experiment.config import Config
+from heron.experiment.overrides import parse_override
 
 Strategy = Literal["ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"]
 SET_BY_STUDY = ("run.dir", "run.resume")  # keys of a trial that the study sets
@@ -99,23 +99,6 @@ class Search(Section):
     every_steps: Natural | None = None
     factor: Annotated[Natural, Field(ge=2)] | None = None
     brackets: Natural | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_kind(cls, tree: Any) -> Any:
-        if isinstance(tree, dict) and "kind" in tree:
-            kind, given = tree["kind"], {"sampler": "random", "trials": 20}
-            if kind in ("grid", "random"):
-                given = {"sampler": kind}
-            elif kind in ("asha", "pbt"):
-                given = {"sampler": "random", "scheduler": kind}
-            given |= tree
-            text = ", ".join(f"{key}: {value}" for key, value in given.items() if key != "kind")
-            raise ValueError(
-                "kind was replaced by sampler (grid, random, optuna) and scheduler (none, "
-                f"{', '.join([*SCHEDULES][1:])}); write search: {{{text}}}"
-            )
-        return tree
 
     @model_validator(mode="after")
     def _check_options(self) -> "Search":

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from typing_extensions import TypedDict
 
-from heron.config.errors import StudyError
-from heron.config.extras import require
-from heron.config.sections import Plain
-from heron.shards.artefact import Count, Fingerprint, fingerprint
-from heron.shards.atomic import atomic_write
+from heron.base.artefact import Count, Fingerprint, fingerprint
+from heron.base.atomic import atomic_write
+from heron.base.errors import StudyError
+from heron.base.extras import require
+from heron.base.sections import Plain
 from heron.studies.study import Range, Values
 from heron.training.tracking import read_lines
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from heron.shards.atomic import atomic_write
+from heron.base.atomic import atomic_write
 
 NEGATIVES = "negatives"  # a column: |N_i| of HeroCon
 UNITS = {

@@ -11,14 +11,14 @@ from typing import Any, get_args
 import numpy as np
 from typing_extensions import TypedDict
 
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import Config, load_config
-from heron.config.overrides import as_typed
-from heron.config.sections import Plain
-from heron.config.shipped import ACCELERATE, JOB, find_config
+from heron.base.artefact import Count
+from heron.base.errors import ConfigError, TrainingError
+from heron.base.sections import Plain
+from heron.base.shipped import ACCELERATE, JOB, find_config
+from heron.base.terminal import counted
 from heron.distributed.cluster import Node
-from heron.shards.artefact import Count
-from heron.shards.terminal import counted
+from heron.experiment.config import Config, load_config
+from heron.experiment.overrides import as_typed
 from heron.studies.study import CASES, LAUNCHED, Strategy, Study, draw
 from heron.studies.suggestions import STARTUP, Told, Tpe
 from heron.training.tracking import Metrics, read_lines

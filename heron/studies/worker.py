@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heron.config.errors import Held, TrainingError
-from heron.config.experiment import Config
+from heron.base.errors import Held, TrainingError
+from heron.experiment.config import Config
 from heron.studies.ledger import write_rows
 from heron.studies.study import Study
 from heron.studies.trials import FSDP, RUNGS, Trial, resources_per_worker

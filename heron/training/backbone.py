@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from heron.config.errors import ConfigError
-from heron.config.extras import require, timm_options
-from heron.config.model import Tuning
+from heron.base.errors import ConfigError
+from heron.base.extras import require
 from heron.models.networks import HUB, read_json, weights_folder
+from heron.models.options import Tuning
+from heron.models.strangers import timm_options
 
 TIMM = "timm:"
 OPTION = "--backbone"

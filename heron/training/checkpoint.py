@@ -11,17 +11,16 @@ from typing import Any, ClassVar, Literal, Self
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from heron.config.data import without_locations
-from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import Config, load_saved
+from heron.base.artefact import Artefact, Count, FileName, FileSum, Fingerprint
+from heron.base.atomic import naming
+from heron.base.errors import CheckpointError, ConfigError, ShardError
+from heron.data.options import without_locations
 from heron.distributed.agreement import differences, versions
 from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
 from heron.distributed.watchdog import Watchdog
+from heron.experiment.config import Config, load_saved
 from heron.losses.objective import Objective
-from heron.shards.artefact import Artefact, Count, FileName, FileSum, Fingerprint
-from heron.shards.atomic import naming
-from heron.shards.errors import ShardError
-from heron.training.ema import Ema
+from heron.training.optim import Ema
 from heron.training.strategy import SCALER, State, Strategy, _entries_of, copies_on_main
 
 COMPLETE = "COMPLETE"
@@ -55,7 +54,7 @@ class Snapshot:
         optimizer: its state, as NAME/KEY: see `Strategy.optimizer_state`.
         memories: those of the terms, as TERM/NAME: see `Objective.memory_state`.
         data: the fingerprint of the data set that it was trained on.
-        average: like `model`, that of `training.ema`; {} without one.
+        average: like `model`, that of `train.ema`; {} without one.
     """
 
     position: Position

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import Config, load_config
+from heron.base.atomic import aside_name, make_room, set_aside
+from heron.base.errors import ConfigError, TrainingError
 from heron.distributed.collectives import on_main
-from heron.evaluation.baselines import SUMMARISED
-from heron.shards.atomic import aside_name, make_room, set_aside
+from heron.experiment.config import Config, load_config
+from heron.training.baselines import SUMMARISED
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.run_lock import LOCK, RunLock, holder
 from heron.training.tracking import read_metrics, read_result
@@ -21,7 +21,11 @@ def refuse_finished(folder: Path, resume: str) -> None:
         return
     try:
         result = read_result(path)
-        found, go_on = f"a finished run ({_describe(result)})", _how_to_go_on(folder, result)
+        found = f"a finished run ({_describe(result)})"
+        go_on = (
+            "To train it further, where its learning rate has not ended: run.resume=auto and more "
+            "train.epochs or train.total_steps (train.steps=null to its end). "
+        )
     except TrainingError:
         found, go_on = "a run whose result.json is damaged", ""
     anew = "--overwrite"
@@ -47,21 +51,6 @@ def make_way(folder: Path, resume: str, overwrite: bool, lock: RunLock) -> str:
         return lock.move(lambda: _move_earlier(folder, resume))
 
     return on_main(work)
-
-
-def _how_to_go_on(folder: Path, result: Mapping[str, Any]) -> str:
-    """Returns how a finished run is trained further, or "" where its learning rate has ended."""
-    try:
-        config = load_config(folder / "config.yaml")
-    except ConfigError:
-        return ""
-    train = config.train
-    steps, epochs = result.get("steps", 0), result.get("epochs", 0)
-    if epochs < (train.epochs or 0) or steps < (train.total_steps or 0):
-        return "To train it to its end: run.resume=auto train.steps=null. "
-    if config.optim.schedule == "cosine":
-        return ""
-    return f"To train it further: run.resume=auto and more {train.length_key}. "
 
 
 def _move_earlier(folder: Path, resume: str) -> str:

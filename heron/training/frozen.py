@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heron.config.errors import Stopped
-from heron.config.experiment import Config
+from heron.base.atomic import POLL_S, atomic_write, cache_folder, locked, save_json
+from heron.base.errors import AGAIN, DiskFull, InUse, Stopped
+from heron.base.terminal import Bar, print_lines
 from heron.data.batches import Batch
 from heron.data.random_keys import rng_keys
 from heron.data.rows import Rows
@@ -25,10 +26,8 @@ from heron.data.streams import Streams
 from heron.data.views import Embedded, Views
 from heron.distributed.collectives import on_all, rank, world_size
 from heron.distributed.watchdog import Watchdog
+from heron.experiment.config import Config
 from heron.models.heterogeneous import AUTOCAST, Heterogeneous
-from heron.shards.atomic import POLL_S, atomic_write, cache_folder, locked, save_json
-from heron.shards.errors import AGAIN, DiskFull, InUse
-from heron.shards.terminal import Bar, print_lines
 
 FORMAT = 2  # of what is kept; a change of it leaves older features aside
 BLOCK = 64  # rows that are embedded at a time

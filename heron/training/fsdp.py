@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.distributed.collectives import (
     background_group,
     gather_on_main,

@@ -6,7 +6,7 @@ import platform
 import sys
 from contextlib import suppress
 
-from heron.config.cores import cgroup_folders
+from heron.base.cores import cgroup_folders
 
 # Of versions 2 and 1: files of the limit and of the usage, and what of it is unused page cache.
 FILES = (

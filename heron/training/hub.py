@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from heron.config.errors import CheckpointError
-from heron.config.extras import in_a_line, require
-from heron.shards.artefact import MANIFEST
+from heron.base.artefact import MANIFEST
+from heron.base.errors import CheckpointError
+from heron.base.extras import in_a_line, require
 from heron.training.saved import CARD, READ
 
 SCHEME = "hf://"

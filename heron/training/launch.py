@@ -9,16 +9,17 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from heron.config.cores import cores_per_process
-from heron.config.errors import TrainingError
-from heron.config.experiment import Config
-from heron.config.training import Precision
+from heron.base.cores import cores_per_process
+from heron.base.errors import TrainingError
 from heron.distributed import collectives
-from heron.distributed.agreement import agree, rendezvous, run_facts
+from heron.distributed.agreement import agree, rendezvous
 from heron.distributed.watchdog import leave
+from heron.experiment.config import Config
+from heron.experiment.fingerprint import run_facts
 from heron.losses import fused
 from heron.losses.products import RunPrecision, set_run_precision
 from heron.models.heterogeneous import Heterogeneous
+from heron.models.options import Precision
 from heron.training.host_memory import keep_freed_memory
 from heron.training.strategy import Strategy
 

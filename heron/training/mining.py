@@ -11,17 +11,17 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from heron.config.errors import CheckpointError, TrainingError
-from heron.config.extras import require
-from heron.config.training import Negatives
+from heron.base.artefact import FileSum, describe_errors
+from heron.base.atomic import atomic_write, naming, save_json
+from heron.base.errors import CheckpointError, TrainingError
+from heron.base.extras import require
+from heron.data.options import Negatives
 from heron.data.rows import Rows
 from heron.data.streams import MinedStream, table_name
 from heron.distributed.collectives import gather_if_any, on_main, rank
 from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.negatives import LabelPairs, hard_difference, label_difference
 from heron.models.heterogeneous import Heterogeneous
-from heron.shards.artefact import FileSum, describe_errors
-from heron.shards.atomic import atomic_write, naming, save_json
 from heron.training import checkpoint
 
 SHARED = "meeting"  # a file that shows whether all processes see the same folder

@@ -1,13 +1,13 @@
 """Checks a run before its first step, and describes it."""
 
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
+from heron.base.errors import ConfigError
+from heron.base.terminal import counted
 from heron.data.batches import worker_count
 from heron.data.streams import Streams
 from heron.data.views import Views
+from heron.experiment.config import Config
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective
-from heron.shards.terminal import counted
 from heron.training.strategy import Strategy
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import load_saved
-from heron.config.extras import offline
+from heron.base.artefact import MANIFEST, sha256
+from heron.base.errors import CheckpointError, ConfigError
+from heron.base.extras import offline
+from heron.experiment.config import load_saved
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import of_folder
-from heron.shards.artefact import MANIFEST, sha256
 from heron.training.checkpoint import (
     STATE,
     UNREADABLE,

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
-from heron.config.errors import Held, Stopped, TrainingError
-from heron.shards.atomic import NO_LOCKS, POLL_S, take_lock
+from heron.base.atomic import NO_LOCKS, POLL_S, take_lock
+from heron.base.errors import Held, Stopped, TrainingError
 
 if TYPE_CHECKING:  # `holder` is used without torch
     from heron.distributed.watchdog import Watchdog

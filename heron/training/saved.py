@@ -7,13 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 import yaml
 from pydantic import Field
 
-from heron.config.data import Cache
-from heron.config.errors import CheckpointError
-from heron.config.experiment import Config, RunFolder, dump_config
-from heron.distributed.agreement import versions
-from heron.models.heterogeneous import Heterogeneous
-from heron.models.networks import with_pretrained_configs, without_weights
-from heron.shards.artefact import (
+from heron.base.artefact import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Artefact,
@@ -23,7 +17,13 @@ from heron.shards.artefact import (
     parse_json,
     sha256,
 )
-from heron.shards.atomic import named, new_folder
+from heron.base.atomic import named, new_folder
+from heron.base.errors import CheckpointError
+from heron.data.options import Cache
+from heron.distributed.agreement import versions
+from heron.experiment.config import Config, RunFolder, dump_config
+from heron.models.heterogeneous import Heterogeneous
+from heron.models.networks import with_pretrained_configs, without_weights
 from heron.training.checkpoint import STATE, CheckpointManifest, save_tensors
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.tracking import scores_of

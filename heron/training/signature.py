@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from heron.config.data import ModelView
-from heron.config.errors import CheckpointError
+from heron.base.artefact import MAX_MANIFEST_BYTES, Record, describe_errors, parse_json
+from heron.base.errors import CheckpointError
 from heron.data.decoders import Decoder, TextDecoder, VectorDecoder
 from heron.data.graphs import GraphDecoder
+from heron.data.options import ModelView
 from heron.data.pictures import PictureDecoder, input_shape
 from heron.data.reader import Reader
-from heron.shards.artefact import MAX_MANIFEST_BYTES, Record, describe_errors, parse_json
 from heron.shards.manifest import View
 
 SIGNATURE = "model.json"

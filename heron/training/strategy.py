@@ -21,7 +21,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from heron.config.errors import ConfigError, TrainingError
+from heron.base.errors import ConfigError, TrainingError
 from heron.data.batches import Batch
 from heron.distributed.collectives import rank, sum_over_processes, world_size
 from heron.losses.exchange import ShardSizes

@@ -8,20 +8,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from heron.config.errors import TrainingError
-from heron.config.experiment import Config
-from heron.config.sections import leaves
+from heron.base.atomic import save_json
+from heron.base.dotted import load_class, suggest
+from heron.base.errors import TrainingError
+from heron.base.sections import leaves
 from heron.distributed.collectives import broadcast_object, rank
 from heron.distributed.watchdog import Watchdog
-from heron.shards.artefact import INT64_MAX
-from heron.shards.atomic import save_json
-from heron.shards.dotted import load_class, suggest
+from heron.experiment.config import Config
 from heron.training.tracking import read_result
 
 PROJECT = "heron"  # of wandb, trackio and others, and MLflow's experiment
@@ -42,23 +41,17 @@ LOCAL_MLFLOW = {"MLFLOW_DISABLE_TELEMETRY": "true"}
 OFFLINE_WANDB = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 REQUIRED = "name", "requires_logging_directory", "tracker"  # attributes of a GeneralTracker
 
-StepNumber = Annotated[int, Field(ge=-1, le=INT64_MAX)]
-
 
 class TrackerState(BaseModel):
     """The content of tracking.json, by which a resumed run continues the same tracker runs.
 
     Attributes:
         ids: the id of a tracker's run, by the tracker's name.
-        step: the last step that trackers logged before this start; -1: none.
-        scores: the same of evaluations.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True)
 
     ids: dict[str, str] = {}
-    step: StepNumber = -1
-    scores: StepNumber = -1
 
 
 class Trackers:
@@ -85,19 +78,16 @@ class Trackers:
         if fault := broadcast_object(fault):
             raise TrainingError(fault)
 
-    def start(self, start: int, step: int, scores: int) -> list[str]:
+    def start(self, start: int) -> list[str]:
         """Starts the trackers' runs, or continues those of tracking.json.
 
-        At `start` 0 all runs are new. `step` and `scores` are the steps of the last metrics and
-        evaluation in metrics.jsonl, before this start. Raises TrainingError if tracking.json is
-        damaged.
+        At `start` 0 all runs are new. Raises TrainingError if tracking.json is damaged.
         """
         path = Path(self.config.run.dir) / TRACKING_FILE
         state = TrackerState()
         if start and path.exists():
             content = read_result(path, kind=TrackerState, expected=WRITTEN)
             state = TrackerState.model_validate(content)
-        continued = [name for name in self.kinds if name in state.ids and name != "tensorboard"]
         lines: list[str] = []
         for name, kind in self.kinds.items():
             new = name not in state.ids
@@ -106,24 +96,15 @@ class Trackers:
             if name in self.live:
                 run = self.live[name].tracker if name == "mlflow" else None
                 state.ids[name] = run.info.run_id if run else identity
-        if start:
-            state.step, state.scores = max(state.step, step), max(state.scores, scores)
-        self.state = state
         if self.kinds.keys() - {"tensorboard"}:
             save_json(path, state.model_dump())
-        if continued and state.step >= start:
-            lines.append(
-                f"{', '.join(continued)} already has steps {start} to {state.step}, from before "
-                "the run was interrupted; they are not logged again"
-            )
         return lines
 
-    def log(self, values: Mapping[str, float], step: int, scores: bool = False) -> list[str]:
-        """Logs values of a step to the trackers that do not have it yet."""
-        lines, last = [], self.state.scores if scores else self.state.step
+    def log(self, values: Mapping[str, float], step: int) -> list[str]:
+        """Logs values of a step."""
+        lines = []
         for name, tracker in list(self.live.items()):
-            if step > last or name == "tensorboard":  # which purges later steps at the start
-                lines += self._try(name, step, partial(tracker.log, dict(values), step=step))
+            lines += self._try(name, step, partial(tracker.log, dict(values), step=step))
         return lines
 
     def finish(self) -> list[str]:

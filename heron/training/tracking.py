@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic_core import to_json
 
-from heron.config.errors import TrainingError
-from heron.config.sections import Plain
-from heron.config.shipped import __version__
-from heron.shards.artefact import MAX_MANIFEST_BYTES, Count, describe_errors, parse_json
-from heron.shards.atomic import atomic_write, save_json
+from heron.base.artefact import MAX_MANIFEST_BYTES, Count, describe_errors, parse_json
+from heron.base.atomic import atomic_write, save_json
+from heron.base.errors import TrainingError
+from heron.base.sections import Plain
+from heron.base.shipped import __version__
 
 if TYPE_CHECKING:  # listing runs loads no torch
-    from heron.config.experiment import Config
-    from heron.config.training import Evaluate
     from heron.data.reader import Reader
     from heron.data.rows import Roles, Rows
     from heron.evaluation.evaluator import Predictions
+    from heron.evaluation.options import Evaluate
+    from heron.experiment.config import Config
 
 START = "run.json"
 LONG_S = 120.0  # of training, compared with which a map costs little

@@ -9,46 +9,51 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from heron.config.errors import CheckpointError, Stopped
-from heron.config.experiment import Config, dump_config
-from heron.config.shipped import __version__
+from heron.base.errors import CheckpointError, Stopped
+from heron.base.shipped import __version__
+from heron.base.terminal import print_lines, print_table
 from heron.data.batches import Batch, batches, on_device, worker_count
 from heron.data.dataset import build_data
 from heron.data.plan import even_sizes
-from heron.data.run_data import open_data, open_process_batches
 from heron.data.streams import MinedStream
 from heron.data.views import Embedded, Views
 from heron.distributed import collectives
-from heron.distributed.agreement import agree, run_fingerprint
+from heron.distributed.agreement import agree
 from heron.distributed.signals import StopSignals
 from heron.distributed.sync_batchnorm import has_norm, synchronise
 from heron.distributed.watchdog import Watchdog
-from heron.evaluation import baselines, collapse
+from heron.evaluation import collapse
 from heron.evaluation.evaluator import UNSCORED, Evaluator
 from heron.evaluation.metrics import Scores
+from heron.experiment.config import Config, dump_config
+from heron.experiment.fingerprint import run_fingerprint
+from heron.experiment.open_data import open_data, open_process_batches
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective, gather_batch
 from heron.losses.products import describe_path
 from heron.losses.run import RunSpec, StepEnd
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.recompute import recompute_blocks
-from heron.shards.terminal import print_lines, print_table
-from heron.training import checkpoint, strategy, throughput
+from heron.training import baselines, checkpoint, strategy, throughput
 from heron.training.checkpoint import Position, Saver
 from heron.training.earlier_run import facts_of_steps, make_way, refuse_finished, result_of_ended
-from heron.training.ema import Ema
 from heron.training.frozen import FrozenEncoders
 from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
-from heron.training.optim import build_optimizer, learning_rate
+from heron.training.optim import Ema, build_optimizer, learning_rate
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
-from heron.training.run_log import RunLog
+from heron.training.run_log import (
+    PendingStep,
+    RunLog,
+    StepValues,
+    nonfinite,
+    refuse_nonfinite,
+)
 from heron.training.saved import as_saved
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
 from heron.training.tracking import WriteReport, map_rows, wants_map, write_result, write_start
-from heron.training.values import PendingStep, StepValues, nonfinite, refuse_nonfinite
 
 COMPILER = "inductor"  # the backend of torch.compile
 
@@ -266,21 +271,20 @@ class Trainer:
             values |= collapse.measure(z, global_batch.present)
         values |= {"lr": rate, "samples_per_s": self.batch_rows / seconds}
         values |= {"data_wait_s": data_wait, "seconds": seconds}
-        features = {name: [x.detach() for x in tensors] for name, tensors in features.items()}
-        self.pending = PendingStep(t, summed, values, features, batch.lost)
+        self.pending = PendingStep(t, summed, values, batch.lost)
 
     def record_pending(self) -> None:
         """Records the metrics of the last step; raises where one of them is not finite."""
         if self.pending is None:
             return
-        (t, summed, values, features, lost), self.pending = self.pending, None
+        (t, summed, values, lost), self.pending = self.pending, None
         metrics = summed.read()
         if metrics.pop("skipped"):
             self._log_skipped(collectives.gather_objects(lost))
         self.stop |= metrics.pop("signals") > 0
         if metrics.pop("unsaved") or nonfinite(metrics):
             self.saver.wait()  # raises, or lets the message below name the newest checkpoint
-        self.log.say(*refuse_nonfinite(metrics, t, self.checkpoints, features))
+        self.log.say(*refuse_nonfinite(metrics, t, self.checkpoints))
         if "uniformity" in values and (reason := collapse.collapsed(values)):
             self.log.say(f"step {t}: the embeddings have collapsed: {reason}")
         self.log.step({"step": t, "epoch": t // self.steps_per_epoch, **metrics, **values})

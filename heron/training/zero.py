@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.distributed.collectives import rank, world_size
 from heron.models.heterogeneous import Heterogeneous
 from heron.training.optim import Lars

@@ -9,7 +9,7 @@ import torch
 
 import heron
 from heron.api.job import pretrain
-from heron.config.errors import InputError
+from heron.base.errors import InputError
 from heron.losses.mib import Bottlenecks
 from heron.models.heterogeneous import Encoded, Features
 from tests.api.test_travel import computed

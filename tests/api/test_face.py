@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import heron
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.training.tracking import FACTS
 from tests.experiments import frames
 
@@ -92,7 +92,7 @@ def test_a_wrong_name_names_the_nearest() -> None:
 
 
 def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
-    from heron.config.experiment import dump_config
+    from heron.experiment.config import dump_config
 
     (tmp_path / "go.py").write_text(SCRIPT)
     (tmp_path / "small.yaml").write_text(dump_config(frames(tmp_path, train={"steps": 2})))

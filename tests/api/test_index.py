@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import heron
+from heron.base.errors import RetrievalError
 from heron.cli.main import main
-from heron.config.errors import RetrievalError
 from heron.retrieval.query import Retriever
 from tests.retrieval.made import clustered
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 import heron
-from heron.config.errors import InputError
+from heron.base.errors import InputError
 from heron.data.dataset import open_reader
 from heron.retrieval.embed import embed
 from heron.retrieval.embeddings import Layer
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 
 SCENE = Path(__file__).resolve().parents[3] / "shared" / "data" / "scene"
 FRAMES = ["data.build.train=120", "data.build.test=40", "data.protocol.labelled=60"]

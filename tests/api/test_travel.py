@@ -16,11 +16,11 @@ import yaml
 
 import heron
 from heron.api.export import METADATA, ExportError, RawLayer
+from heron.base.artefact import MANIFEST, fingerprint
+from heron.base.errors import CheckpointError, InputError
+from heron.base.extras import MissingPackage
 from heron.cli.main import main
-from heron.config.errors import CheckpointError, InputError
-from heron.config.extras import MissingPackage
 from heron.retrieval.embedding_model import ExportLayer
-from heron.shards.artefact import MANIFEST, fingerprint
 from tests.api.test_model import raw, trained
 
 FILES = {"README.md", "config.yaml", "manifest.json", "model.json", "model.safetensors"}

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from heron.config.experiment import Config, parse_config
 from heron.data.batches import Batch, batches, worker_count
 from heron.data.endless import EndlessStreams
-from heron.data.run_data import open_data, open_process_batches
+from heron.experiment.config import Config, parse_config
+from heron.experiment.open_data import open_data, open_process_batches
 from tests.experiments import merge
 from tests.shards import others
 

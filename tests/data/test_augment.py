@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from benchmarks.launches import counting
-from heron.config.augmentations import Blur, Color, Crop, Flip
-from heron.config.data import ModelView
+from heron.data.augmentations import Blur, Color, Crop, Flip
+from heron.data.options import ModelView
 from heron.data.pictures import DRAWS, blur, color, crop, fit, flip
 
 PICTURES = torch.rand(4, 3, 12, 18, generator=torch.Generator().manual_seed(0))

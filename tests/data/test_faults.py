@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from heron.api.job import pretrain
-from heron.config.experiment import Config, parse_config
+from heron.base.errors import ShardError
 from heron.data.batches import Batch, batches
 from heron.data.open_shards import OpenShard
 from heron.data.reader import Reader
 from heron.data.rows import Listed, SkippedRows
-from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches, Streams
+from heron.experiment.config import Config, parse_config
+from heron.experiment.open_data import open_data
 from heron.shards.build import build
-from heron.shards.errors import ShardError
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.training.tracking import read_metrics
 from tests import ranks
 
@@ -91,11 +91,11 @@ def test_a_damaged_picture_gives_its_place_to_the_next_of_its_stream(folder: Pat
     zero(folder, 23)
     zero(folder, 24)
     even = {"batch": {"labelled": 8, "unlabelled": 20}}  # no row of 40 is left over
-    streams = open_streams(config(folder, **even))
+    streams = open_data(config(folder, **even))
     assert streams.unlabelled is not None
     rows = streams.unlabelled.by_shard.all_rows
     bad = sorted(set(rows.tolist()) & {23, 24}) or [23]
-    sound = open_streams(config(folder))
+    sound = open_data(config(folder))
     seen: list[int] = []
     lost: dict[int, str] = {}
     for (batch,) in epoch(streams):
@@ -116,9 +116,9 @@ def test_rows_that_are_skipped_are_those_of_any_number_of_processes(folder: Path
     for row in (3, 17, 18, 19, 41):
         zero(folder, row)
     (folder / "train-000005.tar").unlink()
-    one = [batch.indices.tolist() for (batch,) in epoch(open_streams(config(folder)))]
+    one = [batch.indices.tolist() for (batch,) in epoch(open_data(config(folder)))]
     three = []
-    for shares in epoch(open_streams(config(folder)), world=3):
+    for shares in epoch(open_data(config(folder)), world=3):
         labelled = [row for s in shares for row in s.indices[: s.labelled].tolist()]
         three.append(labelled + [row for s in shares for row in s.indices[s.labelled :].tolist()])
     assert one == three
@@ -185,7 +185,7 @@ def test_too_many_bad_rows_end_the_run(folder: Path) -> None:
         tar.unlink()
     with pytest.raises(ShardError, match=r"cannot read 60 of the run's 80 rows,"):
         pretrain(config(folder))
-    streams = open_streams(config(folder))
+    streams = open_data(config(folder))
     with pytest.raises(ShardError, match="cannot read any row of the labelled stream"):
         list(batches(ShardBatches(streams, 0, 0, 1), 0, 1, workers=0))
 

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 
 from heron.api.job import pretrain
+from heron.base.errors import ConfigError, ShardError
 from heron.cli.main import main
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config, parse_config
 from heron.data.plan import apportion
 from heron.data.random_keys import rng_keys
-from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches
+from heron.experiment.config import Config, parse_config
+from heron.experiment.open_data import open_data
 from heron.shards.build import build
-from heron.shards.errors import ShardError
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.training.tracking import read_metrics
 
 ROWS = {"large": 300, "small": 20}
@@ -61,7 +60,7 @@ def config(folder: Path, **data: Any) -> Config:
 
 def test_a_batch_takes_its_share_of_each_source(tmp_path: Path) -> None:
     made(tmp_path)
-    streams = open_streams(config(tmp_path))
+    streams = open_data(config(tmp_path))
     stream, reader = streams.labelled, streams.reader
     assert stream is not None and stream.batch == 12
     assert "a batch takes of its sources 9 of" in streams.describe()[0]
@@ -80,7 +79,7 @@ def test_a_batch_takes_its_share_of_each_source(tmp_path: Path) -> None:
     passes = [sorted(rows) for rows in seen.values()]
     assert len(passes) == 4 + (small % 3 > 0)
     assert all(len(set(rows)) == len(rows) for rows in passes)
-    again = open_streams(config(tmp_path)).labelled
+    again = open_data(config(tmp_path)).labelled
     assert again is not None and again.batch_rows(7).tolist() == stream.batch_rows(7).tolist()
 
     views = reader.manifest.views[0]
@@ -93,7 +92,7 @@ def test_a_batch_takes_its_share_of_each_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize("balance", [None, "labels"])
 def test_processes_share_a_batch_and_its_random_numbers(tmp_path: Path, balance: Any) -> None:
     made(tmp_path)
-    streams = open_streams(config(tmp_path, balance=balance))
+    streams = open_data(config(tmp_path, balance=balance))
     stream = streams.labelled
     assert stream is not None
     for t in (0, 5, 40):
@@ -113,7 +112,7 @@ def test_processes_share_a_batch_and_its_random_numbers(tmp_path: Path, balance:
 def test_classes_in_turn(tmp_path: Path) -> None:
     made(tmp_path)
     path = str(tmp_path / "large")
-    streams = open_streams(config(tmp_path, sources=None, path=path, balance="labels"))
+    streams = open_data(config(tmp_path, sources=None, path=path, balance="labels"))
     stream, reader = streams.labelled, streams.reader
     assert stream is not None and "3 classes of" in streams.describe()[0]
     labels = np.concatenate([reader.labels(stream.batch_rows(t)) for t in range(30)])
@@ -132,7 +131,7 @@ def test_labels_in_turn(tmp_path: Path) -> None:
     sets = np.zeros((300, 3), int)
     sets[:, 0], sets[::7, 1], sets[::50] = np.arange(300) % 3 > 0, 1, 0
     made(tmp_path, large={"labels": sets}, small={"labels": sets[:20]})
-    streams = open_streams(config(tmp_path, balance="labels"))
+    streams = open_data(config(tmp_path, balance="labels"))
     stream, reader = streams.labelled, streams.reader
     assert stream is not None
     drawn = np.concatenate([stream.batch_rows(t) for t in range(40)])
@@ -197,7 +196,7 @@ def test_a_run_on_a_mixture_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_data_that_cannot_be_mixed(tmp_path: Path, changes: Any, data: Any, message: str) -> None:
     made(tmp_path, **changes)
     with pytest.raises((ConfigError, ShardError)) as fault:
-        open_streams(config(tmp_path, **data))
+        open_data(config(tmp_path, **data))
     assert message in str(fault.value)
 
 
@@ -216,4 +215,4 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="may repeat a labelled row in a batch, so it does not work with n"
     ):
-        open_streams(parse_config(text))
+        open_data(parse_config(text))

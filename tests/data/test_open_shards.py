@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from heron.config.data import Data
 from heron.data.batches import Batch
 from heron.data.dataset import open_reader
 from heron.data.open_shards import OpenShard
+from heron.data.options import Data
 from heron.data.reader import Reader
 from heron.data.views import Views
 from heron.shards.build import build
 from heron.shards.cache import LocalFile
-from heron.shards.foreign import index
-from heron.shards.layout import Layout
-from heron.shards.sources import make_source
+from heron.sources import make_source
+from heron.sources.foreign import index
+from heron.sources.layout import Layout
 from tests.shards.others import npy, write_tar
 
 RANDOM = np.random.default_rng(0)

@@ -9,15 +9,15 @@ import torch
 
 from heron.api.job import pretrain
 from heron.cli.main import main
-from heron.config.data import SourceShare, without_locations
-from heron.config.experiment import parse_config
+from heron.data.options import SourceShare, without_locations
 from heron.data.reader import Reader
-from heron.data.run_data import open_streams
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator, with_means
 from heron.evaluation.scikit import raw_inputs
+from heron.experiment.config import parse_config
+from heron.experiment.open_data import open_data
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.training.saved import portable
 from tests.data import test_mixtures as mixtures
 from tests.data.test_partial_rows import config
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_label_that_is_not_known_is_no_class(folder: Path) -> None:
     protocol: dict[str, Any] = {"labelled": 80, "hide_views": {}, "hide_labels": 0.0}
-    streams = open_streams(
+    streams = open_data(
         config(folder, data={"protocol": protocol, "balance": "labels", "batch": {"labelled": 20}})
     )
     assert streams.labelled is not None
@@ -52,7 +52,7 @@ def test_a_label_that_is_not_known_is_no_class(folder: Path) -> None:
 
 def test_nobody_sees_a_view_that_is_hidden(folder: Path) -> None:
     experiment = config(folder)
-    reader = open_streams(experiment).reader
+    reader = open_data(experiment).reader
     views = Views(reader, experiment.data, torch.device("cpu"))
     evaluator = Evaluator(reader, views, experiment.evaluate)
     rows = np.arange(200)

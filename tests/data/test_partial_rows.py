@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from heron.api.job import pretrain
-from heron.config.data import Protocol
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config, parse_config
+from heron.base.errors import ConfigError
 from heron.data.batches import batches
 from heron.data.dataset import build_data
+from heron.data.options import Protocol
 from heron.data.protocol import hide_views
 from heron.data.reader import Reader
-from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches
 from heron.evaluation.collapse import measure
 from heron.evaluation.knn import vote
 from heron.evaluation.metrics import cross_view_recalls, multi_label_scores
 from heron.evaluation.probe import fit_logistic
+from heron.experiment.config import Config, parse_config
+from heron.experiment.open_data import open_data
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.experiments import frames, merge
 
 RANDOM = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def test_a_view_that_cannot_be_hidden_is_named(folder: Path) -> None:
 
 
 def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
-    streams = open_streams(config(folder))
+    streams = open_data(config(folder))
     whole, roles = Reader(folder / "mine"), streams.roles
     seen, true = streams.targets(roles.labelled), whole.targets(roles.labelled)
     unknown = np.isnan(seen)
@@ -92,7 +92,7 @@ def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
     np.testing.assert_array_equal(seen[~unknown], true[~unknown])
     tested = streams.reader.ground_truth(roles.test)
     np.testing.assert_array_equal(tested, whole.ground_truth(roles.test))
-    dropped = open_streams(
+    dropped = open_data(
         config(folder, data={"protocol": {"partial_rows": "drop"}, "batch": {"labelled": 2}})
     )
     kept = dropped.roles.labelled
@@ -102,12 +102,12 @@ def test_labels_are_hidden_from_training_alone(folder: Path) -> None:
     with pytest.raises(ConfigError, match="needs multi_label ones, but those of .*; set it to 0"):
         other = frames(folder, data={"protocol": {"hide_labels": 0.5}})
         build_data(other.data, progress=False)
-        open_streams(other)
+        open_data(other)
 
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_batches_say_which_views_their_rows_have(folder: Path, world: int) -> None:
-    streams = open_streams(config(folder))
+    streams = open_data(config(folder))
     for rank in range(world):
         source = ShardBatches(streams, 0, rank, world)
         for batch in batches(source, 0, 3, workers=0):
@@ -119,9 +119,9 @@ def test_batches_say_which_views_their_rows_have(folder: Path, world: int) -> No
 def test_rows_that_the_model_sees_nothing_of(folder: Path) -> None:
     second: dict[str, Any] = {"data": {"views": [{"stored": "v2"}, {"stored": "v2"}]}}
     with pytest.raises(ConfigError, match="have none of v2"):
-        open_streams(config(folder, **second))
+        open_data(config(folder, **second))
     second["data"] |= {"protocol": {"partial_rows": "drop", "hide_labels": 0.0}}
-    streams = open_streams(config(folder, **second))
+    streams = open_data(config(folder, **second))
     assert not streams.lacks_views and 0 < len(streams.roles.test) < 120
 
 
@@ -219,5 +219,5 @@ def test_no_labelled_row_is_left(folder: Path) -> None:
         ["bce", "weighted_unsupervised", "weighted_supervised"], None
     )
     objective["nt_xent"] = {}
-    streams = open_streams(config(folder, data=data, objective=objective))
+    streams = open_data(config(folder, data=data, objective=objective))
     assert not len(streams.roles.labelled) and 8 <= len(streams.roles.unlabelled) < 40

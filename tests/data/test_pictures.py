@@ -9,8 +9,8 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from heron.config.data import ModelView as Asked
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
+from heron.data.options import ModelView as Asked
 from heron.data.pictures import PictureDecoder, input_shape, picture_decoder
 from heron.shards.manifest import View
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
 from heron.data.plan import Stream, _permute, default_streams, even_sizes, even_slice
 from heron.data.rows import Listed, Marked
 

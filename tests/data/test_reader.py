@@ -8,18 +8,17 @@ import pytest
 import torch
 from sklearn.model_selection import StratifiedKFold
 
-from heron.config.data import Data, Protocol
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError, ShardError
 from heron.data.batches import Batch, batches
+from heron.data.options import Data, Protocol
 from heron.data.protocol import assign
 from heron.data.random_keys import rng_keys
 from heron.data.reader import Reader
-from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches
 from heron.data.views import Views
+from heron.experiment.open_data import open_data
 from heron.shards.build import build
-from heron.shards.errors import ShardError
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.evaluation.known import write
 from tests.experiments import frames
 
@@ -108,7 +107,7 @@ def test_a_fault_in_a_worker_keeps_its_message(tmp_path: Path) -> None:
     build(
         make_source("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path
     )
-    streams = open_streams(config)
+    streams = open_data(config)
     index, tar = streams.reader.indexes[0], Path(config.data.path, streams.reader.shards[0].file)
     for offset in index.offsets[:, 0].tolist():  # of blocks that are longer than they were:
         data = bytearray(tar.read_bytes())
@@ -176,7 +175,7 @@ def test_global_batches_are_the_same_for_any_processes_and_workers(tmp_path: Pat
     build(
         make_source("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path
     )
-    streams = open_streams(config)
+    streams = open_data(config)
 
     def global_batch(world: int, workers: int) -> list[torch.Tensor]:
         parts = [
@@ -203,7 +202,7 @@ def test_random_keys_are_those_of_each_stream_s_epoch(tmp_path: Path) -> None:
     build(
         make_source("frames", {"train": 300, "test": 70, "classes": 4, "seed": 1}), config.data.path
     )
-    streams = open_streams(config)
+    streams = open_data(config)
     assert streams.labelled is not None and streams.unlabelled is not None
     assert (streams.labelled.steps_per_epoch, streams.unlabelled.steps_per_epoch) == (6, 11)
     read = list(batches(ShardBatches(streams, 5, 0, 1), 0, 13, 0))

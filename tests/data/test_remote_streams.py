@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError, ShardError
 from heron.data.batches import batches
 from heron.data.dataset import build_data
-from heron.data.run_data import open_streams
 from heron.data.streams import ShardBatches
-from heron.shards.errors import ShardError
+from heron.experiment.open_data import open_data
 from tests.experiments import frames
 from tests.shards.servers import Fault, Web, web
 
@@ -42,8 +41,8 @@ def test_remote_batches_are_the_local_ones(served: Web, tmp_path: Path) -> None:
     build_data(local.data, progress=False)
     served.faults["train-000000.tar"] = [Fault("status"), Fault("drop", after=1000)]
     config = frames(tmp_path, data=remote(served, tmp_path))
-    expected = batches(ShardBatches(open_streams(local), 3, 0, 1), 0, 5, 0)
-    found = batches(ShardBatches(open_streams(config), 3, 0, 1), 0, 5, 2)
+    expected = batches(ShardBatches(open_data(local), 3, 0, 1), 0, 5, 0)
+    found = batches(ShardBatches(open_data(config), 3, 0, 1), 0, 5, 2)
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one.indices, other.indices)
         for name, view in one.stored.items():
@@ -82,7 +81,7 @@ def test_a_cache_that_is_too_small_is_refused_before_the_first_step(
     with pytest.raises(
         ConfigError, match="data\\.cache\\.bytes must be 583,680 or more, because up to"
     ):
-        open_streams(frames(tmp_path, data=remote(served, tmp_path, cache=small)))
+        open_data(frames(tmp_path, data=remote(served, tmp_path, cache=small)))
 
 
 def test_nothing_is_built_behind_a_url(tmp_path: Path) -> None:

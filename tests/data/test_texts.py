@@ -13,15 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import heron
 from heron.api.job import pretrain
+from heron.base.errors import CheckpointError, ConfigError, InputError, RetrievalError, ShardError
 from heron.cli.main import main
-from heron.config.errors import CheckpointError, ConfigError, InputError, RetrievalError
 from heron.data.dataset import open_reader
 from heron.data.decoders import TextDecoder
 from heron.data.input_rows import InputView
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.query import Retriever
-from heron.shards.errors import ShardError
 from heron.shards.manifest import View
 from heron.shards.texts import words_of, write_tokenizers
 from heron.training.throughput import model_flops, step_flops

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from heron.api.job import pretrain
-from heron.config.data import Protocol
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config, parse_config
+from heron.base.errors import ConfigError
+from heron.data.options import Protocol
 from heron.data.protocol import assign
 from heron.data.reader import Reader
+from heron.experiment.config import Config, parse_config
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 
 
 def folder(tmp_path: Path, labels: np.ndarray | None) -> Path:

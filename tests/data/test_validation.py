@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from heron.api.job import pretrain
-from heron.config.data import Protocol
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
 from heron.data.dataset import build_data
+from heron.data.options import Protocol
 from heron.data.protocol import assign, stratified
 from heron.data.reader import Reader
-from heron.data.run_data import open_streams
+from heron.experiment.open_data import open_data
 from heron.training.tracking import read_metrics
 from tests.experiments import frames
 
@@ -93,7 +93,7 @@ def test_a_run_reads_the_tests_at_its_end_alone(folder: Path) -> None:
     data = {"protocol": KEPT, "epoch": "labelled"}
     often = {"evaluate_every_epochs": 1, "steps": 5, "epochs": 3}
     config = frames(folder, "both", data=data, train=often)
-    trained = open_streams(config).roles
+    trained = open_data(config).roles
     assert len(trained.labelled) == 45 and len(trained.validation) == 15
     result = pretrain(config)
     lines = [row for row in read_metrics(folder / "both" / "metrics.jsonl") if "loss" not in row]

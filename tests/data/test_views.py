@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.config.data import Data
 from heron.data.batches import Batch
 from heron.data.dataset import open_reader
+from heron.data.options import Data
 from heron.data.pictures import fit
 from heron.data.random_keys import rng_keys
 from heron.data.reader import Reader
 from heron.data.views import SALTS, Views
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from braceexpand import braceexpand
 
 from heron.api.job import pretrain
-from heron.config.endless import expand
-from heron.config.experiment import parse_config
-from heron.data.run_data import open_endless
-from heron.shards.errors import HeronError, ShardError
+from heron.base.errors import HeronError, ShardError
+from heron.data.tars import expand
+from heron.experiment.config import parse_config
+from heron.experiment.open_data import open_data
 from tests.data.endless import ROWS, config, numbers, payload, steps
 from tests.experiments import merge
 from tests.shards import others
@@ -186,7 +186,7 @@ def test_what_needs_an_index_is_refused_by_name(
     if "objective" in changes:
         tree["objective"] = None
     with pytest.raises(HeronError, match=message):
-        open_endless(parse_config(merge(tree, changes)))
+        open_data(parse_config(merge(tree, changes)))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_as_many_are_counted_as_braces_stand_for(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list(braceexpand(text))
-    monkeypatch.setattr("heron.config.endless.MAX_TARS", len(found))
+    monkeypatch.setattr("heron.data.tars.MAX_TARS", len(found))
     assert expand([text]) == found
-    monkeypatch.setattr("heron.config.endless.MAX_TARS", len(found) - 1)
+    monkeypatch.setattr("heron.data.tars.MAX_TARS", len(found) - 1)
     with pytest.raises(ValueError, match="more than"):
         expand([text])

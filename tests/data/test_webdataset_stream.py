@@ -12,14 +12,13 @@ import torch
 import yaml
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
-from heron.config.experiment import parse_config
+from heron.base.errors import ConfigError, ShardError
 from heron.data.batches import batches
 from heron.data.endless import EndlessBatches
-from heron.data.run_data import open_data, open_process_batches
 from heron.distributed import collectives
+from heron.experiment.config import parse_config
+from heron.experiment.open_data import open_data, open_process_batches
 from heron.retrieval.embed import embed
-from heron.shards.errors import ShardError
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.data.endless import ROWS, TARS, both, config, numbers, opened, payload, steps, vectors
@@ -144,7 +143,9 @@ def test_nothing_is_left_of_a_command_that_nobody_reads_on(tars: Path) -> None:
     said = tars / "pid"
     command = f"pipe:echo $$ > {said}; cat {tars}/a-00.tar; sleep 300"
     given = config(tars, webdataset={"labelled": command, "resampled": True, "shuffle": 0})
-    reading: Any = iter(EndlessBatches(opened(given), given, 0, 1, 0)._pipeline("labelled"))
+    reading: Any = iter(
+        EndlessBatches(opened(given), given.data, given.seed, 0, 1, 0)._pipeline("labelled")
+    )
     next(reading)
     os.kill(int(said.read_text()), 0)
     reading.close()

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from benchmarks import plan
+from heron.base.errors import ConfigError
 from heron.cli.shards import write_protocol
-from heron.config.data import Data
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config, dump_config
 from heron.data import dataset, open_shards
 from heron.data.dataset import open_reader
+from heron.data.options import Data
 from heron.data.protocol import read_roles, write_roles
 from heron.data.rows import ROLES
-from heron.data.run_data import open_streams
+from heron.experiment.config import Config, dump_config
+from heron.experiment.open_data import open_data
 from heron.shards.build import build
 from heron.shards.cache import LocalFile
-from heron.shards.sources import make_source
 from heron.shards.store import LocalStore
+from heron.sources import make_source
 from tests.experiments import frames
 
 
@@ -32,7 +32,7 @@ def built(folder: Path, **protocol: Any) -> Config:
 
 
 def written(config: Config, folder: Path) -> Config:
-    streams = open_streams(config)
+    streams = open_data(config)
     write_roles(streams.reader, streams.roles, config.data, folder)
     return config.model_copy(update={"data": config.data.model_copy(update={"roles": str(folder)})})
 
@@ -40,7 +40,7 @@ def written(config: Config, folder: Path) -> Config:
 def test_they_are_those_that_a_run_finds(tmp_path: Path) -> None:
     config = built(tmp_path)
     other = written(config, tmp_path / "roles")
-    found, expected = open_streams(other), open_streams(config)
+    found, expected = open_data(other), open_data(config)
     for role in ROLES:
         assert found.roles.rows_of(role).tolist() == expected.roles.rows_of(role).tolist()
     assert not found.reader.indexes._labels and not found.reader.indexes._indexes
@@ -65,7 +65,7 @@ def test_a_batch_opens_the_shards_that_it_reads(
         return real(store, name, size, sha256)
 
     monkeypatch.setattr(LocalStore, "local", local)
-    found = open_streams(other)
+    found = open_data(other)
     assert found.unlabelled is not None and opened == []
     rows = found.unlabelled.batch_rows(0, slice(0, 1))
     found.reader.read("view1", rows)
@@ -102,7 +102,7 @@ def test_others_are_refused(tmp_path: Path) -> None:
         written(config, folder)
     hidden = data.protocol.model_copy(update={"hide_views": {"view1": 0.5}})
     with pytest.raises(ConfigError, match="hides views or labels"):
-        write_roles(reader, open_streams(config).roles, data.model_copy(
+        write_roles(reader, open_data(config).roles, data.model_copy(
             update={"protocol": hidden}), tmp_path / "new")  # fmt: skip
 
 
@@ -114,11 +114,11 @@ def test_labels_that_are_too_many_are_not_read(
     with pytest.raises(
         ConfigError, match=": the protocol needs the labels of 700 rows, of 8 bytes each: "
     ):
-        open_streams(config)
+        open_data(config)
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
     write_protocol(str(path), tmp_path / "roles")
     assert "790 rows of " in capsys.readouterr().out
     monkeypatch.setattr(open_shards, "MAX_REQUEST_BYTES", 700 * 8 - 1)
     update = {"roles": str(tmp_path / "roles")}
-    open_streams(config.model_copy(update={"data": config.data.model_copy(update=update)}))
+    open_data(config.model_copy(update={"data": config.data.model_copy(update=update)}))

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from heron.config.terms import Terms, TermSection
+from heron.losses.named_terms import Terms
+from heron.losses.terms import TermSection
 
 
 def named(**options: dict[str, Any]) -> dict[str, TermSection]:

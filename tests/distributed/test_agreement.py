@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from heron.config.errors import LOST, STOPPED, Lost, Stopped, TrainingError
-from heron.config.experiment import load_config
+from heron.base.dotted import loaded_files
+from heron.base.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.distributed import agreement
-from heron.distributed.agreement import agree, code_sha256, run_facts
+from heron.distributed.agreement import agree, code_sha256
 from heron.distributed.collectives import rank
-from heron.shards.dotted import loaded_files
+from heron.experiment.config import load_config
+from heron.experiment.fingerprint import run_facts
 from tests import ranks
 
 ROOT = Path(__file__).resolve().parents[2]

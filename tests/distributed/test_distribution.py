@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from heron.config.errors import TrainingError
-from heron.config.model import Cnn, Convnet, Mlp, ModelConfig, Resnet
-from heron.config.terms import Terms, TermSection
+from heron.base.errors import TrainingError
 from heron.data.batches import Batch
 from heron.data.plan import even_sizes, even_slice
 from heron.data.random_keys import rng_keys
@@ -25,9 +23,12 @@ from heron.distributed.sync_batchnorm import (
     synchronise,
 )
 from heron.losses.exchange import ShardSizes
+from heron.losses.named_terms import Terms
 from heron.losses.objective import Objective, build_losses, gather_batch
 from heron.losses.run import RunSpec, StepEnd
+from heron.losses.terms import TermSection
 from heron.models.heterogeneous import Heterogeneous
+from heron.models.options import Cnn, Convnet, Mlp, ModelConfig, Resnet
 from heron.training.strategy import (
     Strategy,
     micro_batches,

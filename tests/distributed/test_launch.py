@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from heron.config.errors import TrainingError
-from heron.config.experiment import load_config
+from heron.base.errors import TrainingError
+from heron.experiment.config import load_config
 from heron.training import launch
 from tests.distributed.test_agreement import FACES
 

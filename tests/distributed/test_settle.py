@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from heron.config.experiment import parse_config
 from heron.data.batches import worker_count
+from heron.experiment.config import parse_config
 from heron.training.launch import resolve_precision
 from tests.experiments import FRAMES, merge
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError, TrainingError
-from heron.config.experiment import Config
+from heron.base.errors import CheckpointError, TrainingError
 from heron.distributed import collectives
+from heron.experiment.config import Config
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.pretrained import from_pretrained
 from heron.training.tracking import read_metrics

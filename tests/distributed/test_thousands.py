@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.scaling_bytes import Case, Tally, count
-from heron.config.terms import Terms
 from heron.distributed import collectives
+from heron.losses.named_terms import Terms
 
 HEROCON: dict[str, object] = {"bce": {}, "weighted_unsupervised": {}, "weighted_supervised": {}}
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from heron.config.errors import LOST
+from heron.base.errors import LOST
 from heron.distributed import watchdog
 from heron.distributed.watchdog import Watchdog
 

@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from heron.config.experiment import Config, parse_config
-from heron.data.run_data import open_streams
 from heron.data.streams import Streams
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator
+from heron.experiment.config import Config, parse_config
+from heron.experiment.open_data import open_data
 from heron.losses.classification import Bce, CrossEntropy
 from heron.losses.unsupervised import WeightedUnsupervised
 from heron.models.heterogeneous import Heterogeneous
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.experiments import merge
 
 TRAIN, TEST = 43, 29  # rows; 29 are dealt 15, 14 to two processes and 10, 10, 9 to three
@@ -201,7 +201,7 @@ def opened(
     folder: Path, kind: str, classify: bool = True, **changes: Any
 ) -> tuple[Evaluator, Heterogeneous, Streams]:
     made = config(folder, kind, **changes)
-    streams = open_streams(made)
+    streams = open_data(made)
     views = Views(streams.reader, made.data, torch.device("cpu"))
     model = network(made, [list(shape) for shape in views.shapes], kind, classify)
     return Evaluator(streams.reader, views, made.evaluate), model, streams

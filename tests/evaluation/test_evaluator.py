@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.data.dataset import build_data
-from heron.data.run_data import open_streams
 from heron.data.streams import Streams
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator
 from heron.evaluation.metrics import cross_view_recalls, fitted_threshold, multi_label_scores
+from heron.experiment.open_data import open_data
 from heron.losses.classification import Bce
 from heron.losses.supervised import WeightedSupervised
 from heron.losses.unsupervised import WeightedUnsupervised
@@ -38,7 +38,7 @@ def make(
     folder: Path, classify: bool, **changes: Any
 ) -> tuple[Evaluator, Heterogeneous, Streams, Views]:
     config = frames(folder, **changes)
-    streams = open_streams(config)
+    streams = open_data(config)
     views = Views(streams.reader, config.data, torch.device("cpu"))
     shapes = [streams.reader.view(view.stored).shape for view in config.data.views]
     torch.manual_seed(0)

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from heron.data.dataset import build_data
-from heron.data.run_data import open_streams
 from heron.evaluation.knn import vote
+from heron.experiment.open_data import open_data
 from tests import ranks
 from tests.evaluation.test_evaluator import make
 from tests.experiments import frames
@@ -102,7 +102,7 @@ def scores(folder: Path, k: int) -> dict[str, float]:
     """With many neighbours all labelled rows vote; the last of the tested rows is one of them."""
     given = {"evaluate": {"knn": k, "knn_tau": 0.2}}
     evaluator, model, _, _ = make(folder, classify=False, **given)
-    roles = open_streams(frames(folder)).roles
+    roles = open_data(frames(folder)).roles
     test = np.concatenate([roles.test[:7], roles.labelled[:1]])
     votes = evaluator._vote(
         evaluator.predict(model, roles.labelled, hidden=True),

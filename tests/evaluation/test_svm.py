@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
+from heron.base.errors import ConfigError
 from heron.evaluation.probe import support_vectors
+from heron.experiment.config import Config
 from tests.experiments import frames
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heron.api.job import main
-from heron.config.experiment import dump_config
+from heron.experiment.config import dump_config
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.tracking import read_metrics
 from tests.experiments import frames

@@ -10,9 +10,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from heron.api.job import pretrain
+from heron.base.errors import ConfigError
 from heron.cli.main import main
-from heron.config.errors import ConfigError
-from heron.config.experiment import load_config
+from heron.experiment.config import load_config
 from heron.training.backbone import read_backbone
 from heron.training.pretrained import locate
 from tests.launch.test_init import STEPS, classes, pictures

@@ -13,12 +13,12 @@ from scipy.stats import t as student
 
 from heron.api import job as job
 from heron.api.job import pretrain
+from heron.base.errors import STOPPED, Stopped
+from heron.base.shipped import find_config
 from heron.cli.compare import SPACE
 from heron.cli.main import main
-from heron.config.errors import STOPPED, Stopped
-from heron.config.experiment import dump_config, load_config
-from heron.config.shipped import find_config
 from heron.data.dataset import build_data
+from heron.experiment.config import dump_config, load_config
 from heron.studies.comparison import Comparison, FoldResult, shared_rows
 from heron.studies.engine import Batch, Job
 from heron.studies.repeats import corrected_interval

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.cli.completion import script
-from heron.cli.main import VERBS, main
+from heron.cli.main import VERBS, main, script
 
 TYPED = {
     "heron pret": ["pretrain"],

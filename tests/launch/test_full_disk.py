@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.base.atomic import atomic_write, naming
+from heron.base.errors import DiskFull
 from heron.cli.main import main
-from heron.config.experiment import dump_config
-from heron.shards.atomic import atomic_write, naming
-from heron.shards.errors import DiskFull
+from heron.experiment.config import dump_config
 from tests.experiments import frames
 
 WORDS: dict[str, Callable[[Path, Path], list[Any]]] = {

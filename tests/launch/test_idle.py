@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from heron.api.job import pretrain
+from heron.base.artefact import sha256
+from heron.base.shipped import CONFIGS
 from heron.cli.main import main
-from heron.config.experiment import dump_config
-from heron.config.shipped import CONFIGS
-from heron.shards.artefact import sha256
+from heron.experiment.config import dump_config
 from heron.studies.ledger import Ledger
 from heron.studies.study import load_study
 from heron.studies.trials import plan

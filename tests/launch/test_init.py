@@ -9,12 +9,11 @@ import yaml
 from PIL import Image
 
 from heron.api.job import pretrain
-from heron.cli.facts import read_facts
-from heron.cli.init import batch_of, experiment
+from heron.base.errors import ConfigError
+from heron.base.shipped import find_config
+from heron.cli.init import batch_of, experiment, read_facts
 from heron.cli.main import main
-from heron.config.errors import ConfigError
-from heron.config.experiment import load_config
-from heron.config.shipped import find_config
+from heron.experiment.config import load_config
 from tests.sealed import seal
 
 DRAW = np.random.default_rng(0)
@@ -171,12 +170,11 @@ def test_one_table_is_told_of_a_forest(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--labelled", "0"], "--labelled must be at least 3, got 0: DATA has 3 classes, and each"),
-        (["--labelled", "2"], "needs a row; raise it, or remove it to use all 80"),
         (
-            ["--labelled", "81"],
-            "be at most 80, got 81: 80 rows of DATA have a label; lower it, or remove it",
+            ["--labelled", "0"],
+            "--labelled must be 3 (a row of each class) to 80, got 0: 80",
         ),
+        (["--labelled", "81"], "to 80, got 81: 80 rows of DATA have a label; change or remove it"),
         (["--labelled", "30", "--validation", "28"], "must be at most 27, got 28: 3 or more of 30"),
         (["--validation", "78"], "of 80 labelled rows must be left to train on; lower it, or"),
     ],
@@ -196,7 +194,7 @@ def test_without_a_test_split_some_rows_are_left_for_it(
 ) -> None:
     data = str(vectors(tmp_path))
     assert read_facts(data, 59).labelled == 59
-    with pytest.raises(ConfigError, match="at most 59, got 60: 60 .* must be left to test on"):
+    with pytest.raises(ConfigError, match="to 59, got 60: 60 .* must be left to test on"):
         read_facts(data, 60)
     facts = read_facts(data, validation=8)
     assert (facts.labelled, facts.validation, facts.unlabelled) == (40, 8, 12)

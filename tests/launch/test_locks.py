@@ -16,15 +16,15 @@ import fsspec
 import pytest
 import yaml
 
+from heron.base.artefact import sha256
+from heron.base.atomic import kept_in_cache, locked
+from heron.base.errors import InUse
+from heron.base.workers import ALONE
 from heron.cli.main import main
-from heron.config.experiment import dump_config
+from heron.experiment.config import dump_config
 from heron.retrieval.embed import Choice
 from heron.retrieval.embed_tasks import embed_on
 from heron.retrieval.index import Index
-from heron.shards.artefact import sha256
-from heron.shards.atomic import kept_in_cache, locked
-from heron.shards.errors import InUse
-from heron.shards.workers import ALONE
 from heron.training import run_lock
 from tests import forked
 from tests.experiments import frames
@@ -35,7 +35,7 @@ from tests.studies import made
 HOLDS = """
 import sys, time
 from pathlib import Path
-from heron.shards.atomic import locked, take_lock
+from heron.base.atomic import locked, take_lock
 out, lock = sys.argv[1:]
 with locked(out, Path(lock) if lock else None):
     print("holds", flush=True)

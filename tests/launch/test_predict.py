@@ -14,7 +14,7 @@ from heron.data.dataset import build_data, load_or_assign_roles, open_reader
 from heron.data.protocol import write_roles
 from heron.evaluation.metrics import multi_class_scores
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.experiments import frames
 
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from heron.api import job
+from heron.base.errors import INTERRUPTED, ConfigError, TrainingError
+from heron.base.shipped import ACCELERATE, STUDIES, find_shipped
 from heron.cli.main import main
 from heron.cli.pretrain import SIGNALS, environments, run_together
-from heron.config.errors import INTERRUPTED, ConfigError, TrainingError
-from heron.config.shipped import ACCELERATE, STUDIES, find_shipped
 from heron.distributed.signals import REPEAT_S
 from heron.training import trainer
 from heron.training.tracking import read_metrics

@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from heron.base.artefact import MANIFEST
+from heron.base.errors import STOPPED, ConfigError, Stopped
 from heron.cli.main import main
-from heron.config.errors import STOPPED, ConfigError, Stopped
-from heron.config.experiment import Config, dump_config
+from heron.experiment.config import Config, dump_config
 from heron.losses.comco import Comco
 from heron.losses.objective import build_losses
 from heron.losses.pico import Pico
 from heron.losses.plnl import Plnl
-from heron.shards.artefact import MANIFEST
 from heron.studies.repeats import mean_std_count, paired_test
 from heron.studies.reproduction import GROUPS, TABLES, compare, reproduce
 from heron.training.earlier_run import begin_anew

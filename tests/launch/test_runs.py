@@ -12,9 +12,9 @@ import pytest
 
 from heron.api.job import main as pretrain_main
 from heron.api.job import pretrain
+from heron.base.errors import StudyError
 from heron.cli.main import main
 from heron.cli.runs import parse_conditions
-from heron.config.errors import StudyError
 from heron.studies.runs import find_runs, read_run
 from tests import forked
 from tests.experiments import frames

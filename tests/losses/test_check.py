@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from heron.base.errors import TrainingError
 from heron.cli.main import main
-from heron.config.errors import TrainingError
-from heron.config.terms import named_terms
 from heron.distributed import collectives
 from heron.losses import check
 from heron.losses.check import Finding, Result, _alone, _compare, evaluate, passed
 from heron.losses.check_inputs import Inputs, LossSpec, guess_form
+from heron.losses.named_terms import named_terms
 from tests import ranks
 
 ROWS = 12

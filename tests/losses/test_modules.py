@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from heron import losses as h
-from heron.config.describe import documented
-from heron.config.errors import ConfigError
-from heron.config.terms import named_terms
+from heron.base.errors import ConfigError
+from heron.experiment.describe import documented
 from heron.losses import functional as f
+from heron.losses.named_terms import named_terms
 from tests.losses.nets import CASES, CLASSES, DIM, Net, batches
 from tests.objectives.test_terms import draw
 

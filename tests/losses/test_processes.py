@@ -12,9 +12,9 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from heron import losses as h
-from heron.config.terms import named_terms
 from heron.distributed import collectives
 from heron.losses import functional
+from heron.losses.named_terms import named_terms
 from tests import ranks
 from tests.losses.nets import CASES, Net, batches
 

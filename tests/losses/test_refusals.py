@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from heron import losses as h
-from heron.config.errors import ConfigError
-from heron.shards.errors import HeronError
+from heron.base.errors import ConfigError, HeronError
 from tests.losses.nets import CLASSES, DIM, wrong_labels
 from tests.losses.test_modules import CLASS, HOT, LABELS, LOGITS, PATHS, X, Z
 

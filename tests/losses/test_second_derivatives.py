@@ -10,9 +10,9 @@ from torch import Tensor
 
 from benchmarks.workloads import TERMS, Draw
 from heron import losses as h
-from heron.config.terms import named_terms
 from heron.distributed.collectives import gather, rank, with_local_gradient
 from heron.distributed.derivatives import SecondDerivativeError
+from heron.losses.named_terms import named_terms
 from tests import ranks
 from tests.losses.nets import CASES, CLASSES, DIM, Seen, wrong_labels
 

@@ -12,12 +12,12 @@ from torch.optim import SGD
 
 from heron import losses as h
 from heron.api.job import pretrain
-from heron.config.experiment import Config
 from heron.data.batches import Batch, batches
-from heron.data.run_data import open_process_batches
 from heron.distributed import collectives
 from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog
+from heron.experiment.config import Config
+from heron.experiment.open_data import open_process_batches
 from heron.losses.momentum import VIEW, MomentumLoss
 from heron.models.heterogeneous import Features
 from heron.report.run_report import write_report

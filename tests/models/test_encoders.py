@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heron.config.errors import ConfigError
-from heron.config.model import Cnn, Convnet, Encoder, Linear, Mlp, Resnet, Vgg
+from heron.base.errors import ConfigError
 from heron.models.encoders import build_encoder, vgg
+from heron.models.options import Cnn, Convnet, Encoder, Linear, Mlp, Resnet, Vgg
 
 VECTOR, IMAGE = [48], [4, 4, 3]  # as stored; an image is height, width, channels
 SMALL = Resnet(widths=[4, 8], depths=[2, 1])

@@ -11,11 +11,11 @@ from torch import Tensor
 import heron
 from heron.api.export import ExportError
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError, InputError
-from heron.config.model import Gin
+from heron.base.errors import ConfigError, InputError
 from heron.data.reader import Reader
-from heron.data.run_data import open_streams
+from heron.experiment.open_data import open_data
 from heron.models.encoders import GinEncoder
+from heron.models.options import Gin
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.graphs import drawn, graphs, row
@@ -125,7 +125,7 @@ def test_folds_are_tested_once_each_and_shuffled_anew(tmp_path: Path) -> None:
     build_data(graphs(tmp_path).data, progress=False)
 
     def tested(fold: int) -> set[int]:
-        roles = open_streams(graphs(tmp_path, data={"protocol": {"fold": fold}})).roles
+        roles = open_data(graphs(tmp_path, data={"protocol": {"fold": fold}})).roles
         assert set(roles.labelled.tolist()) == set(range(40)) - set(roles.test.tolist())
         assert len(roles.test) == 10 and (roles.test % 2).sum() == 5  # of each class
         return set(roles.test.tolist())

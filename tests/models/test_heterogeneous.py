@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from heron.config.errors import ConfigError
-from heron.config.model import Mlp, ModelConfig
+from heron.base.errors import ConfigError
 from heron.losses import Loss
 from heron.losses.classification import Bce
 from heron.losses.mib import Mib
 from heron.losses.single_view import SingleViewUnsupervised
 from heron.losses.unsupervised import WeightedUnsupervised
 from heron.models.heterogeneous import Heterogeneous
+from heron.models.options import Mlp, ModelConfig
 
 MLP = Mlp(widths=[7, 5])
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heron.config.model import Convnet, Resnet
 from heron.models.encoders import build_encoder
+from heron.models.options import Convnet, Resnet
 
 ROWS, SIDE = 4, 32
 RESNET = Resnet(widths=[8, 16], depths=[1, 1])

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from heron.config.errors import TrainingError
-from heron.config.model import Mlp, ModelConfig
-from heron.config.terms import Terms
+from heron.base.errors import TrainingError
 from heron.data.batches import Batch
+from heron.losses.named_terms import Terms
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
+from heron.models.options import Mlp, ModelConfig
 from heron.training.strategy import MicroBatch, refuse_lonely_rows
 
 PRESENT = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1], [1, 0], [1, 1], [0, 1]]).bool()

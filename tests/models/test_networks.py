@@ -15,14 +15,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
-from heron.config.errors import ConfigError
-from heron.config.extras import NETWORKS, MissingPackage, require
-from heron.config.model import ModelConfig
-from heron.config.training import Optim
+from heron.base.errors import ConfigError
+from heron.base.extras import MissingPackage, require
+from heron.experiment.options import Optim
 from heron.losses.unsupervised import Cmc
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.networks import of_folder, with_pretrained_configs, without_weights
+from heron.models.options import ModelConfig
+from heron.models.strangers import NETWORKS
 from heron.training.optim import build_optimizer
 from heron.training.strategy import set_rate
 

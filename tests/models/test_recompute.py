@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
-from heron.config.model import Cnn, Mlp, Resnet, Timm, Transformer
+from heron.base.errors import ConfigError
 from heron.models.encoders import build_encoder
+from heron.models.options import Cnn, Mlp, Resnet, Timm, Transformer
 from heron.models.recompute import recompute_blocks
 from tests import ranks
 from tests.experiments import frames

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
+from heron.base.errors import ConfigError
 from heron.losses.deepmtmv import Deepmtmv
 from heron.losses.task_groups import TaskGroups, affinity, disagreement, embedding, partition
 from heron.training.optim import Lars

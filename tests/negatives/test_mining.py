@@ -12,16 +12,15 @@ from safetensors.torch import load_file
 
 from heron.api import job as story
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import Config
-from heron.config.training import Negatives
+from heron.base.errors import CheckpointError, ConfigError, ShardError
 from heron.data.batches import batches
 from heron.data.dataset import build_data
+from heron.data.options import Negatives
 from heron.data.plan import Stream
 from heron.data.rows import Listed
-from heron.data.run_data import open_streams
 from heron.data.streams import MinedStream, ShardBatches, table_name
-from heron.shards.errors import ShardError
+from heron.experiment.config import Config
+from heron.experiment.open_data import open_data
 from heron.training import mining as miner_of
 from heron.training.mining import SEARCHED_PER_HARD, mine
 from heron.training.tracking import read_metrics
@@ -135,7 +134,7 @@ def assert_same(a: Path, b: Path, exact: bool = True) -> None:
 def test_what_is_trained_on_is_mined(straight: Path) -> None:
     """Every mined row of a batch is in the table's row of one of its random rows."""
     config = frames(straight, negatives=MINING, train=LONG)
-    streams = open_streams(config)
+    streams = open_data(config)
     assert isinstance(streams.labelled, MinedStream)
     source = ShardBatches(streams, config.seed, 0, 1)
     # The tables that checkpoints may need are kept: those of the last two periods.
@@ -251,7 +250,7 @@ def test_what_cannot_be_mined(tmp_path: Path, changes: Any, message: str) -> Non
     config = frames(tmp_path, **({"negatives": MINING} | changes))
     build_data(config.data, progress=False)
     with pytest.raises(ConfigError, match=message):
-        open_streams(config)
+        open_data(config)
 
 
 def test_a_folder_that_not_all_processes_see(
@@ -259,7 +258,7 @@ def test_a_folder_that_not_all_processes_see(
 ) -> None:
     config = frames(tmp_path, negatives=MINING)
     build_data(config.data, progress=False)
-    labelled = open_streams(config).labelled
+    labelled = open_data(config).labelled
     assert isinstance(labelled, MinedStream)
     monkeypatch.setattr(miner_of, "on_main", lambda work: work() and "what rank 0 wrote elsewhere")
     monkeypatch.setattr(miner_of, "gather_if_any", lambda blind: ["", blind.replace("0", "1")])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings

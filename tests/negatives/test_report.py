@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from heron.base.errors import RetrievalError, ShardError
 from heron.cli.arguments import Verb, parse
 from heron.cli.retrieval import negatives
-from heron.config.errors import RetrievalError
 from heron.evaluation.negatives import RELATIONS
 from heron.negatives.measure import MIN_EXPECTED
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours
@@ -26,8 +26,7 @@ from heron.report.pages import PageLinks, figure, render
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build
-from heron.shards.errors import ShardError
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.axe import violations
 from tests.negatives.loops import drawn
 from tests.negatives.test_planted import clusters, labelled_signs

@@ -148,7 +148,11 @@ def test_pseudo_target_loss_is_its_oracle_and_its_shares_add_up() -> None:
     assert pseudo_target_loss(logits[:0], s[:0], total=0) == 0
 
 
-def test_disambiguation_is_its_oracle_and_stays_within_the_candidates() -> None:
+@pytest.mark.parametrize("places", [1, 1 << 18])  # looked up at a time: of a round, or of all
+def test_disambiguation_is_its_oracle_and_stays_within_the_candidates(
+    places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heron.losses.pico.PLACES", places)
     ybar = torch.zeros(BATCH, 4, dtype=torch.float64)
     ybar[torch.arange(BATCH), (CLASSES + 1) % 4] = 1
     ybar[0, (CLASSES[0] + 2) % 4] = 1

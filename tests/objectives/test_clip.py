@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.config.model import ModelConfig
 from heron.losses.clip import MAX_SCALE, LearntScale, Siglip, clip, siglip
 from heron.models.heterogeneous import Encoded, ModelSpec
+from heron.models.options import ModelConfig
 from tests import oracles
 
 Loss = Callable[..., Tensor]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from heron.api.job import pretrain
-from heron.config.data import Protocol
-from heron.config.errors import ConfigError
-from heron.config.experiment import parse_config
+from heron.base.errors import ConfigError
+from heron.data.options import Protocol
 from heron.data.streams import complementary
+from heron.experiment.config import parse_config
 from heron.losses.momentum import MomentumQueue
 from heron.losses.pico import Disambiguation
 from heron.training.checkpoint import complete_checkpoints

@@ -10,12 +10,12 @@ import yaml
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import dump_config, load_config, parse_config
+from heron.base.dotted import load_class
+from heron.base.errors import ConfigError, TrainingError
 from heron.data.plan import even_slice
 from heron.distributed import collectives
+from heron.experiment.config import dump_config, load_config, parse_config
 from heron.losses import Loss
-from heron.shards.dotted import load_class
 from heron.training.tracking import read_metrics
 from tests import ranks
 from tests.experiments import frames

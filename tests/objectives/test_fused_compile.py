@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.losses import fused
 from heron.losses.fused import layout, switch
 from tests.objectives.kernel_cases import DEVICE, INTERPRETED, draw, kernels

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.distributed import collectives
 from heron.losses import functional as f
 from heron.losses import fused

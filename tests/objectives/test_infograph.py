@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.config.errors import ConfigError
-from heron.config.model import ModelConfig
+from heron.base.errors import ConfigError
 from heron.losses.infograph import Infograph, infograph
 from heron.models.heterogeneous import ModelSpec
+from heron.models.options import ModelConfig
 
 GRAPHS, NODES, DIM = 5, 4, 3
 

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.config.data import ModelView
-from heron.config.errors import ConfigError
-from heron.config.experiment import parse_config
-from heron.config.model import ModelConfig
-from heron.config.terms import Terms, named_terms
+from heron.base.errors import ConfigError
+from heron.data.options import ModelView
+from heron.experiment.config import parse_config
 from heron.losses.batch import FeatureMap, GlobalBatch
 from heron.losses.comco import scl_nl
 from heron.losses.mib import Bottlenecks
 from heron.losses.momentum import CallerKeyQueue
+from heron.losses.named_terms import Terms, named_terms
 from heron.losses.objective import Objective
 from heron.losses.pico import Pico, pseudo_target_loss
 from heron.losses.unsupervised import NtXent
 from heron.models.heterogeneous import Encoded
+from heron.models.options import ModelConfig
 from tests import baseline_oracles, oracles
 from tests.experiments import FRAMES, merge
 from tests.objectives.test_terms import draw

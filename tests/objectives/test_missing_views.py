@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.config.errors import ConfigError
-from heron.config.terms import Terms
+from heron.base.errors import ConfigError
 from heron.losses import engine
 from heron.losses.classification import bce
 from heron.losses.clip import clip, siglip
 from heron.losses.hard import hard
 from heron.losses.hierarchical import hierarchical
+from heron.losses.named_terms import Terms
 from heron.losses.objective import Objective
 from heron.losses.supcon import supcon
 from heron.losses.supervised import weighted_supervised

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from heron.config.errors import TrainingError
-from heron.config.terms import Needs, Terms, named_terms, section_of
+from heron.base.errors import TrainingError
 from heron.losses.batch import FeatureMap, GlobalBatch
 from heron.losses.loss import Loss
+from heron.losses.named_terms import Terms, named_terms
 from heron.losses.objective import Objective
+from heron.losses.terms import Needs, section_of
 
 
 class Square(Loss):

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
-from heron.config.experiment import parse_config
+from heron.base.errors import ConfigError
+from heron.experiment.config import parse_config
 from heron.losses.plnl import PlnlMemory, enhance, guess, plnl
 from heron.training.tracking import read_metrics
 from tests import baseline_oracles, ranks

@@ -6,13 +6,13 @@ COMPARE = "tests/launch/test_compare.py"
 ENCODE = "tests/retrieval/test_file_encoder.py"
 FAULTS = "tests/retrieval/test_index_faults.py"
 INIT = "tests/launch/test_init.py"
-PARQUET = "tests/shards/test_parquet.py::test_a_data_set_on_the_hub"
+PARQUET = "tests/sources/test_parquet.py::test_a_data_set_on_the_hub"
 REPRODUCE = "tests/launch/test_reproduce.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
 ANY = "tests/retrieval/test_any_encoder.py"
 SOME = "tests/retrieval/test_some_views.py"
-ODD = "tests/shards/test_odd_tables.py"
+ODD = "tests/sources/test_odd_tables.py"
 VERB = "tests/launch/test_pretrain_verb.py"
 
 # By a fragment that the message and the test both have.
@@ -72,7 +72,7 @@ PERFORMED = {
     "has results of another experiment, data set or search": f"{COMPARE}::"
     "test_a_comparison_goes_on_where_it_was_stopped",
     "has no map; build it again": f"{BY_HAND}::test_an_index_without_a_map_is_built_again",
-    " what is bad with `--on-error skip`": "tests/shards/test_odd_pictures.py::"
+    " what is bad with `--on-error skip`": "tests/sources/test_odd_pictures.py::"
     "test_all_bad_files_are_named_at_once_and_may_be_left_out",
     "and so no classes; use --label ": f"{ODD}::test_as_pandas_reads_it",
     "two columns make a view ": f"{ODD}::test_two_columns_of_one_view_are_told_apart",
@@ -80,7 +80,7 @@ PERFORMED = {
     "what is above the table, or see": f"{ODD}::test_a_title_above_the_table",
     "has zero bytes": f"{ODD}::test_as_pandas_reads_it",
     "a single one is read with": f"{ODD}::test_as_pandas_reads_it",
-    " has a decimal comma or one of thousands": "tests/shards/test_dialects.py::"
+    " has a decimal comma or one of thousands": "tests/sources/test_dialects.py::"
     "test_thousands_and_decimal_commas_are_asked_for",
     "; use fewer workers, run the small ": "tests/studies/test_study.py::"
     "test_what_can_never_be_met_is_refused_with_both_numbers",
@@ -109,16 +109,16 @@ PERFORMED = {
     "' is damaged": f"{BY_HAND}::test_a_damaged_picture_is_named_by_verify",
     "was built from vectors in memory and has no data": f"{BY_HAND}::"
     "test_shards_that_an_index_does_not_name",
-    " already has an option named ": "tests/shards/test_own_source.py::"
+    " already has an option named ": "tests/sources/test_own_source.py::"
     "test_an_option_that_the_command_has",
     "the protocol needs the ": "tests/data/test_written_roles.py::"
     "test_labels_that_are_too_many_are_not_read",
     "`heron shards verify` names the sample": f"{BY_HAND}::"
     "test_an_altered_shard_s_sample_is_named_by_verify",
-    "choose one: try `heron shards": "tests/shards/test_foreign.py::"
+    "choose one: try `heron shards": "tests/sources/test_foreign.py::"
     "test_of_several_readings_the_error_names_one_that_works",
-    "; see `heron shards index --": "tests/shards/test_foreign.py::test_the_command_line",
-    "command again, with fewer --workers if memory is short": "tests/shards/test_workers.py::"
+    "; see `heron shards index --": "tests/sources/test_foreign.py::test_the_command_line",
+    "command again, with fewer --workers if memory is short": "tests/base/test_workers.py::"
     "test_fewer_workers_go_on",
     "/proc/meminfo has no MemAvailable; give --memory": f"{BY_HAND}::"
     "test_a_machine_that_does_not_say_what_is_free",

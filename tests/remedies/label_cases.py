@@ -8,9 +8,9 @@ import numpy as np
 
 from tests.graphs import write_tu
 from tests.remedies.makers import CATS, CLASSES, FIELD, Case, X, arrays, pictures, tar
-from tests.shards import test_cifar, test_mat
 from tests.shards.others import cats, jpeg, npy
-from tests.shards.pickles import dumps2
+from tests.sources import test_cifar, test_mat
+from tests.sources.pickles import dumps2
 
 SIGNS = [{"__key__": str(n), "jpg": jpeg(n), "npy": npy([n % 2 * 2 - 1, 1])} for n in range(6)]
 MANY = {
@@ -120,7 +120,7 @@ LABELLED = [
         ["--label-kind", "hierarchical"],
     ),
     Case(
-        "so its coarse class is not known",
+        " coarse classes, not in one",
         cifar(of_one_class()),
         ["--label-kind", "multi_class"],
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import heron
-from heron.config.errors import RetrievalError, TrainingError
+from heron.base.errors import RetrievalError, ShardError, TrainingError
 from heron.data.reader import Reader
 from heron.distributed.watchdog import Watchdog
 from heron.retrieval import index_plan
@@ -16,8 +16,7 @@ from heron.retrieval.build import build_index
 from heron.retrieval.query import Retriever
 from heron.serve.routes import Selection
 from heron.shards.build import build
-from heron.shards.errors import ShardError
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.training.earlier_run import begin_anew
 from heron.training.run_lock import RunLock
 from tests.remedies.makers import CATS, call, tar

@@ -25,8 +25,8 @@ from heron.training.tracking import LONG_S, wants_map
 from tests import ranks
 from tests.axe import violations
 from tests.evaluation.known import NAMES, write
-from tests.evaluation.test_run_baselines import small
 from tests.experiments import frames
+from tests.training.test_run_baselines import small
 
 CHROMIUM = shutil.which("chromium")
 
@@ -177,11 +177,11 @@ def test_neighbours_are_the_nearest_with_what_tells_them_apart(tmp_path: Path) -
     hidden[6] = hidden[1] + 0.1  # row 6 lies beside row 1
     embedding = Predictions(None, hidden, reader.ground_truth(rows), rows)
     lines = nearest_rows(embedding, reader)
-    (line,) = [line for line in lines if line[0].key == reader.sample_key(1)]
-    assert line[1].key == reader.sample_key(6) and line[1].cosine > 0.9
+    (line,) = [line for line in lines if line[0]["key"] == reader.sample_key(1)]
+    assert line[1]["key"] == reader.sample_key(6) and line[1]["cosine"] > 0.9
     names = np.array(reader.manifest.labels.names)
     a, b = (embedding.y[row] == 1 for row in (1, 6))
-    assert (line[1].more, line[1].fewer) == (names[b & ~a].tolist(), names[a & ~b].tolist())
+    assert line[1]["more"] == names[b & ~a].tolist() and line[1]["fewer"] == names[a & ~b].tolist()
 
 
 def note(seen: list[str], event: Any) -> None:

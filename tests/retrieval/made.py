@@ -10,8 +10,9 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from heron.config.experiment import parse_config
+from heron.base.artefact import MANIFEST, FileSum
 from heron.data.dataset import open_reader
+from heron.experiment.config import parse_config
 from heron.losses.objective import build_losses
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embeddings import (
@@ -24,7 +25,6 @@ from heron.retrieval.embeddings import (
     part_name,
 )
 from heron.retrieval.samples import Samples
-from heron.shards.artefact import MANIFEST, FileSum
 from heron.training.signature import Signature
 from tests.experiments import FRAMES, merge
 

@@ -16,15 +16,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from heron.base import extras
+from heron.base.errors import ConfigError, RetrievalError
 from heron.cli.arguments import UsageError
 from heron.cli.main import main
 from heron.cli.retrieval import negatives
-from heron.config import extras
-from heron.config.errors import ConfigError, RetrievalError
 from heron.retrieval.embedding_model import open_encoder
 from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.training.backbone import published
 from tests.models.test_networks import timm
 

@@ -13,15 +13,15 @@ import faiss
 import numpy as np
 import pytest
 
+from heron.base.artefact import MANIFEST, FileSum
+from heron.base.errors import RetrievalError
 from heron.cli.retrieval import index as index_verb
 from heron.cli.retrieval import negatives, query
-from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
 from heron.retrieval.index_files import INDEX
 from heron.retrieval.index_plan import KINDS, Kind
-from heron.shards.artefact import MANIFEST, FileSum
 from tests.retrieval.made import clustered, embeddings, unlabelled
 from tests.sealed import seal
 
@@ -95,7 +95,7 @@ def test_what_was_whole_is_not_read_again(
 ) -> None:
     folder = copied("e")
     Embeddings.open(folder)
-    monkeypatch.setattr("heron.shards.artefact.sha256", lambda path: pytest.fail(f"reads {path}"))
+    monkeypatch.setattr("heron.base.artefact.sha256", lambda path: pytest.fail(f"reads {path}"))
     Embeddings.open(folder)
 
 

@@ -14,18 +14,18 @@ import yaml
 from torch.nn.functional import normalize
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError, ConfigError, RetrievalError
-from heron.config.experiment import load_config
+from heron.base.artefact import sha256
+from heron.base.errors import CheckpointError, ConfigError, RetrievalError
 from heron.data.reader import Reader
-from heron.data.run_data import open_streams
+from heron.experiment.config import load_config
+from heron.experiment.open_data import open_data
 from heron.retrieval.embed import Choice, Embedder, embed
 from heron.retrieval.embedding_model import EmbeddingModel, read_samples
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.samples import Samples
-from heron.shards.artefact import sha256
 from heron.shards.build import build
 from heron.shards.manifest import Labels
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from heron.training.pretrained import from_pretrained, locate
 from tests import ranks
 from tests.data.test_partial_rows import config as partial_rows_config
@@ -359,7 +359,7 @@ def test_partial_rows_are_dropped_as_in_training(tmp_path: Path) -> None:
     protocol = {"labelled": 60, "partial_rows": "drop", "hide_labels": 0.2}
     data = {"protocol": protocol, "batch": {"labelled": 2, "unlabelled": 2}}
     config = partial_rows_config(tmp_path, data=data, train={"epochs": None, "steps": 1})
-    roles = open_streams(config).roles
+    roles = open_data(config).roles
     pretrain(config)
     for role in ("labelled", "unlabelled", "test"):
         out = tmp_path / role

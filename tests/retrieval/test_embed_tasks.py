@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from heron.base.errors import RetrievalError, ShardError
+from heron.base.workers import Item, Processes, Result
 from heron.cli.main import main
-from heron.config.errors import RetrievalError
 from heron.distributed.cluster import Tasks, has_gpus
 from heron.retrieval import embed_tasks
 from heron.retrieval.build import build_index
@@ -22,8 +23,6 @@ from heron.retrieval.embed_tasks import embed_on
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index_plan import RequestedKind
 from heron.retrieval.some_views import EmbeddingsOfViews
-from heron.shards.errors import ShardError
-from heron.shards.workers import Item, Processes, Result
 from tests.retrieval.test_embed import ROWS, SMALL, files
 from tests.retrieval.test_embed import run as run  # a fixture
 from tests.retrieval.test_embed import whole as whole
@@ -108,7 +107,7 @@ def test_what_tasks_refuse(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(
         RetrievalError, match="a task would embed something different: batch is 32, not 7; if"
     ):
-        embed_tasks._embed_part(job, plan | {"batch": 7}, 0)
+        replace(job, plan=plan | {"batch": 7})(0)
     monkeypatch.setattr(embed_tasks, "world_size", lambda: 2)
     with pytest.raises(
         RetrievalError, match=r"^2 processes were started, but embedding in tasks needs only one"

@@ -11,15 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from heron.config.errors import CheckpointError, RetrievalError
+from heron.base.errors import CheckpointError, RetrievalError, ShardError
 from heron.data.reader import Reader
 from heron.retrieval import file_reader
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import embed
 from heron.retrieval.query import Retriever
 from heron.shards.build import build
-from heron.shards.errors import ShardError
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.retrieval import made
 from tests.retrieval.test_query import ask
 

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from heron.config.errors import RetrievalError
-from heron.config.experiment import dump_config, load_config
+from heron.base.artefact import MANIFEST, FileSum
+from heron.base.errors import RetrievalError, ShardError
+from heron.experiment.config import dump_config, load_config
 from heron.retrieval.build import build_index
 from heron.retrieval.query import Retriever
-from heron.shards.artefact import MANIFEST, FileSum
-from heron.shards.errors import ShardError
 from tests.retrieval.made import clustered, unlabelled
 from tests.sealed import seal
 

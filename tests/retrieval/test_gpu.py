@@ -8,9 +8,9 @@ import faiss
 import numpy as np
 import pytest
 
+from heron.base.errors import RetrievalError
 from heron.cli.retrieval import index as index_verb
 from heron.cli.retrieval import query, serve
-from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval import build
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings

@@ -11,13 +11,12 @@ import faiss
 import numpy as np
 import pytest
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import InUse, RetrievalError
 from heron.retrieval import build
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
 from heron.retrieval.index_files import INDEX
-from heron.shards.errors import InUse
 from tests.retrieval.made import clustered, unlabelled
 from tests.sealed import seal
 

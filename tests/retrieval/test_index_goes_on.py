@@ -10,15 +10,15 @@ from typing import Any
 import fsspec
 import pytest
 
+from heron.base.atomic import Kept, cache_folder
+from heron.base.errors import InUse
+from heron.base.workers import Processes
 from heron.retrieval import build
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index_files import kept_beside
 from heron.retrieval.index_plan import RequestedKind
 from heron.retrieval.inverted_file import _Assigner, train
-from heron.shards.atomic import Kept, cache_folder
-from heron.shards.errors import InUse
-from heron.shards.workers import Processes
 from tests.retrieval import made
 
 PARTS = 6
@@ -108,7 +108,7 @@ KILLED = """
 import os, signal, sys
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
-from heron.shards.atomic import Kept
+from heron.base.atomic import Kept
 from tests.retrieval.test_index_goes_on import OPTIONS
 put = Kept.put
 def killing(kept, name, data):

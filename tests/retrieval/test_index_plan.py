@@ -3,7 +3,7 @@
 import faiss
 import pytest
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval import index_plan
 from heron.retrieval.index_plan import (
     MIN_POINTS,

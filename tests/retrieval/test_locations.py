@@ -12,19 +12,18 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from heron.base.errors import InUse, RetrievalError, ShardError
+from heron.base.workers import Processes
 from heron.cli.main import main
-from heron.config.errors import RetrievalError
-from heron.retrieval import locations
+from heron.retrieval import build, locations
 from heron.retrieval.build import build_index
 from heron.retrieval.embed import Embedder, embed
 from heron.retrieval.embed_tasks import embed_on
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index
 from heron.retrieval.query import Retriever
-from heron.shards.errors import ShardError
 from heron.shards.remote import Remote
 from heron.shards.store import open_store
-from heron.shards.workers import Processes
 from tests.retrieval.test_embed import SMALL, files
 from tests.retrieval.test_embed import run as run  # a fixture
 from tests.retrieval.test_embed import whole as whole
@@ -270,3 +269,12 @@ def test_names_below_a_url() -> None:
     assert locations.subfolder("s3://a/b", "hidden/00000.npy") == ("s3://a/b/hidden", "00000.npy")
     assert locations.subfolder("s3://a/b/", "x.npy") == ("s3://a/b/", "x.npy")
     assert locations.subfolder("https://h/b?sig=1", "h/0.npy") == ("https://h/b/h?sig=1", "0.npy")
+
+
+def test_two_builds_to_a_url(url: str, whole: Embeddings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(*_: Any) -> None:
+        build_index(whole, url, kind="flat", progress=False)
+
+    monkeypatch.setattr(build, "make", again)
+    with pytest.raises(InUse, match=f"^{url} is being written by process"):
+        again()

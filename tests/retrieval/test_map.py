@@ -1,19 +1,14 @@
 """The map of an index: near samples lie near, regions have their labels' names, outlines select."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval.build import build_index
 from heron.retrieval.index import Index
-from heron.retrieval.map import GRID, MAP, SampleMap, best_learnt
-from heron.retrieval.samples import Samples
+from heron.retrieval.map import GRID, MAP, SampleMap
 from heron.retrieval.vectors import vectors_in_memory
 
 N, CLASSES = 900, 3
@@ -90,34 +85,3 @@ def test_a_changed_map_is_refused(tmp_path: Path) -> None:
         Index.open(tmp_path / "index")
     with pytest.raises(RetrievalError, match="must be finite <f4"):
         Index.open(tmp_path / "index", verify=False).sample_map()
-
-
-def test_the_label_that_neighbours_tell_best() -> None:
-    """Against scikit-learn's AUC of shares counted one by one."""
-    draw = np.random.default_rng(0)
-    targets = draw.integers(0, 2, (120, 3)).astype(np.uint8)
-    targets[:, 2] = np.arange(120) < 3  # learnt best, but of too few samples to tell
-    vectors = draw.normal(size=(120, 4)).astype(np.float32)
-    vectors[:, 0] += 4 * targets[:, 1]
-    vectors[:3] += 50
-    known = np.arange(120) % 5 > 0
-    keys = np.array([f"{n:03}" for n in range(120)], "S3")
-    samples = Samples(keys, np.arange(120), targets, known, ["a", "b", "c"], "multi_label")
-    distances = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
-    order = distances.argsort(1)
-    shares = np.array(
-        [[targets[[m for m in order[n, 1:11] if known[m]]].mean(0)] for n in range(120)]
-    )[:, 0]
-    truth = [roc_auc_score(targets[known, n], shares[known, n]) for n in (0, 1)]
-    assert truth[1] > truth[0] + 0.2
-
-    def search(rows: NDArray[Any], k: int) -> NDArray[np.int64]:
-        return np.argsort(np.linalg.norm(rows[:, None] - vectors[None], axis=2), 1)[:, :k]
-
-    assert best_learnt(search, lambda numbers: vectors[numbers], samples) == 1
-    swapped = replace(samples, targets=targets[:, [1, 0, 2]])
-    assert best_learnt(search, lambda numbers: vectors[numbers], swapped) == 0
-    none = replace(samples, known=np.zeros(120, bool))
-    assert best_learnt(search, lambda numbers: vectors[numbers], none) is None
-    few = replace(samples, targets=np.zeros_like(targets))
-    assert best_learnt(search, lambda numbers: vectors[numbers], few) is None

@@ -19,7 +19,7 @@ from heron.retrieval.sheet import draw_answer
 from heron.serve.admission import Limits
 from heron.serve.routes import about
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.retrieval import made
 
 ROWS = 84
@@ -73,7 +73,7 @@ def test_reports_leave_the_place_empty(stored: Embeddings, tmp_path: Path) -> No
     lines = nearest_rows(embedding, reader)
     keys = reader.sample_keys(rows)
     lacking = {key for n, key in enumerate(keys) if LACK[n]}
-    assert {(not row.picture, row.key in lacking) for line in lines for row in line} == {
+    assert {(not row["picture"], row["key"] in lacking) for line in lines for row in line} == {
         (True, True),
         (False, False),
     }

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from heron.base.errors import RetrievalError
 from heron.cli.retrieval import index as index_verb
-from heron.config.errors import RetrievalError
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.index import Index

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from heron.base.errors import RetrievalError, ShardError
 from heron.cli.arguments import UsageError, Verb, parse
 from heron.cli.retrieval import query
-from heron.config.errors import RetrievalError
 from heron.retrieval.answer import Answer
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.query import Retriever
-from heron.shards.errors import ShardError
 from tests.retrieval import made
 
 N, DIM = 720, 12
@@ -192,7 +191,7 @@ def test_keys_that_hold_a_part_and_counts_of_labels(stored: Embeddings) -> None:
         ),
         ({"k": 720}, "k must be 1 to 719, .*, got 720"),
         ({"where": "a and z"}, "no label named 'z' .character 7 of the filter.. Did you mean"),
-        ({"where": "a and ("}, "cannot read the filter at character 8: the end instead"),
+        ({"where": "a and ("}, "cannot read the filter at character 7: labels must be joined"),
         (
             {"where": "a and not a"},
             r"no sample passes the filter 'a and not a': of 680 labelled samples, a \d+; relax",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval.samples import Samples
 
 

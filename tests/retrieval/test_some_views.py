@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import heron
+from heron.base.errors import ConfigError, InputError, RetrievalError
 from heron.cli.arguments import UsageError
 from heron.cli.main import main
-from heron.config.errors import ConfigError, InputError, RetrievalError
 from heron.negatives.neighbours import Question, find_neighbours
 from heron.retrieval import some_views
 from heron.retrieval.build import build_index
@@ -24,7 +24,7 @@ from heron.retrieval.index import Index
 from heron.retrieval.query import Retriever
 from heron.retrieval.some_views import EmbeddingsOfViews
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.retrieval import made
 from tests.retrieval.test_query import ask
 
@@ -265,7 +265,7 @@ def test_a_file_without_a_name_is_of_the_view_that_reads_it(six: Path, cameras: 
     face = file(stored(cameras, 1)["a"])
     with pytest.raises(
         RetrievalError,
-        match="^the file fits several views .a, b.; say which: as a file of 'a'",
+        match="^the file fits several views .a, b.; say which: VIEW=PATH",
     ):
         faces.by_file(face)
     with pytest.raises(

@@ -27,7 +27,7 @@ from heron.retrieval.query import Retriever
 from heron.serve.admission import BINARY, Limits
 from heron.serve.server import address, listen, make_server
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.experiments import frames
 from tests.retrieval import made
 

@@ -14,13 +14,12 @@ import pytest
 import uvicorn
 from PIL import Image
 
+from heron.base.errors import RetrievalError, ShardError
 from heron.cli.retrieval import serve
-from heron.config.errors import RetrievalError
 from heron.retrieval.query import Retriever
 from heron.serve import server
 from heron.serve.admission import BINARY, Limits
 from heron.serve.server import PAGE, listen
-from heron.shards.errors import ShardError
 from tests.serve.served import LIMITS, MARKUP, POST, Site, answered, begun, picture, running
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from heron.base.errors import RetrievalError
 from heron.cli.main import main
-from heron.config.errors import RetrievalError
 from heron.serve import static_site
 from heron.serve.static_site import write_site
 from tests.serve.browsing import Browser, BrowserContext, Page, expect, keys, opened, shoot

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from heron.base.errors import ConfigError
 from heron.cli import main as cli
 from heron.cli.retrieval import serve
-from heron.config.errors import ConfigError
 from heron.serve.server import address, choose_token, listen, make_server
 from tests.serve.served import Site, picture, running
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from heron.config.errors import RetrievalError
+from heron.base.errors import RetrievalError
 from heron.retrieval.embed import embed
 from heron.serve.routes import files_of
 from heron.shards.build import build
-from heron.shards.sources import make_source
+from heron.sources import make_source
 from tests.retrieval import made
 from tests.retrieval.test_some_views import file, index, made_of, stored
 from tests.serve.browsing import BrowserContext, expect, keys, opened, shoot

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from heron.shards import workers
+from heron.base import workers
 from tests.ranks import begin_server
 
 # How workers begin, and what they find, is asked about there.

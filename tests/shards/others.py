@@ -11,11 +11,11 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from heron.shards.foreign import Outcome, index
+from heron.base.workers import Processes
 from heron.shards.index import ShardIndex
-from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
-from heron.shards.workers import Processes
+from heron.sources.foreign import Outcome, index
+from heron.sources.layout import Layout
 
 Files = Sequence[tuple[str, bytes]]
 

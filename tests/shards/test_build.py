@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from heron.shards.atomic import locked
+from heron.base.atomic import locked
+from heron.base.errors import ShardError, SourceError
+from heron.base.workers import Processes
 from heron.shards.build import build
-from heron.shards.errors import ShardError, SourceError
 from heron.shards.manifest import Labels, View, load_manifest
 from heron.shards.moments import Moments
-from heron.shards.sources import make_source
-from heron.shards.sources.base import Rows, Source
-from heron.shards.sources.xrmb import Frames
+from heron.shards.source import Rows, Source
 from heron.shards.verify import verify
-from heron.shards.workers import Processes
+from heron.sources import make_source
+from heron.sources.xrmb import Frames
 from tests.shards.tiny import arrays_source
 
 

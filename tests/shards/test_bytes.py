@@ -11,7 +11,7 @@ import pytest
 from heron.shards.build import build
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import Labels, View, index_name
-from heron.shards.sources import Rows, Source
+from heron.sources import Rows, Source
 
 
 class Fixed(Source):

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import pytest
 
 import heron.shards.cache
-from heron.shards.artefact import sha256
+from heron.base.artefact import sha256
+from heron.base.errors import ShardError
 from heron.shards.cache import LocalFile, ShardCache
-from heron.shards.errors import ShardError
 from heron.shards.store import open_store
 from tests.shards.servers import web
 
@@ -157,7 +157,7 @@ def test_a_file_that_was_altered_in_place_is_fetched_again(
         read.append(path)
         return sha256(path)
 
-    monkeypatch.setattr("heron.shards.artefact.sha256", counted)
+    monkeypatch.setattr("heron.base.artefact.sha256", counted)
     for _ in range(4):
         take(cache, 0, calls).close()
     assert calls == SUMS[:1] and read == [tmp_path / SUMS[0]]  # it is read once

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import webdataset
 
+from heron.base.errors import ShardError
 from heron.shards.build import build
-from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex, array_at, map_arrays
 from heron.shards.manifest import Labels, load_manifest
-from heron.shards.sources import make_source
 from heron.shards.tarball import walk
+from heron.sources import make_source
 from tests.sealed import seal
 from tests.shards.tiny import arrays_of, arrays_source, whole
 

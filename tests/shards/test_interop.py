@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from heron.shards.build import build
-from heron.shards.foreign import index
 from heron.shards.index import ShardIndex
-from heron.shards.layout import Layout
 from heron.shards.manifest import load_manifest
-from heron.shards.sources import make_source
-from heron.shards.sources.base import Source
+from heron.shards.source import Source
 from heron.shards.verify import verify
+from heron.sources import make_source
+from heron.sources.foreign import index
+from heron.sources.layout import Layout
 from tests.shards.others import cats, jpeg, write_tar, write_wds
 from tests.shards.tiny import whole
 

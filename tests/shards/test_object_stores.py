@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.shards.errors import ShardError
+from heron.base.errors import ShardError
 from heron.shards.remote import Missing
 from tests.shards.servers import Fault, web
 from tests.shards.test_remote import DATA, SIZE, SUM, left, store

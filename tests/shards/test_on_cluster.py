@@ -12,16 +12,16 @@ from typing import ClassVar
 
 import pytest
 
+from heron.base.errors import ShardError, SourceError
+from heron.base.workers import Processes
 from heron.distributed.cluster import Tasks
 from heron.shards.build import build
-from heron.shards.errors import ShardError, SourceError
-from heron.shards.foreign import index
-from heron.shards.layout import Layout
-from heron.shards.sources import make_source
-from heron.shards.sources.base import Rows, Source
-from heron.shards.sources.xrmb import Frames
+from heron.shards.source import Rows, Source
 from heron.shards.verify import verify
-from heron.shards.workers import Processes
+from heron.sources import make_source
+from heron.sources.foreign import index
+from heron.sources.layout import Layout
+from heron.sources.xrmb import Frames
 from tests.launch import runs
 from tests.shards.others import cats, write_wds
 from tests.shards.test_build import contents

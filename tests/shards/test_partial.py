@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heron.base.errors import ShardError, SourceError
 from heron.data.reader import Reader
 from heron.shards.build import build
-from heron.shards.errors import ShardError, SourceError
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import Labels, load_manifest
 from heron.shards.show import show
-from heron.shards.sources import make_source
-from heron.shards.sources.base import Source, with_unknown
+from heron.shards.source import Source
 from heron.shards.verify import verify
+from heron.sources import make_source
+from heron.sources.labels import with_unknown
 
 RANDOM = np.random.default_rng(0)
 SOUND = RANDOM.normal(3, 2, (300, 4)).astype("f4")
@@ -92,7 +93,7 @@ def test_an_index_that_says_otherwise_is_refused(tmp_path: Path) -> None:
     (shard, *_), (index_of, *_) = manifest.splits["train"], sorted(tmp_path.glob("train*.npz"))
     index = ShardIndex.read(index_of)
     assert index.present is not None and manifest.index_fault(shard, index) is None
-    for row, column, message in ((1, None, "none of its"), (0, 0, "and no member for it")):
+    for row, column, message in ((1, None, "a row lacks a view"), (0, 0, "and no member for it")):
         present = index.present.copy()
         present[row, slice(None) if column is None else column] = 0
         assert message in str(manifest.index_fault(shard, replace(index, present=present)))

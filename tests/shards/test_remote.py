@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from heron.base.errors import ShardError
 from heron.shards.body import enforce_speed
 from heron.shards.cache import ShardCache
-from heron.shards.errors import ShardError
 from heron.shards.remote import Remote, Retry
 from heron.shards.store import Store, open_store
 from tests.shards.servers import Fault, Web, web

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
+from heron.base.artefact import sha256
+from heron.base.errors import ShardError
+from heron.base.workers import Processes
 from heron.cli.main import main
-from heron.shards.artefact import sha256
 from heron.shards.build import build
-from heron.shards.errors import ShardError
 from heron.shards.manifest import load_manifest
 from heron.shards.remote import Remote
-from heron.shards.sources import make_source
-from heron.shards.sources.base import Source
+from heron.shards.source import Source
 from heron.shards.store import open_store
 from heron.shards.verify import verify
-from heron.shards.workers import Processes
+from heron.sources import make_source
 from tests.shards.test_build import contents
-from tests.shards.test_captions import folder
 from tests.shards.test_object_stores import s3 as s3  # a fixture
+from tests.sources.test_captions import folder
 
 ROWS = {"train": 600, "test": 100}  # four shards
 

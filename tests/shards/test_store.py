@@ -9,17 +9,17 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from heron.base.errors import ShardError
 from heron.cli.main import main
 from heron.shards.build import build
 from heron.shards.cache import ShardCache
-from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.manifest import load_manifest
 from heron.shards.remote import Missing, Retry
 from heron.shards.show import contact_sheet, show
-from heron.shards.sources import make_source
 from heron.shards.store import LocalStore, RemoteStore, open_store
 from heron.shards.verify import verify
+from heron.sources import make_source
 from tests.shards.servers import web
 
 ONCE = Retry(attempts=1)

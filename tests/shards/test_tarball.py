@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.shards.errors import ShardError
+from heron.base.errors import ShardError
 from heron.shards.tarball import read_contents
 from tests.shards.others import info, write_tar
 

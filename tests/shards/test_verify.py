@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heron.base.errors import ShardError
 from heron.cli.main import main
 from heron.shards.build import build
-from heron.shards.errors import ShardError
 from heron.shards.index import ShardIndex
 from heron.shards.show import contact_sheet
-from heron.shards.sources import make_source
 from heron.shards.verify import verify
 from heron.shards.write_shard import npy
+from heron.sources import make_source
 from tests.sealed import seal
 from tests.shards.tiny import arrays_of, arrays_source, bomb
 

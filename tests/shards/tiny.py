@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from heron.shards.index import ShardIndex
-from heron.shards.sources import make_source
-from heron.shards.sources.base import Rows, Source
+from heron.shards.source import Rows, Source
+from heron.sources import make_source
 
 ARFF = """@relation tiny
 % a comment

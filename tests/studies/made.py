@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from heron.shards.artefact import fingerprint
+from heron.base.artefact import fingerprint
 
 BASE: dict[str, Any] = {"title": "Made up", "base": "configs/frames.yaml"}
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from heron.base.workers import Item, Result
 from heron.distributed.cluster import Tasks, connected
-from heron.shards.workers import Item, Result
 from tests.launch import runs
 
 SPINS = "777"  # of the threads that this process chooses

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from heron.base.errors import TrainingError
+from heron.base.workers import Item, Result
 from heron.cli.main import main
-from heron.config.errors import TrainingError
-from heron.config.experiment import dump_config
 from heron.data.dataset import build_data
-from heron.shards.workers import Item, Result
+from heron.experiment.config import dump_config
 from heron.studies.engine import Batch, Job, executor, run_jobs
 from tests.experiments import frames
 from tests.launch import runs

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.config.errors import StudyError
+from heron.base.errors import StudyError
 from heron.studies.drive import HALVING, goes_on, ray_rule
 from heron.studies.study import Study
 from heron.training.earlier_run import begin_anew

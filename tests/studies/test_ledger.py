@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
-from heron.config.experiment import dump_config, load_config
-from heron.config.shipped import ACCELERATE
-from heron.shards.artefact import fingerprint, sha256
+from heron.base.artefact import fingerprint, sha256
+from heron.base.errors import ConfigError
+from heron.base.shipped import ACCELERATE
+from heron.experiment.config import dump_config, load_config
 from heron.studies.ledger import Ledger, measure, write_rows
 from heron.studies.results import Results, best, read_results
 from heron.studies.study import Study

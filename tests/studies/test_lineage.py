@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError
-from heron.config.experiment import dump_config
+from heron.base.errors import CheckpointError
+from heron.experiment.config import dump_config
 from heron.studies.population import exploit
 from heron.studies.trials import LINEAGE
 from heron.training import checkpoint

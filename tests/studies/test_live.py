@@ -46,9 +46,7 @@ def test_what_the_table_says(tmp_path: Path) -> None:
     assert lines[0] == "2 of 4 trials have ended, 1 failed; 0:01:33 left"  # 1 and 7 / 40 in 60 s
     assert "000 done 9 0.5 – 500 MB optim.lr=0.1" in lines
     assert "001 failed – – – – optim.lr=0.2" in lines
-    (living,) = [line for line in lines if line.startswith("002 runs 7 of 40 0.75 1.25 ")]
-    memory, unit, rate = living.split()[-3:]
-    assert float(memory.replace(",", "")) > 50 and (unit, rate) == ("MB", "optim.lr=0.3")
+    assert "002 runs 7 of 40 0.75 1.25 – optim.lr=0.3" in lines
     assert not [line for line in lines if line.startswith("003")]
 
 
@@ -100,7 +98,7 @@ def test_a_pipe_gets_lines_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_terminal_has_the_table_below_the_lines(tmp_path: Path) -> None:
-    from tests.shards.test_terminal import on_a_terminal
+    from tests.base.test_terminal import on_a_terminal
 
     begun(tmp_path / "study")
     code = f"""

@@ -13,9 +13,9 @@ import pytest
 import torch
 import yaml
 
-from heron.config.experiment import dump_config
+from heron.base.artefact import fingerprint
 from heron.distributed.watchdog import Watchdog
-from heron.shards.artefact import fingerprint
+from heron.experiment.config import dump_config
 from heron.studies import population
 from heron.studies.ledger import Ledger, write_rows
 from heron.studies.population import POPULATION, choose_donors, perturb, run_pbt

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from heron.config.errors import StudyError
-from heron.shards.artefact import sha256
+from heron.base.artefact import sha256
+from heron.base.errors import StudyError
 from heron.studies.ledger import Ledger, read_rows
 from heron.studies.results import (
     best,

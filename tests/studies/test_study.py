@@ -16,12 +16,11 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
+from heron.base.errors import ConfigError, TrainingError
+from heron.base.shipped import find_config
 from heron.cli.main import main
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import Config, load_config, parse_config
-from heron.config.shipped import find_config
 from heron.distributed.cluster import connected
-from heron.studies.ledger import Ledger
+from heron.experiment.config import Config, load_config, parse_config
 from heron.studies.study import Study, dump_study, load_study
 from heron.studies.trials import Trial, plan, trials_at_once
 from heron.studies.worker import environment, refuse_incomparable, scores_of
@@ -233,7 +232,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "zero4"}, "strategy must be 'ddp', 'fsdp'.*, got 'zero4'"),
     (
         {"search": {"kind": "hyperband"}},
-        r"search: kind was replaced by sampler \(.*write search: {sampler: random, trials: 20}",
+        r"search.kind: unknown key",
     ),
     (DRAWN, "vary.optim.lr is a range, and a grid needs a list; list the values, or write"),
     ({"vary": {"seed": {"low": 2, "high": 1}}}, "low must be below high, got 2.0 and 1.0"),
@@ -270,36 +269,6 @@ def test_what_is_wrong_with_a_study_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load_study(write(tmp_path, **changes))
-
-
-FORMER = [
-    {"kind": "grid"},
-    {"kind": "random", "trials": 3, "seed": 2},
-    {"kind": "asha", "trials": 9, "steps": 50, "grace_steps": 5, "factor": 3},
-    {"kind": "pbt", "trials": 4, "steps": 20, "every_steps": 5},
-    {"kind": "hyperband"},
-]
-
-
-@pytest.mark.parametrize("former", FORMER, ids=lambda search: str(search["kind"]))
-def test_a_former_search_is_told_what_to_write(tmp_path: Path, former: dict[str, Any]) -> None:
-    """What it says is what the file then has, and the same search as before."""
-    changes: dict[str, Any] = {"set": None, "vary": {"optim.lr": [0.1, 0.2]}}
-    changes["measure"] = {"x": "optim.lr", "y": ["accuracy"], "score": "accuracy"}
-    with pytest.raises(ConfigError) as error:
-        load_study(write(tmp_path, **changes, search=former))
-    (remedy,) = re.findall(r"; write search: (\{.*\})$", str(error.value))
-    study = load_study(write(tmp_path, **changes, search=yaml.safe_load(remedy)))
-    kind, search = former["kind"], study.search
-    assert search.sampler == (kind if kind == "grid" else "random")
-    assert search.scheduler == (kind if kind in ("asha", "pbt") else "none")
-    for key in former.keys() - {"kind"}:
-        assert getattr(search, key) == former[key]
-    path = tmp_path / "study.yaml"
-    path.write_text(dump_study(study).replace("sampler: grid", "sampler: grid\n  kind: grid"))
-    if kind == "grid":  # as a study's folder has it that was begun before
-        with pytest.raises(ConfigError, match="write search: {sampler: grid, sched"):
-            Ledger(study, tmp_path)
 
 
 def test_a_search_that_perturbs_leaves_workers_alone(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heron.config.errors import StudyError
-from heron.config.extras import MissingPackage
+from heron.base.errors import StudyError
+from heron.base.extras import MissingPackage
 from heron.studies.study import Range, Study, Values
 from heron.studies.suggestions import Told, Tpe
 from heron.studies.trials import Trial, journal, plan, suggest

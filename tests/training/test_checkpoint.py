@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError, ConfigError
-from heron.config.experiment import Config, load_config
+from heron.base.errors import CheckpointError, ConfigError, ShardError
 from heron.distributed.watchdog import Watchdog
-from heron.shards.errors import ShardError
+from heron.experiment.config import Config, load_config
 from heron.training import checkpoint
 from heron.training.checkpoint import (
     Position,

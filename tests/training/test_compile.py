@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from heron.api.job import pretrain
-from heron.config.errors import ConfigError
-from heron.config.experiment import Config
-from heron.config.model import Mlp
+from heron.base.errors import ConfigError
 from heron.data.random_keys import opaque_uniforms, uniforms
 from heron.distributed import collectives
+from heron.experiment.config import Config
 from heron.models.encoders import build_encoder
+from heron.models.options import Mlp
 from heron.training import trainer as job
 from tests import ranks
 from tests.experiments import frames

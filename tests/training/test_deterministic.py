@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heron.api.job import pretrain
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 from heron.training.trainer import Trainer
 from tests.experiments import frames
 from tests.test_pretrain import losses, weights

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from heron.api.job import pretrain
+from heron.base.artefact import sha256
+from heron.base.errors import ConfigError, TrainingError
 from heron.cli.main import main
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import load_config
 from heron.distributed.watchdog import Watchdog
-from heron.shards.artefact import sha256
+from heron.experiment.config import load_config
 from heron.training.run_lock import LOCK, RunLock, holder
 from tests import ranks
 from tests.experiments import frames
@@ -38,7 +38,7 @@ def test_a_finished_run_is_refused_and_untouched(finished: Path) -> None:
     score = json.loads((finished / "run/result.json").read_text())["f1_weighted"]
     message = (
         rf"run has a finished run \(.*f1_weighted {score:.4f}, 5 steps\), .* run.dir=\S+/run-1\. "
-        rf"To train it to its end: run.resume=auto train.steps=null\. To start over: --overwrite"
+        rf"To train it further, .* \(train.steps=null to its end\)\. To start over: --overwrite"
     )
     with pytest.raises(TrainingError, match=message):
         pretrain(frames(finished, train={"steps": 2}))
@@ -59,10 +59,8 @@ def test_a_run_at_its_end_goes_on_where_its_learning_rate_does(
 ) -> None:
     config = frames(tmp_path, train=length, optim={"schedule": schedule})
     steps = pretrain(config)["steps"]
-    with pytest.raises(TrainingError) as refused:
+    with pytest.raises(TrainingError, match="To train it further, where its learning rate has not"):
         pretrain(config)
-    remedy = f"To train it further: run.resume=auto and more {more.partition('=')[0]}. "
-    assert ("To train" in str(refused.value)) == bool(more) == (remedy in str(refused.value))
     if more:
         words = ["run.resume=auto", more]
         assert pretrain(load_config(tmp_path / "run/config.yaml", words))["steps"] > steps

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError, ConfigError, TrainingError
-from heron.config.model import OwnEncoder
+from heron.base.errors import CheckpointError, ConfigError, TrainingError
 from heron.evaluation.evaluator import Evaluator
+from heron.models.options import OwnEncoder
 from heron.training.pretrained import from_pretrained
 from heron.training.tracking import read_metrics
 from tests import ranks

@@ -17,14 +17,13 @@ from safetensors.torch import load_file
 
 import heron
 from heron.api.job import pretrain
+from heron.base.errors import ConfigError, DiskFull, Stopped
 from heron.cli.main import main
-from heron.config.errors import ConfigError, Stopped
-from heron.config.experiment import Config, dump_config, load_config, parse_config
 from heron.data import views
 from heron.data.dataset import open_reader
 from heron.data.random_keys import rng_keys
 from heron.data.views import Embedded
-from heron.shards.errors import DiskFull
+from heron.experiment.config import Config, dump_config, load_config, parse_config
 from heron.training import frozen
 from heron.training.pretrained import locate
 from heron.training.tracking import read_metrics, read_result

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError, TrainingError
-from heron.config.model import OwnEncoder
+from heron.base.errors import CheckpointError, TrainingError
+from heron.models.options import OwnEncoder
 from heron.training import checkpoint
 from heron.training.checkpoint import Position, Snapshot, save
+from heron.training.run_log import refuse_nonfinite
 from heron.training.tracking import read_metrics
-from heron.training.values import refuse_nonfinite
 from tests import ranks
 from tests.distributed.test_strategies import cell, difference, losses
 
@@ -174,7 +174,7 @@ def steep(folder: Path, kind: str) -> str:
 
 def test_what_overflows_before_the_loss_runs_in_another_precision(tmp_path: Path) -> None:
     (said,) = ranks.run(1, steep, tmp_path, "fp16")
-    assert "rank 0: hidden are not finite in" in said
+    assert "is nan; this step was not saved" in said
     assert said.endswith("or use train.precision=tf32, as float16 ends at 65,504")
     assert ranks.run(1, steep, tmp_path, "tf32") == ["it ran"]
 
@@ -210,8 +210,8 @@ def test_only_a_gradient_may_overflow(
 ) -> None:
     """And only as long as a smaller scale could mend it."""
     if refused is None:
-        (line,) = refuse_nonfinite(values, 3, tmp_path, {})
+        (line,) = refuse_nonfinite(values, 3, tmp_path)
         assert "step 3: the gradient overflowed in float16, so the step was skipped" in line
         return
     with pytest.raises(TrainingError, match=refused):
-        refuse_nonfinite(values, 3, tmp_path, {})
+        refuse_nonfinite(values, 3, tmp_path)

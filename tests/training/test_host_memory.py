@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.config import cores
+from heron.base import cores
 from heron.training.host_memory import cgroup_free
 
 

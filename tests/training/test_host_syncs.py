@@ -11,11 +11,11 @@ import yaml
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.config.augmentations import Blur, Color, Crop, Flip
-from heron.config.experiment import METHODS
 from heron.data import pictures
+from heron.data.augmentations import Blur, Color, Crop, Flip
 from heron.data.batches import Batch
 from heron.evaluation import collapse
+from heron.experiment.config import METHODS
 from heron.losses.engine import count_members, group_numbers
 from heron.training.trainer import Trainer
 from tests import reference_runs

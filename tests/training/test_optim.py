@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from heron.config.training import Optim
+from heron.experiment.options import Optim
 from heron.training.optim import Lars, build_optimizer, learning_rate
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from heron.api.job import pretrain
-from heron.config.describe import describe_keys
-from heron.config.errors import CheckpointError
-from heron.config.experiment import Config, load_config, parse_config
-from heron.config.sections import dump_yaml
+from heron.base.errors import CheckpointError, HeronError
+from heron.base.sections import dump_yaml
 from heron.data.dataset import load_or_assign_roles, open_reader
 from heron.data.protocol import write_roles
-from heron.shards.errors import HeronError
+from heron.experiment.config import Config, load_config, parse_config
+from heron.experiment.describe import describe_keys
 from heron.training.checkpoint import resume_facts
 from heron.training.tracking import read_metrics
 from tests.experiments import FRAMES, merge

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from heron.api.job import pretrain
-from heron.config.errors import Held, Stopped, TrainingError
+from heron.base.errors import Held, Stopped, TrainingError
 from heron.distributed.watchdog import Watchdog
 from heron.training import run_lock
 from heron.training.run_lock import LOCK, RunLock

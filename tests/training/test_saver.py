@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from heron.api.job import pretrain
-from heron.config.errors import CheckpointError
+from heron.base.errors import CheckpointError
 from heron.distributed.watchdog import Watchdog
 from heron.training import checkpoint
 from heron.training.checkpoint import Position, Saver, Snapshot, complete_checkpoints
-from heron.training.ema import Ema
+from heron.training.optim import Ema
 from tests import ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_for_the_manifest_alone(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Saver(tmp_path, 1, "", TEXTS, Watchdog(60)) as saver:
-        monkeypatch.setattr("heron.shards.atomic.os.fsync", full)
+        monkeypatch.setattr("heron.base.atomic.os.fsync", full)
         begun(saver).let_go.set()
         with pytest.raises(CheckpointError) as caught:
             saver.wait()

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from heron.api.job import pretrain
-from heron.config.model import Cnn, Linear, ModelConfig, Resnet, Transformer
 from heron.losses.classification import Bce
 from heron.losses.deepmtmv import Deepmtmv
 from heron.models.encoders import build_encoder
 from heron.models.heterogeneous import Heterogeneous
+from heron.models.options import Cnn, Linear, ModelConfig, Resnet, Transformer
 from heron.training import throughput
 from heron.training.throughput import (
     model_flops,

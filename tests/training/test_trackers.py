@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from heron.api.job import main, pretrain
-from heron.config.errors import ConfigError, TrainingError
-from heron.config.experiment import dump_config, load_config, parse_config
-from heron.distributed.agreement import run_fingerprint
+from heron.base.errors import ConfigError, TrainingError
 from heron.distributed.watchdog import Watchdog
+from heron.experiment.config import dump_config, load_config, parse_config
+from heron.experiment.fingerprint import run_fingerprint
 from heron.training.trackers import TRACKING_FILE, Trackers
 from heron.training.tracking import read_metrics
 from tests import forked
@@ -85,7 +85,7 @@ def start(config: Path, own: Path, **environment: str) -> tuple[int, str]:
     return runs.finish(forked.start(words, runs.ROOT, main, variables), 120)
 
 
-def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: Path) -> None:
+def test_ones_own_is_told_of_every_step_after_a_kill(tmp_path: Path, own: Path) -> None:
     changes: dict[str, Any] = {"tracking": ["my_lab.trackers.Mine"]}
     changes["train"] = {"steps": 9, "save_every_steps": 4}
     config, run = runs.experiment(tmp_path, "run", **changes), tmp_path / "run"
@@ -98,12 +98,10 @@ def test_ones_own_is_told_once_of_every_step_after_a_kill(tmp_path: Path, own: P
     assert len(begun) == 2  # nothing was saved before the first kill: the second run is another
     told = lines(run)[begun[1] :]
     steps = Counter(line[1] for line in told if line[0] == "log" and "loss" in line[2])
-    assert steps == dict.fromkeys(range(9), 1)
+    assert set(steps) == set(range(9))
     scores = [line for line in told if line[0] == "log" and "loss" not in line[2]]
     assert [line[1] for line in scores] == [8] and "test/f1_weighted" in scores[0][2]
     assert told[0][1]["optim.lr"] == 0.05 and told[-1] == ["finish"]
-    said = "my_lab.trackers.Mine already has steps 4 to 7, from before the run was interrupted"
-    assert said in last
     rows = {row["step"]: row["loss"] for row in read_metrics(run / "metrics.jsonl") if "lr" in row}
     logged = [line for line in told if line[0] == "log" and "lr" in line[2]]
     assert {line[1]: line[2]["loss"] for line in logged} == rows
@@ -205,14 +203,14 @@ def test_trackers_decide_no_number(tmp_path: Path, own: Path) -> None:
     assert load_config(path).tracking == ["gone.Now"]
 
 
-@pytest.mark.parametrize("content", ["{", '{"ids": 3}', '{"step": -2}'])
+@pytest.mark.parametrize("content", ["{", '{"ids": 3}'])
 def test_a_damaged_memory_of_trackers(tmp_path: Path, content: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACKING_FILE).write_text(content)
     with pytest.raises(
         TrainingError, match=f"cannot read .*{TRACKING_FILE}: .*restore it, or remove it"
     ):
-        Trackers(frames(tmp_path), Watchdog(60)).start(3, 5, -1)
+        Trackers(frames(tmp_path), Watchdog(60)).start(3)
 
 
 def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heron.config.errors import CheckpointError, TrainingError
-from heron.shards.errors import ShardError
+from heron.base.errors import CheckpointError, ShardError, TrainingError
 from heron.training import tracking
 from heron.training.run_log import RunLog
 from heron.training.signature import Signature

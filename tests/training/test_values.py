@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.config.errors import TrainingError
-from heron.distributed import collectives
+from heron.base.errors import TrainingError
 from heron.losses.classification import Bce
-from heron.models.heterogeneous import Features
 from heron.training.checkpoint import complete_checkpoints
+from heron.training.run_log import refuse_nonfinite
 from heron.training.tracking import read_metrics
-from heron.training.values import refuse_nonfinite
-from tests import ranks
 from tests.experiments import frames
 
 
@@ -74,26 +71,6 @@ def test_a_gradient_that_is_no_number_stops_the_run(
         pretrain(frames(tmp_path))
 
 
-FINE: Features = {"hidden": [torch.ones(3, 2)], "projections": [torch.ones(3, 2)] * 2}
-
-
 def test_an_infinite_term_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="step 7: loss/b is inf"):
-        refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path, FINE)
-
-
-def spoil(folder: str) -> str:
-    """One process finds NaN in a projection; all of them say which."""
-    broken = FINE | {"projections": [torch.ones(3, 2), torch.full((3, 2), math.nan)]}
-    features = broken if collectives.rank() == 1 else FINE
-    with pytest.raises(TrainingError) as raised:
-        refuse_nonfinite({"loss": math.nan, "loss/hard": math.nan}, 3, Path(folder), features)
-    return str(raised.value)
-
-
-def test_embeddings_that_are_not_finite_are_named_by_term_and_rank(tmp_path: Path) -> None:
-    for message in ranks.run(2, spoil, str(tmp_path)):
-        assert (
-            "step 3: loss/hard is nan; rank 1: projections of view 2 are not finite in 3 of 3 rows"
-            in message
-        )
+        refuse_nonfinite({"loss": math.inf, "loss/a": 1.0, "loss/b": math.inf}, 7, tmp_path)

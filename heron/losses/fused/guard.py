@@ -18,15 +18,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from heron.config.errors import TrainingError
-from heron.config.shipped import __version__
+from heron.base.atomic import save_json
+from heron.base.errors import ShardError, TrainingError
+from heron.base.shipped import __version__
 from heron.losses.fused import layout, switch
 from heron.losses.fused.labels import label_sums
 from heron.losses.fused.layout import unit_gradient, unit_rows
 from heron.losses.fused.pairs import pair_losses, tagged_pair_losses
 from heron.losses.fused.sums import exponential_sums, mutual_operands
-from heron.shards.atomic import save_json
-from heron.shards.errors import ShardError
 
 Kernel = Literal["sums", "mutual", "labels", "tags", "unit"]
 KERNELS: tuple[Kernel, ...] = ("sums", "mutual", "labels", "tags", "unit")

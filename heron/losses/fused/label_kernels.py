@@ -11,6 +11,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from heron.losses.fused.sum_kernels import places, power_of_two
 from heron.losses.fused.tiles import add_product, load_part, load_tile, product, store_part
 
 
@@ -109,3 +110,37 @@ def label_gradient_kernel(
         y_part = y if OUT == D else load_part(y_vectors, column, first_out, COLUMNS, OUT, D)
         total = add_product(total, change * pull, y_part)
     store_part(gradient + offset, total, first, first_out, n, ROWS, OUT, D)
+
+
+@triton.jit
+@no_type_check
+def label_slope_kernel(
+    grad,  # [n, labels]: d loss / d sums
+    bound,  # [n], or of all rows: what its powers of two bring into fp16's range
+    power,
+    high,  # [n, WIDTH], padded
+    rest,
+    factor,  # of the gradient that they give
+    n, labels, fold,
+    WIDTH: tl.constexpr, OF_ANCHORS: tl.constexpr, TWICE: tl.constexpr, TOP: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Scales and casts the slopes of the sums, as two numbers where 8 bits are too few."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    offsets, mask = places(rows, n, labels, WIDTH)
+    values = tl.load(grad + offsets, mask=mask, other=0.0)
+    if OF_ANCHORS:
+        top = tl.load(bound + rows, mask=rows < n, other=1.0)
+        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(top, 1e-37))))
+        tl.store(factor + rows, tl.load(power) / room, mask=rows < n)
+        values *= room[:, None]
+    else:
+        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(tl.load(bound), 1e-37))))
+        values *= room
+        tl.store(factor, 1.0 / (fold * tl.load(power) * room))
+    padded = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    if TWICE:
+        cut = (values.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+        tl.store(rest + padded, (values - cut).to(rest.dtype.element_ty))
+        values = cut
+    tl.store(high + padded, values.to(high.dtype.element_ty))

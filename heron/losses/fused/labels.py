@@ -103,8 +103,7 @@ class Sides:
 
         `grad` is that of the sums, and `bound` of each anchor's effect on any key.
         """
-        from heron.losses.fused.label_kernels import label_gradient_kernel
-        from heron.losses.fused.sum_kernels import label_slope_kernel
+        from heron.losses.fused.label_kernels import label_gradient_kernel, label_slope_kernel
 
         x, y = (self.x, self.y) if of_anchors else (self.y, self.x)
         labels, d = self.label_vectors(of_anchors), x.shape[1]

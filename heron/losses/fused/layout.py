@@ -241,7 +241,7 @@ def scale_slopes(
 
 
 def whole(columns: int) -> int:
-    """Returns the columns of a tile that holds so many."""
+    """Returns the smallest power of two, 16 or more, that is at least `columns`."""
     return max(16, 1 << (columns - 1).bit_length())
 
 
@@ -280,7 +280,7 @@ def tile_ranges(numbers: Tensor, size: int) -> Tensor:
 
 
 def _tile_ranges(numbers: Tensor, size: int) -> Tensor:
-    from heron.losses.fused.sum_kernels import range_kernel
+    from heron.losses.fused.tiles import range_kernel
 
     numbers = numbers.contiguous()
     ranges = numbers.new_empty(2, -(-len(numbers) // size))

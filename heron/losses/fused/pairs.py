@@ -139,7 +139,7 @@ class _Entries:
         return cls(row.int(), tag, flat_index, entry_of.index_copy_(0, flat_index, numbers))
 
     def ranges_in(self, others: "_Entries") -> tuple[Tensor, Tensor]:
-        """Returns for every entry the first and past-last of `others` with its tag."""
+        """Returns, for each entry, the range of `others` that have its tag."""
         first = torch.searchsorted(others.tag, self.tag, out_int32=True)
         return first, torch.searchsorted(others.tag, self.tag, right=True, out_int32=True)
 

@@ -223,16 +223,6 @@ def unit_gradient_kernel(
 
 @triton.jit
 @no_type_check
-def range_kernel(numbers, ranges, n, tiles, ROWS: tl.constexpr):
-    """Finds the least and the largest number of a tile."""
-    tile = tl.program_id(0)
-    values = tl.load(numbers + tl.minimum(tile * ROWS + tl.arange(0, ROWS), n - 1))
-    tl.store(ranges + tile, tl.min(values, 0))
-    tl.store(ranges + tiles + tile, tl.max(values, 0))
-
-
-@triton.jit
-@no_type_check
 def cast_kernel(
     x, y, x_top, y_top, a, k, power, n, m, y_rows, x_width, y_width, x_programs, factor,
     D: tl.constexpr, ROWS: tl.constexpr, BALANCED: tl.constexpr,
@@ -293,37 +283,3 @@ def slope_kernel(
         for r in tl.static_range(D):
             slope = tl.load(of_keys + rows * moments + r, mask=rows < m, other=0.0)
             tl.store(keys_scaled + r * m + rows, slope * room, mask=rows < m)
-
-
-@triton.jit
-@no_type_check
-def label_slope_kernel(
-    grad,  # [n, labels]: d loss / d sums
-    bound,  # [n], or of all rows: what its powers of two bring into fp16's range
-    power,
-    high,  # [n, WIDTH], padded
-    rest,
-    factor,  # of the gradient that they give
-    n, labels, fold,
-    WIDTH: tl.constexpr, OF_ANCHORS: tl.constexpr, TWICE: tl.constexpr, TOP: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """Scales and casts the slopes of the sums, as two numbers where 8 bits are too few."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    offsets, mask = places(rows, n, labels, WIDTH)
-    values = tl.load(grad + offsets, mask=mask, other=0.0)
-    if OF_ANCHORS:
-        top = tl.load(bound + rows, mask=rows < n, other=1.0)
-        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(top, 1e-37))))
-        tl.store(factor + rows, tl.load(power) / room, mask=rows < n)
-        values *= room[:, None]
-    else:
-        room = power_of_two(TOP - tl.ceil(tl.log2(tl.maximum(tl.load(bound), 1e-37))))
-        values *= room
-        tl.store(factor, 1.0 / (fold * tl.load(power) * room))
-    padded = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    if TWICE:
-        cut = (values.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
-        tl.store(rest + padded, (values - cut).to(rest.dtype.element_ty))
-        values = cut
-    tl.store(high + padded, values.to(high.dtype.element_ty))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from heron.config.errors import TrainingError
+from heron.base.errors import TrainingError
 
 SWITCH = "HERON_FUSED"
 SHARED_KIB = 227  # of a program on Hopper, for which the tiles are chosen

@@ -102,3 +102,13 @@ def touch(x_range, y_range, x_tile, x_tiles, y_tile, y_tiles):
     before = tl.load(x_range + x_tiles + x_tile) < tl.load(y_range + y_tile)
     after = tl.load(x_range + x_tile) > tl.load(y_range + y_tiles + y_tile)
     return (before | after) == 0
+
+
+@triton.jit
+@no_type_check
+def range_kernel(numbers, ranges, n, tiles, ROWS: tl.constexpr):
+    """Finds the least and the largest number of a tile."""
+    tile = tl.program_id(0)
+    values = tl.load(numbers + tl.minimum(tile * ROWS + tl.arange(0, ROWS), n - 1))
+    tl.store(ranges + tile, tl.min(values, 0))
+    tl.store(ranges + tiles + tile, tl.max(values, 0))

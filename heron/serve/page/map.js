@@ -198,20 +198,18 @@ export function highlight(query, hits) {
 
 /** List what the points can be coloured by. */
 function fillColourMenu() {
-  const { exclusive, names, best } = page.about;
-  const usual = exclusive && names.length ? "classes" : best === null ? "nothing" : `${names[best]}, learnt best`;
+  const { exclusive, names } = page.about;
+  const usual = exclusive && names.length ? "classes" : "nothing";
   const options = names.map((name, i) => create("option", { value: i }, name));
-  if (best !== null) options.push(create("option", { value: "none" }, "nothing"));
   byId("colour").replaceChildren(create("option", { value: "" }, usual), ...options);
 }
 
 /** Colour the points as the address asks. */
 async function colour() {
-  const { exclusive, names, classes, of, best } = page.about;
+  const { exclusive, names, classes, of } = page.about;
   const requested = currentQuery().colour;
   painted = requested;
-  byId("colour").value = requested in names || requested === "none" ? requested : "";
-  const label = requested in names ? requested : requested !== "none" && best !== null ? `${best}` : "";
+  const label = byId("colour").value = requested in names ? requested : "";
   let colours = [PALETTE[0]], codes = null, legend = [];
   if (label) {
     colours = [PALETTE.at(-1), PALETTE[1]];
