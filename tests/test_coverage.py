@@ -50,7 +50,7 @@ def test_lines_of_forked_and_of_new_processes_are_counted(tmp_path: Path) -> Non
     coverage("json", "--quiet", "-o", str(tmp_path / "lines.json"))
     files = json.loads((tmp_path / "lines.json").read_text())["files"]
     run = {path for path, found in files.items() if found["executed_lines"]}
-    assert {"heron/shards/terminal.py", "heron/shards/texts.py"} <= run
+    assert {"heron/base/terminal.py", "heron/shards/texts.py"} <= run
     assert len(files) == len([*ROOT.glob("heron/**/*.py")])  # those that nobody imports, too
 
 

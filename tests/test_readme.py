@@ -18,7 +18,7 @@ from benchmarks.workloads import TERMS
 from heron.base.artefact import sha256
 from heron.experiment.config import load_config
 from heron.losses.named_terms import named_terms
-from heron.studies.reproduction import TABLES
+from heron.studies.published import TABLES
 from tests import forked
 from tests.shards.others import cats, write_wds
 

@@ -13,7 +13,6 @@ from heron.cli.arguments import Location
 from heron.experiment.overrides import as_typed
 from heron.models.options import Tuning
 from heron.shards.manifest import Manifest, View, load_manifest
-from heron.shards.show import read_index
 from heron.shards.store import open_store
 
 if TYPE_CHECKING:
@@ -79,6 +78,8 @@ def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Fac
     Of its labelled rows, `wanted` are used (None: all), of which `validation` are set aside. Raises
     ConfigError if there are too few rows, or too few for these.
     """
+    from heron.shards.show import read_index  # with Pillow
+
     store = open_store(data)
     manifest = load_manifest(store)
     splits = {split: manifest.rows(split) for split in manifest.splits}

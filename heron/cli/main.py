@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with naming("what this command prints, or a temporary file"):
             status = call() or 0
             sys.stdout.flush()
-        for command in [] if status else next_commands(prog.removeprefix("heron "), call):
+        for command in next_commands(prog.removeprefix("heron "), call, status):
             print(f"next: {command}", file=sys.stderr)  # never wrapped: it is for copying
     except UsageError as fault:
         print_error("error", f"{fault} (see `{prog} --help`)")

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from heron.base.errors import STOPPED
 from heron.base.shipped import CONFIGS, find_config, names_in
 from heron.cli import compare, study
 from heron.experiment.overrides import as_typed
@@ -17,6 +18,13 @@ Arguments = Mapping[str, Any]  # of a verb by name, with their defaults
 
 def _heron(*words: object) -> str:
     return shlex.join(["heron", *map(str, words)])
+
+
+def _after_stop(args: Arguments) -> list[str]:
+    """Returns the command that continues a run that was stopped."""
+    words = [word for word in args["overrides"] if not word.startswith("run.resume=")]
+    options = [f"--{n}={args[n]}" for n in ("method", "processes", "accelerate") if args[n]]
+    return [_heron("pretrain", args["config"], *words, "run.resume=auto", *options)]
 
 
 def _after_pretrain(args: Arguments) -> list[str]:
@@ -107,15 +115,20 @@ def _fill(text: str, args: Arguments) -> str:
     return shlex.join(word.format_map(args) for word in text.split())
 
 
-def next_commands(verb: str, call: Callable[[], Any]) -> list[str]:
-    """Returns the commands to suggest after a verb, such as `shards build faces`, and its call."""
+def next_commands(verb: str, call: Callable[[], Any], status: int) -> list[str]:
+    """Returns the commands to suggest after a verb, such as `shards build faces`, and its call.
+
+    With a status other than 0, only a run that was stopped has one.
+    """
+    if status and (verb, status) != ("pretrain", STOPPED):
+        return []
     assert isinstance(call, partial)
     verb_key = verb.rpartition(" ")[0] if verb.startswith("shards build") else verb
     bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
     bound.apply_defaults()
     args = bound.arguments | {"source": verb.rpartition(" ")[2]}
     args |= {f"{n}_name": Path(str(args[n])).name for n in ("out", "embeddings") if n in args}
-    template = NEXT[verb_key]
+    template = _after_stop if status else NEXT[verb_key]
     suggestion = template if isinstance(template, str) else template(args)
     if isinstance(suggestion, list):
         return suggestion

@@ -15,8 +15,7 @@ from heron.base.shipped import CONFIGS, STUDIES, find_shipped, names_in
 from heron.base.terminal import print_markdown, print_table
 from heron.cli.arguments import Address, AtOnce, Override, Overwrite
 from heron.cli.compare import with_threads
-from heron.experiment.config import load_config
-from heron.studies.reproduction import GROUPS, TABLES, missing, reproduce
+from heron.studies.published import GROUPS, TABLES
 
 TABLE_NAMES = [*TABLES, *GROUPS]
 
@@ -155,7 +154,9 @@ def run_table(
 
     heron reproduce scene
     """
+    from heron.experiment.config import load_config
     from heron.studies.engine import executor
+    from heron.studies.reproduction import missing, reproduce
     from heron.training.earlier_run import begin_anew
 
     folder = out or folder_of_table(table)

@@ -155,7 +155,7 @@ def test_training_that_needs_faiss_is_refused_before_the_first_step(
 def test_a_study_without_ray(tmp_path: Path) -> None:
     study = ["study", "negatives", "--small", "--out", str(tmp_path / "study")]
     status, told = run("ray,faiss", *study, "--dry-run")
-    assert status == 0 and told.startswith("next: heron study negatives")
+    assert status == 0 and not told
     data = ["data.path=" + str(tmp_path)]
     status, error = run("ray", *study, *data)
     assert status == 1

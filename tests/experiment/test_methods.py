@@ -15,7 +15,7 @@ from heron.losses.hard import Hard
 from heron.losses.mulco import Mulco
 from heron.losses.objective import Objective, build_losses
 from heron.losses.pico import Pico
-from heron.studies.reproduction import TABLES
+from heron.studies.published import TABLES
 from heron.training.strategy import Strategy
 from tests.experiments import frames, merge
 

@@ -105,9 +105,9 @@ def test_each_printed_command_of_a_study(
 ) -> None:
     out = tmp_path / "it's #1 of $HOME"
     words = ["data.path=data/try #2; echo 'x'", "data.split=007", "train.steps=3"]
-    shown = ["study", "negatives", "--small", *words, "--out", str(out)]
-    assert main([*shown, "--dry-run"]) == 0
-    printed, next_line = capsys.readouterr()
+    shown = ["study", "negatives", "--small", *words, "--out", str(out), "--dry-run"]
+    assert main(shown) == 0
+    printed = capsys.readouterr().out
     commands = re.findall(r"^  ((?:env .*)?accelerate .*)$", printed, re.MULTILINE)
     study = load_study(find_study("negatives"), True, words)
     trials = plan(study, out)
@@ -121,8 +121,6 @@ def test_each_printed_command_of_a_study(
         assert config.data.path == "data/try #2; echo 'x'" and config.data.split == "007"
         assert config.run.dir.startswith(str(out))
         assert config.model_copy(update={"run": expected.run}) == expected
-    again = through_a_shell(next_line.removeprefix("next: "), tmp_path)
-    assert again == shown[:1] + ["negatives", *words, "--out", str(out), "--small"]
 
 
 def find_study(name: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from heron.base.errors import STOPPED
 from heron.cli.arguments import Verb, choose, parse
 from heron.cli.main import VERBS, main
 from heron.cli.next_step import NEXT, next_commands
@@ -27,8 +28,8 @@ def called(words: str) -> tuple[str, partial[Any]]:
     return prog.removeprefix("heron "), call
 
 
-def after(words: str) -> list[str]:
-    return next_commands(*called(words))
+def after(words: str, status: int = 0) -> list[str]:
+    return next_commands(*called(words), status)
 
 
 def test_every_verb_is_in_the_table() -> None:
@@ -71,6 +72,16 @@ def test_the_next_command(words: str, commands: list[str]) -> None:
     assert found == commands
     for command in found:
         assert called(command.removeprefix("heron "))
+
+
+def test_a_run_that_was_stopped_goes_on_by_the_same_command() -> None:
+    words = "pretrain faces run.resume=never optim.lr=0.1 --method simclr --processes 2"
+    (command,) = after(words, STOPPED)
+    assert command == (
+        "heron pretrain faces optim.lr=0.1 run.resume=auto --method=simclr --processes=2"
+    )
+    assert called(command.removeprefix("heron "))
+    assert after(words, 1) == [] == after("index a --out b", STOPPED)
 
 
 def test_it_is_said_beside_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,9 @@ from heron.losses.comco import Comco
 from heron.losses.objective import build_losses
 from heron.losses.pico import Pico
 from heron.losses.plnl import Plnl
+from heron.studies.published import GROUPS, TABLES
 from heron.studies.repeats import mean_std_count, paired_test
-from heron.studies.reproduction import GROUPS, TABLES, compare, reproduce
+from heron.studies.reproduction import compare, reproduce
 from heron.training.earlier_run import begin_anew
 
 SCENE = replace(TABLES["scene"], runs=1)

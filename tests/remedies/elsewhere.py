@@ -24,8 +24,7 @@ PERFORMED = {
     ),
     "has no labelled rows; remove --labelled and --valid": f"{INIT}::"
     "test_without_a_test_split_some_rows_are_left_for_it",
-    "; lower it, or remove it": f"{INIT}::test_a_number_of_labels_that_cannot_be",
-    "needs a row; raise it": f"{INIT}::test_a_number_of_labels_that_cannot_be",
+    "; change or remove it": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "must be left to train on; lower it": f"{INIT}::test_a_number_of_labels_that_cannot_be",
     "for views of kind ": "tests/launch/test_backbone.py::"
     "test_a_backbone_of_another_kind_is_refused",

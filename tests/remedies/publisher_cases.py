@@ -36,6 +36,15 @@ def family(folder: Path) -> Sequence[Any]:
     return ["shards", "build", "idx", "--folder", "OUT/empty"]
 
 
+def damaged(name: str, data: bytes) -> Callable[[Path], Any]:
+    def make(folder: Path) -> Sequence[Any]:
+        test_celeba.celeba(folder, test_celeba.with_picture(name, data))
+        words = ["--images", folder / test_celeba.ZIPPED]
+        return ["shards", "build", "celeba", *words, "--attributes", folder / test_celeba.LISTED]
+
+    return make
+
+
 PUBLISHED = [
     Case(
         "; use a --classes of at most ",
@@ -61,5 +70,20 @@ PUBLISHED = [
         family,
         ["--folder", "OUT"],
         ["--folder", "OUT/empty"],
+    ),
+    Case(
+        ", or leave it out with --on-error skip",
+        damaged(test_celeba.THIRD, test_celeba.jpeg(0)[:-2]),
+        ["--on-error", "skip"],
+    ),
+    Case(
+        "the pictures in the wild, or leave out what is bad with --on-error skip",
+        damaged(test_celeba.THIRD, test_celeba.jpeg(0, (8, 9))),
+        ["--on-error", "skip"],
+    ),
+    Case(
+        "move it away, or leave out what is bad with --on-error skip",
+        damaged("read me.txt", b""),
+        ["--on-error", "skip"],
     ),
 ]
