@@ -49,11 +49,7 @@ class InputLoss(Loss):
     """A loss of projections and the inputs that they were computed from."""
 
     def forward(
-        self,
-        projections: Views,
-        inputs: Tensor | Sequence[Tensor],
-        *,
-        sizes: RowCounts = None,
+        self, projections: Views, inputs: Tensor | Sequence[Tensor], *, sizes: RowCounts = None
     ) -> Tensor:
         """Returns the loss over the samples of all processes.
 

@@ -75,12 +75,7 @@ def all_views_loss(
 
 
 def own_views(
-    batch: int,
-    count: int,
-    anchor_views: range,
-    own: slice,
-    present: Present,
-    device: torch.device,
+    batch: int, count: int, anchor_views: range, own: slice, present: Present, device: torch.device
 ) -> dict[str, Any]:
     """Returns what of `Pairs` leaves out the pairs of an anchor and a view of its own row."""
     if present is None and anchor_views.start == 0:

@@ -157,13 +157,7 @@ class Plnl(TrainingSetLoss):
         return torch.stack(losses).sum()
 
     def forward(
-        self,
-        first: Views,
-        second: Views,
-        indices: Tensor,
-        *,
-        epoch: float,
-        sizes: RowCounts = None,
+        self, first: Views, second: Views, indices: Tensor, *, epoch: float, sizes: RowCounts = None
     ) -> Tensor:
         """Returns the sum of both networks' losses, and records their outputs.
 
@@ -302,9 +296,7 @@ class PlnlMemory(Memory):
 
 
 def guess(
-    history: Float[Tensor, "epochs rows classes"],
-    sets: Float[Tensor, "rows classes"],
-    sure: float,
+    history: Float[Tensor, "epochs rows classes"], sets: Float[Tensor, "rows classes"], sure: float
 ) -> Int[Tensor, " rows"]:
     """Guesses positive labels: the class of the largest mean probability over epochs, or -1.
 

@@ -113,11 +113,9 @@ def logits(x: Factor, y: Factor, out: Tensor | None = None) -> Float[Tensor, "_ 
     return _product(x, y.T, out)
 
 
-def add_product(total: Tensor, left: Factor, right: Factor, *, overwrite: bool = False) -> None:
-    """Adds left @ right to a matrix of the vectors' type, or sets it to that with `overwrite`."""
-    if overwrite:
-        multiply(left, right, out=total)
-    elif left.values.dtype == total.dtype:
+def add_product(total: Tensor, left: Factor, right: Factor) -> None:
+    """Adds left @ right to a matrix of the vectors' type."""
+    if left.values.dtype == total.dtype:
         total.addmm_(left.values, right.values)
     else:
         total.add_(multiply(left, right))
