@@ -101,19 +101,16 @@ class Views:
             if image and all(name != "crop" for name, *_ in augmentations):
                 x = fit(x, size)
             for name, options, salt in augmentations:
+                draw = partial(uniforms, batch.rng_keys, salt)
                 if isinstance(options, OwnAugmentation):
-                    x = _apply_own(name, options, x, partial(uniforms, batch.rng_keys, salt))
-                    continue
-                if name == "noise":
+                    x = _apply_own(name, options, x, draw)
+                elif name == "noise":
                     x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
-                    continue
-                if name in GRAPHS:
-                    draw = partial(uniforms, batch.rng_keys, salt)
+                elif name in GRAPHS:
                     x = GRAPHS[name](x, self.shapes[number][0], options.share, draw)
-                    continue
-                draws = uniforms(batch.rng_keys, salt, DRAWS)
-                augment = self._pictures[name]
-                x = augment(x, options, draws, *([size] if name == "crop" else []))
+                else:
+                    sizes = [size] if name == "crop" else []
+                    x = self._pictures[name](x, options, draw(DRAWS), *sizes)
             if image:  # convolutions run faster on channels-last memory
                 x = x.contiguous(memory_format=torch.channels_last)
             inputs.append(x)

@@ -196,7 +196,6 @@ class MomentumLoss(Loss):
     needs = Needs(own=("logits", "projections"), labels=COMPLEMENTARY_LABELS, views=2)
     truncated = ()  # keys are computed and enqueued once, at full width
     label_columns: ClassVar[int] = 1  # kept of each key, in multiples of the number of classes
-    memory: Any
 
     def __init__(
         self, dim: int | None, classes: int | None, *, queue: Natural, momentum: Decay
