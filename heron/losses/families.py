@@ -159,7 +159,7 @@ class ClassifierLoss(Loss):
             name = type(self).__name__
             raise LossError(f"there is no classifier; build it with {name}(dim, labels, ...)")
         hidden = torch.cat(as_views(features, "features"), 1)
-        expect_width({"features": hidden}, self.dim)
+        expect_width("features", hidden, self.dim)
         return hidden
 
     def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:

@@ -229,8 +229,7 @@ def hard(
         of_pairs = 1 / (sizes * (sizes - 1)).sum().clamp(min=1).double()
         log_total = partial(log_total, constants=constants)
         return _over_class_pairs(pairs, log_total, of_pairs, positions, mirroring, rows)
-    all_pairs = count * (count - 1) * max(batch, 1)
-    mean = 1 / (all_pairs if present is None else pair_count(present, range(count)))
+    mean = 1 / pair_count(present, batch, count, range(count))
     view_pairs = view_positives(vectors, range(count), tau, own, present)
     return _over_view_pairs(pairs, log_total, mean, constants, view_pairs, mirroring)
 
@@ -355,7 +354,7 @@ def debiased(
     scaled, vectors = unit_head(z, tau, "debiased")
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     numbers = numbers_of(batch, count, own, z[0].device)
-    negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
+    negatives, mean = count * (batch - 1), 1 / pair_count(None, batch, count, range(count))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         (positive,) = per_anchor

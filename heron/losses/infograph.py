@@ -123,7 +123,7 @@ class Infograph(Loss):
                 f"{list(nodes.shape)} and {there.dtype} {list(there.shape)}"
             )
         if self.dim is not None:
-            expect_width({"nodes": nodes.flatten(0, 1)}, self.dim)
+            expect_width("nodes", nodes.flatten(0, 1), self.dim)
         nodes = torch.where(there[..., None], nodes, 0.0)
         features = {
             "hidden": nodes.sum(1),

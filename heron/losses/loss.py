@@ -284,11 +284,9 @@ class Loss(nn.Module, ABC):
             if len(widths := {x.shape[1] for x in features.get(name, [])}) > 1:
                 raise LossError(f"views of the {name} must have one width, got {sorted(widths)}")
         if "projections" in features:
-            projections = {"projections": features["projections"][0]}
-            if self.width is not None:
-                expect_width(projections, self.width)
-            elif self.widths and self.widths[-1] > projections["projections"].shape[1]:
-                expect_width(projections, self.widths[-1])
+            z = features["projections"][0]
+            least = max(z.shape[1], *self.widths, 0)  # of `Matryoshka`
+            expect_width("projections", z, self.width or least)
         own_types = {x.dtype for x in self.parameters() if x.is_floating_point()}
         types = {torch.float32 if x.dtype in HALF else x.dtype for x in named.values()}
         if own_types and own_types != types:
