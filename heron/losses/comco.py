@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -123,9 +123,6 @@ class Comco(MomentumLoss):
         """
         targets = self.targets(logits, labels)
         return self.evaluate_queries(queries, keys, logits, targets, epoch=epoch, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def scl_nl(

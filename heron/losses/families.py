@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -41,9 +40,6 @@ class ProjectionLoss(Loss):
         """
         return self.evaluate({"projections": projections}, sizes=sizes)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
 
 class InputLoss(Loss):
     """A loss of projections and the inputs that they were computed from."""
@@ -64,9 +60,6 @@ class InputLoss(Loss):
         views = as_views(projections, "projections")
         features = {"projections": views, "inputs": as_inputs(inputs, len(views))}
         return self.evaluate(features, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 class LabelledLoss(Loss):
@@ -93,9 +86,6 @@ class LabelledLoss(Loss):
         if "hidden" in self.needs.features:
             return self.evaluate({"hidden": torch.cat(views, 1)}, columns, sizes=sizes)
         return self.evaluate({"projections": views}, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 class LogitLoss(Loss):
@@ -131,9 +121,6 @@ class LogitLoss(Loss):
         """
         columns = self.columns(labels, as_rows(logits, "logits").shape[1])
         return self.evaluate({"logits": logits}, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 class ClassifierLoss(Loss):
@@ -175,6 +162,3 @@ class ClassifierLoss(Loss):
         """
         hidden, columns = self._concatenated(features), as_probabilities(labels, self.labels)
         return self.evaluate({"hidden": hidden}, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -133,9 +133,6 @@ class Hard(Loss):
         targets = None if labels is None else as_groups(labels)
         features = {"projections": projections}
         return self.evaluate(features, targets, sizes=sizes, epoch=epoch or 0.0)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `hard` of this process's anchors, at the epoch's threshold."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -136,9 +135,6 @@ class Infograph(Loss):
         """Returns the features of the nodes, [batch, nodes, dim]."""
         width = features["hidden"][0].shape[1]
         return [x.view(len(x), x.shape[1] // width, width) for x in features["nodes"]]
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def infograph(

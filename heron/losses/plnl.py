@@ -1,7 +1,6 @@
 """PLNL: guessed labels where the other network is sure, more complementary labels elsewhere."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -178,9 +177,6 @@ class Plnl(TrainingSetLoss):
         features: dict[str, Views] = {"networks": [*a, *b]}
         indices, targets = self.labels_of(indices, a[0])
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def plnl(
