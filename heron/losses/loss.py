@@ -79,9 +79,10 @@ class Loss(nn.Module, ABC):
     width: int | None = None  # of the projections that `parts` expect
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets the class's `__init__` check its options, by the name of this class."""
+        """Lets the class's own `__init__` check its options."""
         super().__init_subclass__(**kwargs)
-        cls.__init__ = _with_checked_options(cls, cls.__init__)  # type: ignore[method-assign]
+        if "__init__" in vars(cls):
+            cls.__init__ = _with_checked_options(cls, cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Loss":
         """Makes a loss, new or a copy, that `one_operation` finds."""

@@ -21,8 +21,14 @@ Anchors = Literal["first", "all"]
 Negatives = Literal["all_views", "cross_view"]
 
 
-class _ViewsOfRows(ProjectionLoss):
-    """A loss whose positives are the other views of the anchor's row, its negatives other rows."""
+class NtXent(ProjectionLoss):
+    r"""SimCLR's NT-Xent, InfoNCE (Chen et al. 2020, Eq. 1), for two views or more.
+
+    The mean over anchors :math:`z_{iu}` and positives :math:`z_{iv}, v \ne u`, of
+
+    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j f(z_{iu}, z_{kj})\big)
+              - \log f(z_{iu}, z_{iv}), \qquad f(a, b) = \exp(\cos(a, b) / \tau)
+    """
 
     needs = Needs(vectors=("projections",), views=2)
     repels_all = True
@@ -38,23 +44,13 @@ class _ViewsOfRows(ProjectionLoss):
         super().__init__(gather=gather)
         self.tau = tau
 
-
-class NtXent(_ViewsOfRows):
-    r"""SimCLR's NT-Xent, InfoNCE (Chen et al. 2020, Eq. 1), for two views or more.
-
-    The mean over anchors :math:`z_{iu}` and positives :math:`z_{iv}, v \ne u`, of
-
-    .. math:: \log\big(f(z_{iu}, z_{iv}) + \sum_{k \ne i} \sum_j f(z_{iu}, z_{kj})\big)
-              - \log f(z_{iu}, z_{iv}), \qquad f(a, b) = \exp(\cos(a, b) / \tau)
-    """
-
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `nt_xent` of this process's anchors."""
         z = batch.vectors["projections"]
         return nt_xent(z, tau=self.tau, rows=batch.own_rows, present=batch.present)
 
 
-class Cmc(_ViewsOfRows):
+class Cmc(ProjectionLoss):
     r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3), for two views or more.
 
     The mean over ordered pairs of views (u, v) and samples i of
@@ -63,7 +59,20 @@ class Cmc(_ViewsOfRows):
               f(a, b) = \exp(\cos(a, b) / \tau)
     """
 
+    needs = Needs(vectors=("projections",), views=2)
+    repels_all = True
+    missing_views = True
     negatives: ClassVar[Negatives] = "cross_view"
+
+    def __init__(self, *, tau: Temperature = 0.5, gather: bool = True) -> None:
+        """Sets the options.
+
+        Args:
+            tau: temperature, at least 0.003.
+            gather: compare the rows of all processes.
+        """
+        super().__init__(gather=gather)
+        self.tau = tau
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `cmc` of this process's anchors."""
