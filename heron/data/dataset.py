@@ -65,14 +65,14 @@ def open_reader(data: Data, known: Sequence[View] = ()) -> Reader:
     return reader
 
 
-def load_or_assign_roles(reader: Reader, data: Data, split: str | None = None) -> Roles:
-    """Returns the roles of a split's rows, and hides labels in the reader as the protocol says.
+def load_or_assign_roles(reader: Reader, data: Data) -> Roles:
+    """Returns the roles of a run's rows, and hides labels in the reader as the protocol says.
 
-    `split` defaults to the one that is trained on. Raises the errors of `assign`, `drop_partial`.
+    Raises the errors of `read_roles`, or of `assign` and `drop_partial`.
     """
-    if data.roles is not None and split in (None, data.split):
+    if data.roles is not None:
         return read_roles(reader, data, Path(data.roles))
-    roles = assign(reader, split or data.split, data.protocol)
+    roles = assign(reader, data.split, data.protocol)
     if data.protocol.hide_labels:
         hide_labels(reader, roles.labelled, data.protocol)
     stored = list(dict.fromkeys(view.stored for view in data.views))

@@ -76,13 +76,13 @@ def joined(
 def drop_nodes(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
     """Removes a share of the nodes, rounded down, and their edges."""
     labels, edges = parted(x, nodes)
-    return _induced_subgraph(labels, edges, ~_select_share(_exists(labels), share, draw(nodes)))
+    return _induced_subgraph(labels, edges, ~_select_share(labels != NONE, share, draw(nodes)))
 
 
 def mask_nodes(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
     """Hides the labels of a share of the nodes, rounded down."""
     labels, edges = parted(x, nodes)
-    hidden = _select_share(_exists(labels), share, draw(nodes))
+    hidden = _select_share(labels != NONE, share, draw(nodes))
     return joined(torch.where(hidden, HIDDEN, labels), edges)
 
 
@@ -91,7 +91,7 @@ def perturb_edges(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
     labels, edges = parted(x, nodes)
     if not edges.numel():
         return x
-    exists = _exists(labels)
+    exists = labels != NONE
     count = exists.sum(1, keepdim=True)
     node_order = (~exists).byte().argsort(dim=1, stable=True)  # existing nodes first
     chance, first, second = draw(3 * edges.shape[1]).double().chunk(3, 1)
@@ -117,7 +117,7 @@ def subgraph(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
     further neighbours.
     """
     labels, edges = parted(x, nodes)
-    exists, chance = _exists(labels), draw(nodes)
+    exists, chance = labels != NONE, draw(nodes)
     target_size = _share_count(exists.sum(1), share).clamp(min=1)
     chosen, reachable = torch.zeros_like(exists), exists.clone()
     a, b = edges[..., 0].long(), edges[..., 1].long()
@@ -135,10 +135,6 @@ def subgraph(x: Graphs, nodes: int, share: float, draw: Draw) -> Graphs:
     return _induced_subgraph(labels, edges, chosen)
 
 
-def _exists(labels: Int[Tensor, "rows nodes"]) -> Bool[Tensor, "rows nodes"]:
-    return labels != NONE
-
-
 def group_sums(
     rows: Float[Tensor, "rows width"], group: Int[Tensor, " rows"], groups: int
 ) -> Float[Tensor, "groups width"]:
@@ -146,8 +142,6 @@ def group_sums(
 
     On a GPU `index_add` adds in whatever order its threads come; `index_put_` sorts first, so that
     two calls have equal bits. On a CPU both add in order, and the former is faster.
-
-    Shapes: rows [rows, width], group [rows] from 0 to groups - 1; returns [groups, width].
     """
     zeros = rows.new_zeros(groups, rows.shape[1])
     if rows.is_cuda:

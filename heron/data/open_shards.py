@@ -6,7 +6,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,17 +86,13 @@ class Indexes(Sequence[ShardIndex]):
 
         Raises ConfigError if they are too many to be held at once, and ShardError as `__getitem__`.
         """
-        label = self._empty_label
+        labels = self.manifest.labels
+        label = np.empty(labels.row_shape, labels.dtype)
         self._refuse_too_many(len(rows), label.nbytes, "labels")
         out = np.empty((len(rows), *label.shape), label.dtype)
         for number, positions, local_rows in self.by_shard(rows):
             out[positions] = self._labels_of(number)[local_rows]
         return out
-
-    @cached_property
-    def _empty_label(self) -> NDArray[Any]:
-        labels = self.manifest.labels
-        return np.empty(labels.row_shape, labels.dtype)
 
     def _labels_of(self, number: int) -> NDArray[Any]:
         if number in self._indexes:

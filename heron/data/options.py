@@ -242,10 +242,6 @@ class Data(Section):
                 "webdataset sets image, vector, label or classes, but path is set too, and its "
                 "manifest already says what is in a sample; remove those keys, or path"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _view_names(self) -> "Data":
         if len(set(names := self.view_names)) < len(names):
             raise ValueError(f"view names must be unique, got {', '.join(names)}")
         return self

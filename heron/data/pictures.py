@@ -62,7 +62,7 @@ class PictureDecoder:
         Raises ValueError for no picture, a damaged one, or a size other than the manifest's.
         """
         if not self.varying and is_plain_jpeg(data):
-            min_size = self.shape[:2] if self.shape != self.stored else (0, 0)
+            min_size = self._least(())
             with suppress(ValueError):  # the fault is found below
                 decoded = simplejpeg.decode_jpeg(
                     data, min_height=min_size[0], min_width=min_size[1], buffer=out

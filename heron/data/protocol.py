@@ -280,10 +280,7 @@ def role_inputs(data: Data) -> dict[str, Any]:
 
 
 def write_roles(reader: Reader, roles: Roles, data: Data, folder: Path) -> WrittenRoles:
-    """Writes the roles of a data set's rows to a new folder.
-
-    Raises ConfigError if the folder exists, or the protocol hides views or labels.
-    """
+    """Writes roles to a new folder; ConfigError if it exists, or the protocol hides anything."""
     if data.protocol.hide_views or data.protocol.hide_labels:
         raise ConfigError(
             "data.protocol hides views or labels, which is for studies of small data sets; roles "

@@ -32,18 +32,8 @@ CHOICE_SALT = 900_001  # of the draw among kept features
 PART_ROWS, MOST_PARTS = 256, 1024
 MOST_MAPPED = 128  # files of features that a process keeps open, of one table
 HEAD_BYTES = 128  # of an npy file
-GRAPHS = {
-    "drop_nodes": drop_nodes,
-    "perturb_edges": perturb_edges,
-    "mask_nodes": mask_nodes,
-    "subgraph": subgraph,
-}
-PICTURES: dict[str, Callable[..., Tensor]] = {
-    "crop": crop,
-    "color": color,
-    "flip": flip,
-    "blur": blur,
-}
+GRAPHS = {f.__name__: f for f in (drop_nodes, perturb_edges, mask_nodes, subgraph)}
+PICTURES: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in (crop, color, flip, blur)}
 SALTS = {"crop": 1, "color": 2, "flip": 3, "blur": 4, "noise": 0}  # random numbers differ
 SALTS |= {name: 5 + place for place, name in enumerate(GRAPHS)}
 
@@ -63,11 +53,7 @@ class Views:
     """Makes the model's inputs from a batch of stored views."""
 
     def __init__(self, data_set: StoredViews, config: Data, device: torch.device) -> None:
-        """Looks up the stored views.
-
-        Raises ConfigError if one is missing, or its kind does not fit the view's size or
-        augmentations.
-        """
+        """Looks up the views; ConfigError if one is missing, or unfit for size or augmentations."""
         self.views, self.names = config.views, config.view_names
         self.device = device
         self.shapes = [
@@ -115,19 +101,16 @@ class Views:
             if image and all(name != "crop" for name, *_ in augmentations):
                 x = fit(x, size)
             for name, options, salt in augmentations:
+                draw = partial(uniforms, batch.rng_keys, salt)
                 if isinstance(options, OwnAugmentation):
-                    x = _apply_own(name, options, x, partial(uniforms, batch.rng_keys, salt))
-                    continue
-                if name == "noise":
+                    x = _apply_own(name, options, x, draw)
+                elif name == "noise":
                     x = x + options.std * normals(batch.rng_keys, salt, x.shape[1])
-                    continue
-                if name in GRAPHS:
-                    draw = partial(uniforms, batch.rng_keys, salt)
+                elif name in GRAPHS:
                     x = GRAPHS[name](x, self.shapes[number][0], options.share, draw)
-                    continue
-                draws = uniforms(batch.rng_keys, salt, DRAWS)
-                augment = self._pictures[name]
-                x = augment(x, options, draws, *([size] if name == "crop" else []))
+                else:
+                    sizes = [size] if name == "crop" else []
+                    x = self._pictures[name](x, options, draw(DRAWS), *sizes)
             if image:  # convolutions run faster on channels-last memory
                 x = x.contiguous(memory_format=torch.channels_last)
             inputs.append(x)

@@ -26,8 +26,7 @@ class FeatureMap(dict[str, list[Tensor]]):
     def prefix(self, names: Collection[str], width: int) -> "FeatureMap":
         """Returns these features, those in `names` cut to their first `width` columns."""
         return FeatureMap(
-            self.scope,
-            {k: [x[:, :width] for x in v] if k in names else v for k, v in self.items()},
+            self.scope, {k: [x[:, :width] for x in v] if k in names else v for k, v in self.items()}
         )
 
     def __missing__(self, name: str) -> list[Tensor]:

@@ -153,10 +153,7 @@ def _strip_loss(
 
 @torch.no_grad()
 def largest_pairs(
-    keys: Float[Tensor, "keys dim"],
-    log_total: Float[Tensor, " keys"],
-    classes: Classes,
-    tau: float,
+    keys: Float[Tensor, "keys dim"], log_total: Float[Tensor, " keys"], classes: Classes, tau: float
 ) -> list[tuple[float, int, int]]:
     """Returns each level's largest u of all pairs, its anchor and its key; -inf without a pair.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -124,22 +124,13 @@ class Comco(MomentumLoss):
         targets = self.targets(logits, labels)
         return self.evaluate_queries(queries, keys, logits, targets, epoch=epoch, sizes=sizes)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
 
 def scl_nl(
     logits: Float[Tensor, "rows classes"], ybar: Float[Tensor, "rows classes"], *, total: int
 ) -> Float[Tensor, ""]:
     """SCL-NL (Chou et al. 2020): the mean of -log(1 - p_j) over a sample's complementary labels j.
 
-    Args:
-        logits: of this process's samples.
-        ybar: 1 where a class is known to be wrong.
-        total: samples in the whole batch; 0 gives a loss of 0.
-
-    Raises:
-        ValueError: a set is empty or holds every class, or is not of 0 and 1.
+    Arguments, result and errors are those of `ub_log`.
     """
     log_right = log1m_exp(checked_logits(logits, ybar).log_softmax(1))
     return -((ybar * log_right).sum(1) / ybar.sum(1)).sum() / max(total, 1)

@@ -40,14 +40,10 @@ class ShardSizes:
         streams = [stream for stream in (self.labelled, self.unlabelled) if sum(stream)]
         return [sum(stream[: rank()]) for stream in streams]
 
-    @property
-    def labelled_indices(self) -> Tensor:
-        """Indices of the labelled rows among all rows, in the order of `gather`."""
-        return _labelled_indices(tuple(self.rows), tuple(self.labelled), torch.device("cpu"))
-
 
 @lru_cache(maxsize=4)  # the host would wait for a copy in each step
 def _labelled_indices(rows: Sequence[int], labelled: Sequence[int], device: torch.device) -> Tensor:
+    """Returns the indices of the labelled rows among all rows, in the order of `gather`."""
     spans = zip(itertools.accumulate(rows, initial=0), labelled, strict=False)
     return torch.cat([torch.arange(x, x + count, device=device) for x, count in spans])
 

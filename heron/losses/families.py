@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -41,19 +40,12 @@ class ProjectionLoss(Loss):
         """
         return self.evaluate({"projections": projections}, sizes=sizes)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
 
 class InputLoss(Loss):
     """A loss of projections and the inputs that they were computed from."""
 
     def forward(
-        self,
-        projections: Views,
-        inputs: Tensor | Sequence[Tensor],
-        *,
-        sizes: RowCounts = None,
+        self, projections: Views, inputs: Tensor | Sequence[Tensor], *, sizes: RowCounts = None
     ) -> Tensor:
         """Returns the loss over the samples of all processes.
 
@@ -68,9 +60,6 @@ class InputLoss(Loss):
         views = as_views(projections, "projections")
         features = {"projections": views, "inputs": as_inputs(inputs, len(views))}
         return self.evaluate(features, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 class LabelledLoss(Loss):
@@ -97,9 +86,6 @@ class LabelledLoss(Loss):
         if "hidden" in self.needs.features:
             return self.evaluate({"hidden": torch.cat(views, 1)}, columns, sizes=sizes)
         return self.evaluate({"projections": views}, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 class LogitLoss(Loss):
@@ -136,9 +122,6 @@ class LogitLoss(Loss):
         columns = self.columns(labels, as_rows(logits, "logits").shape[1])
         return self.evaluate({"logits": logits}, columns, sizes=sizes)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
 
 class ClassifierLoss(Loss):
     """A loss of features and labels with a classifier of its own, `parts["classifier"]`."""
@@ -163,7 +146,7 @@ class ClassifierLoss(Loss):
             name = type(self).__name__
             raise LossError(f"there is no classifier; build it with {name}(dim, labels, ...)")
         hidden = torch.cat(as_views(features, "features"), 1)
-        expect_width({"features": hidden}, self.dim)
+        expect_width("features", hidden, self.dim)
         return hidden
 
     def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
@@ -179,6 +162,3 @@ class ClassifierLoss(Loss):
         """
         hidden, columns = self._concatenated(features), as_probabilities(labels, self.labels)
         return self.evaluate({"hidden": hidden}, columns, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward

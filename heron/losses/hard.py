@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -134,9 +134,6 @@ class Hard(Loss):
         features = {"projections": projections}
         return self.evaluate(features, targets, sizes=sizes, epoch=epoch or 0.0)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `hard` of this process's anchors, at the epoch's threshold."""
         start, end = self.threshold_start, self.threshold_end
@@ -229,8 +226,7 @@ def hard(
         of_pairs = 1 / (sizes * (sizes - 1)).sum().clamp(min=1).double()
         log_total = partial(log_total, constants=constants)
         return _over_class_pairs(pairs, log_total, of_pairs, positions, mirroring, rows)
-    all_pairs = count * (count - 1) * max(batch, 1)
-    mean = 1 / (all_pairs if present is None else pair_count(present, range(count)))
+    mean = 1 / pair_count(present, batch, count, range(count))
     view_pairs = view_positives(vectors, range(count), tau, own, present)
     return _over_view_pairs(pairs, log_total, mean, constants, view_pairs, mirroring)
 
@@ -349,19 +345,13 @@ def debiased(
 ) -> Float[Tensor, ""]:
     """Debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8): the equation of `Debiased`.
 
-    Args:
-        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
-        tau: temperature, > 0.
-        tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
-        rows: as in `nt_xent`.
-
-    Raises:
-        ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
+    Arguments, result and errors are those of `nt_xent`, but that ValueError is also raised for a
+    `tau_plus`, the prior probability that a negative is of the anchor's class, outside [0, 1).
     """
     scaled, vectors = unit_head(z, tau, "debiased")
     count, batch, own = len(z), len(z[0]), as_slice(rows)
     numbers = numbers_of(batch, count, own, z[0].device)
-    negatives, mean = count * (batch - 1), 1 / (count * (count - 1) * max(batch, 1))
+    negatives, mean = count * (batch - 1), 1 / pair_count(None, batch, count, range(count))
 
     def finish(sums: Tensor, per_anchor: Sequence[Tensor]) -> Tensor:
         (positive,) = per_anchor

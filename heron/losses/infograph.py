@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -123,7 +122,7 @@ class Infograph(Loss):
                 f"{list(nodes.shape)} and {there.dtype} {list(there.shape)}"
             )
         if self.dim is not None:
-            expect_width({"nodes": nodes.flatten(0, 1)}, self.dim)
+            expect_width("nodes", nodes.flatten(0, 1), self.dim)
         nodes = torch.where(there[..., None], nodes, 0.0)
         features = {
             "hidden": nodes.sum(1),
@@ -136,9 +135,6 @@ class Infograph(Loss):
         """Returns the features of the nodes, [batch, nodes, dim]."""
         width = features["hidden"][0].shape[1]
         return [x.view(len(x), x.shape[1] // width, width) for x in features["nodes"]]
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def infograph(

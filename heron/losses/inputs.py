@@ -124,11 +124,10 @@ def same_rows(tensors: dict[str, Tensor]) -> None:
                 raise LossError(f"{first} and {name} must have the same {aspect}, got {a} and {b}")
 
 
-def expect_width(tensors: dict[str, Tensor], dim: int) -> None:
-    """Raises LossError for the first tensor whose width is not the `dim` a loss was built with."""
-    for name, x in tensors.items():
-        if x.shape[1] != dim:
-            raise LossError(f"{name} must have {dim} numbers, got {x.shape[1]}")
+def expect_width(name: str, x: Tensor, dim: int) -> None:
+    """Raises LossError for a tensor whose width is not the `dim` that a loss was built with."""
+    if x.shape[1] != dim:
+        raise LossError(f"{name} must have {dim} numbers, got {x.shape[1]}")
 
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
 from numbers import Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,17 @@ from heron.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
 from heron.models.options import ModelConfig
 
 HALF = torch.float16, torch.bfloat16  # losses are computed in float32 at least
+
+if TYPE_CHECKING:  # for whom a call of a loss has the types of its `forward`
+    P = ParamSpec("P")
+    R = TypeVar("R", covariant=True)
+
+    class _HasForward(Protocol[P, R]):
+        def forward(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    class _CallsForward:
+        def __get__(self, loss: _HasForward[P, R], kind: Any = None) -> Callable[P, R]:
+            return loss.forward
 
 
 class Loss(nn.Module, ABC):
@@ -87,7 +98,7 @@ class Loss(nn.Module, ABC):
         self.parts = nn.ModuleDict()
         self.memory: Memory | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls `forward`; its errors become a LossError that names the loss, and the rank.
 
         In code under `torch.compile` the loss is one operation of its graph.
@@ -99,6 +110,11 @@ class Loss(nn.Module, ABC):
         except (ValueError, LossError) as fault:
             rank = f"rank {collectives.rank()}: " if collectives.world_size() > 1 else ""
             raise LossError(f"{rank}{type(self).__name__}: {fault}") from None
+
+    if TYPE_CHECKING:
+        __call__ = _CallsForward()
+    else:
+        __call__ = _call
 
     def extra_repr(self) -> str:
         """Returns the options, for `repr`."""
@@ -285,11 +301,9 @@ class Loss(nn.Module, ABC):
             if len(widths := {x.shape[1] for x in features.get(name, [])}) > 1:
                 raise LossError(f"views of the {name} must have one width, got {sorted(widths)}")
         if "projections" in features:
-            projections = {"projections": features["projections"][0]}
-            if self.width is not None:
-                expect_width(projections, self.width)
-            elif self.widths and self.widths[-1] > projections["projections"].shape[1]:
-                expect_width(projections, self.widths[-1])
+            z = features["projections"][0]
+            least = max(z.shape[1], *self.widths, 0)  # of `Matryoshka`
+            expect_width("projections", z, self.width or least)
         own_types = {x.dtype for x in self.parameters() if x.is_floating_point()}
         types = {torch.float32 if x.dtype in HALF else x.dtype for x in named.values()}
         if own_types and own_types != types:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -176,9 +175,6 @@ class Mib(Loss):
                 f"rng_keys must be int64 {len(views[0])}, one per sample, got {shown(rng_keys)}"
             )
         return self.evaluate({"projections": views}, rng_keys=rng_keys, epoch=epoch, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def mib(

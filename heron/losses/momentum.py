@@ -196,7 +196,6 @@ class MomentumLoss(Loss):
     needs = Needs(own=("logits", "projections"), labels=COMPLEMENTARY_LABELS, views=2)
     truncated = ()  # keys are computed and enqueued once, at full width
     label_columns: ClassVar[int] = 1  # kept of each key, in multiples of the number of classes
-    memory: Any
 
     def __init__(
         self, dim: int | None, classes: int | None, *, queue: Natural, momentum: Decay
@@ -241,7 +240,7 @@ class MomentumLoss(Loss):
                 f"queue must be at least {batch.num_labelled}, or the {batch.num_labelled} rows of "
                 f"all processes would push each other out, got {size}"
             )
-        expect_width({"keys": batch.own["keys"][0]}, width)
+        expect_width("keys", batch.own["keys"][0], width)
         loss = super().loop_share(batch)
         if self.training:
             offered = self.memory.offered
@@ -262,7 +261,7 @@ class MomentumLoss(Loss):
         """Returns the loss of one view's projections, the other's keys, and logits."""
         inputs = {"queries": queries, "keys": keys, "logits": logits}
         features: dict[str, Views] = {name: as_rows(x, name) for name, x in inputs.items()}
-        expect_width({"queries": queries}, keys.shape[1])
+        expect_width("queries", queries, keys.shape[1])
         features["projections"] = features.pop("queries")
         return self.evaluate(features, targets, **more)
 

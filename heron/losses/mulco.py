@@ -1,7 +1,7 @@
 """MulCo: queries against momentum keys, with negatives weighted by their class probabilities."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -107,9 +107,6 @@ class Mulco(MomentumLoss):
         """
         targets = self.targets(logits, labels)
         return self.evaluate_queries(queries, keys, logits, targets, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def mulco(

@@ -12,13 +12,7 @@ import re
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    RootModel,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, RootModel, SerializeAsAny, model_validator
 
 from heron.base.dotted import load_class, suggest
 from heron.base.errors import HeronError

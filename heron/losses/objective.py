@@ -1,5 +1,6 @@
 """The weighted sum of terms that a step minimises."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,15 +50,11 @@ class Objective:
         }
         ramps = any(section.ramp_epochs for section in self.sections.values())
         self._weights = {} if ramps else self.weights(0.0)
-        all_needs = [loss.needs for loss in self.terms.values()]
-
-        def union(scope: str) -> tuple[str, ...]:
-            names = (name for needs in all_needs for name in getattr(needs, scope))
-            return tuple(dict.fromkeys(names))
-
-        scopes = ("gathered", "labelled", "own", "vectors", "labelled_vectors")
-        names: dict[str, Any] = {scope: union(scope) for scope in scopes}
-        self.needs = Needs(**names)
+        union: dict[str, Any] = {}
+        for scope in ("gathered", "labelled", "own", "vectors", "labelled_vectors"):
+            by_term = (getattr(loss.needs, scope) for loss in self.terms.values())
+            union[scope] = tuple(dict.fromkeys(itertools.chain(*by_term)))
+        self.needs = Needs(**union)
 
     @property
     def memories(self) -> dict[str, Memory]:

@@ -44,9 +44,7 @@ def all_views_loss(
     D is the sum over the heads and over all views of the other samples.
     """
     count, batch, own = len(vectors), vectors.shape[1], as_slice(rows)
-    of_pairs = (count - 1) * max(batch, 1) * len(anchor_views)
-    if present is not None:
-        of_pairs = pair_count(present, anchor_views)
+    of_pairs = pair_count(present, batch, count, anchor_views)
     counted, all_views = anchor_views, range(count)
     if isinstance(rows, OwnRows):  # views that are only keys: anchors of weight 0
         anchor_views = all_views
@@ -75,12 +73,7 @@ def all_views_loss(
 
 
 def own_views(
-    batch: int,
-    count: int,
-    anchor_views: range,
-    own: slice,
-    present: Present,
-    device: torch.device,
+    batch: int, count: int, anchor_views: range, own: slice, present: Present, device: torch.device
 ) -> dict[str, Any]:
     """Returns what of `Pairs` leaves out the pairs of an anchor and a view of its own row."""
     if present is None and anchor_views.start == 0:
@@ -111,9 +104,7 @@ def cross_view_loss(
     """
     near, far = attraction
     count, batch, own = len(near), near.shape[1], as_slice(rows)
-    of_pairs = (count - 1) * max(batch, 1) * len(anchor_views)
-    if present is not None:
-        of_pairs = pair_count(present, anchor_views)
+    of_pairs = pair_count(present, batch, count, anchor_views)
     sides = {id(x): x.unbind(0) for head in (attraction, *heads) for x in head}  # each once
     near_views, far_views = (sides[id(x)] for x in attraction)
     head_views = [(sides[id(x)], sides[id(y)]) for x, y in heads]

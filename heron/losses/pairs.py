@@ -105,8 +105,10 @@ def own_row_positions(
     return join_views([own] * views, present).nonzero()[:, 0]
 
 
-def pair_count(present: Bool[Tensor, "batch views"], anchor_views: Sequence[int]) -> int:
+def pair_count(present: Present, batch: int, views: int, anchor_views: Sequence[int]) -> int:
     """Counts pairs of an anchor in `anchor_views` and another view of its row; at least 1."""
+    if present is None:
+        return (views - 1) * max(batch, 1) * len(anchor_views)
     partners = present.sum(1) - 1
     return max(int(sum((partners * present[:, u]).sum() for u in anchor_views)), 1)
 

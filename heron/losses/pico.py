@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -244,9 +244,6 @@ class Pico(MomentumLoss, TrainingSetLoss):
         return self.evaluate_queries(
             queries, keys, logits, targets, indices=indices, epoch=epoch, sizes=sizes
         )
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def pseudo_target_loss(

@@ -1,7 +1,6 @@
 """PLNL: guessed labels where the other network is sure, more complementary labels elsewhere."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -157,13 +156,7 @@ class Plnl(TrainingSetLoss):
         return torch.stack(losses).sum()
 
     def forward(
-        self,
-        first: Views,
-        second: Views,
-        indices: Tensor,
-        *,
-        epoch: float,
-        sizes: RowCounts = None,
+        self, first: Views, second: Views, indices: Tensor, *, epoch: float, sizes: RowCounts = None
     ) -> Tensor:
         """Returns the sum of both networks' losses, and records their outputs.
 
@@ -184,9 +177,6 @@ class Plnl(TrainingSetLoss):
         features: dict[str, Views] = {"networks": [*a, *b]}
         indices, targets = self.labels_of(indices, a[0])
         return self.evaluate(features, targets, indices=indices, epoch=epoch, sizes=sizes)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
 
 def plnl(
@@ -302,9 +292,7 @@ class PlnlMemory(Memory):
 
 
 def guess(
-    history: Float[Tensor, "epochs rows classes"],
-    sets: Float[Tensor, "rows classes"],
-    sure: float,
+    history: Float[Tensor, "epochs rows classes"], sets: Float[Tensor, "rows classes"], sure: float
 ) -> Int[Tensor, " rows"]:
     """Guesses positive labels: the class of the largest mean probability over epochs, or -1.
 

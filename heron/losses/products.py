@@ -113,11 +113,9 @@ def logits(x: Factor, y: Factor, out: Tensor | None = None) -> Float[Tensor, "_ 
     return _product(x, y.T, out)
 
 
-def add_product(total: Tensor, left: Factor, right: Factor, *, overwrite: bool = False) -> None:
-    """Adds left @ right to a matrix of the vectors' type, or sets it to that with `overwrite`."""
-    if overwrite:
-        multiply(left, right, out=total)
-    elif left.values.dtype == total.dtype:
+def add_product(total: Tensor, left: Factor, right: Factor) -> None:
+    """Adds left @ right to a matrix of the vectors' type."""
+    if left.values.dtype == total.dtype:
         total.addmm_(left.values, right.values)
     else:
         total.add_(multiply(left, right))
@@ -186,10 +184,7 @@ def recording(paths: set[str]) -> Iterator[None]:
 
 
 def describe_path(paths: Mapping[str, Collection[str]], device: torch.device) -> str:
-    """Describes how each term compared its pairs, by kernels or strips, and why a kernel did not.
-
-    `paths` are what `recording` noted, by the term's name; terms without pairs have nothing.
-    """
+    """Describes how each term compared its pairs, as `recording` noted, and why not by kernels."""
     terms: dict[str, list[str]] = {}
     for name, path in paths.items():
         if path:

@@ -1,8 +1,4 @@
-"""The terms of the objective in an experiment: their names, their options, and what they read.
-
-The YAML key is the name of a class of `heron.losses` in snake case (`nt_xent` is `NtXent`), or the
-dotted path of a class of your own.
-"""
+"""The terms of the objective in an experiment: their options, and what they read."""
 
 from __future__ import annotations
 
@@ -11,11 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, get_type_hints
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    create_model,
-)
+from pydantic import ConfigDict, Field, create_model
 
 from heron.base.artefact import Count
 from heron.base.sections import Section

@@ -229,15 +229,8 @@ def build_encoder(
 ) -> tuple[nn.Module, int]:
     """Returns an encoder for one view, and the width of its hidden features.
 
-    Args:
-        config: which encoder.
-        shape: of one sample: [width], [height, width, channels], [tokens, vocabulary] of text, or
-            [nodes, edges, 2, labels] of graphs.
-        salt: of the encoder's random numbers.
-        key: of the configuration, for errors.
-
-    Raises:
-        ConfigError: the encoder does not fit the view.
+    For `shape` and `salt` see `OwnEncoder.build`. Raises ConfigError, which names `key`, if the
+    encoder does not fit the view.
     """
     if isinstance(config, OwnEncoder):
         built: object = config.build(shape, salt)

@@ -79,7 +79,7 @@ class Encoded:
         hidden: features of each view, [rows, its width].
         classified: the features that the classifier sees, concatenated.
         projections: z of each view, or none.
-        targets: the rows' labels as 0/1; None in evaluation.
+        targets: the rows' labels as 0/1, for parts that learn from them; None in evaluation.
         nodes: features of the nodes of graphs, a tensor a view [rows, nodes, width], 0 where there
             is no node; empty unless the part of a term has `reads_nodes = True`.
         present: which views each row has, [rows, views]; None: all of them.
@@ -288,12 +288,7 @@ class Heterogeneous(nn.Module):
 
         .. math:: W s_i = \frac{V}{|P(i)|} \sum_{v \in P(i)} W_v s_{iv}
 
-        Args:
-            inputs: one tensor [rows, ...] a view; the first `classified` views suffice.
-            rng_keys: of the rows' random numbers, [rows].
-            sizes: the number of rows of each stream, in order.
-            targets: the rows' labels as 0/1, for parts that learn from them; None in evaluation.
-            present: which views each row has, [rows, views]; None: all of them.
+        For the arguments see `Encoded`; the first `classified` views suffice.
 
         Returns:
             `hidden`: S, the views' concatenated features, [rows, all widths]; `logits` of the

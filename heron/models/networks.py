@@ -172,9 +172,8 @@ def _transformer(options: Transformer, shape: Sequence[int], key: str) -> Networ
     network = AutoModel.from_pretrained(
         folder, config=config, use_safetensors=True, local_files_only=True
     )
-    if not (folder / "preprocessor_config.json").exists():
-        return TransformerEncoder(network, options)
-    pictures = read_json(folder / "preprocessor_config.json", key)
+    path = folder / "preprocessor_config.json"
+    pictures = read_json(path, key) if path.exists() else {}
     return TransformerEncoder(
         network, options, pictures.get("image_mean") or HALF, pictures.get("image_std") or HALF
     )

@@ -337,11 +337,17 @@ class ModelConfig(Section):
     classify_on: Literal["all_views", "first_view"] = "all_views"
 
     @model_validator(mode="after")
-    def _shared_or_per_view(self) -> Self:
+    def _consistent(self) -> Self:
         if self.shared_encoder and self.encoders:
             raise ValueError(
                 f"shared_encoder is true, but encoders has {', '.join(self.encoders)}; configure "
                 "one encoder for all views, or set shared_encoder: false"
+            )
+        widths = self.matryoshka
+        if widths and (widths != sorted(set(widths)) or widths[-1] != self.projection_width):
+            raise ValueError(
+                f"matryoshka must increase up to projection_width, {self.projection_width}, "
+                f"because numbers beyond its last width would learn nothing; got {widths}"
             )
         return self
 
@@ -350,13 +356,3 @@ class ModelConfig(Section):
         if view in self.encoders:
             return f"model.encoders.{view}", self.encoders[view]
         return "model.encoder", self.encoder
-
-    @model_validator(mode="after")
-    def _nested(self) -> Self:
-        widths = self.matryoshka
-        if widths and (widths != sorted(set(widths)) or widths[-1] != self.projection_width):
-            raise ValueError(
-                f"matryoshka must increase up to projection_width, {self.projection_width}, "
-                f"because numbers beyond its last width would learn nothing; got {widths}"
-            )
-        return self

@@ -24,10 +24,8 @@ _TIMM_OPTIONS = """
     zero_init_last
 """
 
-
 INITIAL = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict",
            "checkpoint_path", "cache_dir"}  # timm's, of initial weights  # fmt: skip
-
 
 # Of transformers: they have no network of another library in them, and load no kernel by name.
 _NETWORKS = """
@@ -43,16 +41,13 @@ _NETWORKS = """
     vitdet xlm xlm-roberta xlm-roberta-xl xlnet yolos
 """
 
-
 EARLIER = {  # keys that configurations no longer have, and that still count
     "dtype", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "n_embed",
     "partial_rotary_factor", "pooler_hidden_size", "rope_scaling", "rope_theta", "rotary_emb_base",
     "rotary_pct", "torch_dtype",
 }  # fmt: skip
 
-
 WORD = re.compile(r"[\w.+-]{0,64}")
-
 
 TIMM_OPTIONS, NETWORKS = frozenset(_TIMM_OPTIONS.split()), frozenset(_NETWORKS.split())
 

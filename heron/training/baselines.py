@@ -195,10 +195,7 @@ def compare(
 
 
 def plain(config: Config) -> Config | None:
-    """Returns the experiment with the classifier's term alone; None if it has no such term.
-
-    Settings that need projections are switched off, since it has none.
-    """
+    """Returns the experiment with the classifier's term alone, and no projections, or None."""
     tree = config.model_dump(mode="json")
     terms = {k: v for k, v in tree["objective"].items() if k in CLASSIFIERS}
     if not terms:
@@ -279,10 +276,7 @@ def _scores_of(
 
 
 def main() -> None:
-    """Fits what a line on standard input asks for, and writes its file: see `BackgroundBaselines`.
-
-    It ends where standard input does.
-    """
+    """Fits what a line on standard input asks for, and writes its file; ends with its input."""
     asked = json.loads(sys.stdin.readline())
     threads = os.listdir("/proc/self/task") if asked["idle"] else []
     threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()

@@ -311,10 +311,7 @@ def _load_checked(
 
 
 def _changes(path: Path, manifest: CheckpointManifest, config: Config, data: str) -> list[str]:
-    """Returns how configuration and data of a checkpoint differ from those of a run that resumes.
-
-    Raises CheckpointError for weights of another model, which nothing can force.
-    """
+    """Returns how a run that resumes differs; CheckpointError for weights of another model."""
     try:
         made_with = load_saved(path, trust_code=None)
     except ConfigError as error:

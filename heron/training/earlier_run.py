@@ -100,10 +100,7 @@ def facts_of_steps(earlier: Mapping[str, Any], took_steps: bool) -> dict[str, An
 
 
 def begin_anew(out: Path) -> None:
-    """Moves a folder of runs aside, whole, and says so.
-
-    Raises a TrainingError while one of its runs is being trained.
-    """
+    """Moves a folder of runs aside, whole, and says so; TrainingError while one is trained."""
     for lock in sorted(out.rglob(LOCK)):
         if (who := holder(lock.parent)) is not None:
             raise TrainingError(

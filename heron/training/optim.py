@@ -127,10 +127,7 @@ class Ema:
     """
 
     def __init__(self, strategy: Strategy, decay: float | None, state: State) -> None:
-        """Begins with the weights of the model, or with the `state` of a checkpoint.
-
-        `state` has full tensors by name.
-        """
+        """Begins with the model's weights, or with a checkpoint's `state`, full tensors by name."""
         self._strategy, self._decay = strategy, decay
         self._average: State = {}
         if decay is not None:

@@ -23,10 +23,7 @@ from heron.training.signature import Signature
 
 
 def locate(path: str | Path) -> Path:
-    """Returns the folder of a model: the path itself, or the newest checkpoint of a run.
-
-    Raises CheckpointError if there is none, or it was altered.
-    """
+    """Returns the folder of a model or a run's newest checkpoint; CheckpointError if unusable."""
     folder = Path(path)
     if not (folder / "model.safetensors").exists():
         checkpoints = complete_checkpoints(folder / "checkpoints")

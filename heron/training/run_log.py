@@ -107,10 +107,7 @@ class RunLog:
     def __init__(
         self, folder: Path, start: int, steps: int, main: bool, trackers: Trackers | None = None
     ) -> None:
-        """Opens the files; drops lines of steps from `start` on, which an interrupted run left.
-
-        It also drops an evaluation at `start`, which a run that resumes there repeats.
-        """
+        """Opens the files; drops what an interrupted run wrote from `start` on, scores included."""
         self.main, self.earlier_s = main, 0.0
         if not main:
             return

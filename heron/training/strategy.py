@@ -47,10 +47,7 @@ class Strategy:
         optimizer: Optimizer,
         clip_norm: float | None = None,
     ) -> None:
-        """Trains a model through its wrapper, which may be the model itself.
-
-        `clip_norm` is the largest norm of the gradient that the optimiser sees.
-        """
+        """Trains a model through its wrapper, or itself; `clip_norm` bounds the gradient's norm."""
         self.model, self.optimizer, self._clip_norm = model, optimizer, clip_norm
         self.parameters = sum(_full_shape(p).numel() for p in model.parameters())
         self._wrapped = wrapped
@@ -166,10 +163,7 @@ class Strategy:
         yield
 
     def own_tensors(self) -> State:
-        """Returns the parameters and buffers by name, or this process's shards, to read or write.
-
-        Every process must call it.
-        """
+        """Returns tensors by name, or own shards, to read or write; every process must call it."""
         return self.model.state_dict()
 
     def own_part(self, name: str, full: Tensor) -> Tensor:

@@ -43,13 +43,7 @@ from heron.training.mining import Miner
 from heron.training.optim import Ema, build_optimizer, learning_rate
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
-from heron.training.run_log import (
-    PendingStep,
-    RunLog,
-    StepValues,
-    nonfinite,
-    refuse_nonfinite,
-)
+from heron.training.run_log import PendingStep, RunLog, StepValues, nonfinite, refuse_nonfinite
 from heron.training.saved import as_saved
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers

@@ -111,7 +111,7 @@ def test_types_of_products_on_a_gpu(run: Any, factor: torch.dtype) -> None:
         a, b = products.factors(x, k)
         strip = products.logits(a, b, out=torch.empty(40, 40, device="cuda"))
         d = products.coefficients(strip, b)
-        products.add_product(x, d, b, overwrite=True)
+        products.multiply(d, b, out=x)
         products.add_product(k, d.T, a)
         assert products.multiply(d, b).dtype == torch.float32
     assert seen.types == {(factor, torch.float32)}

@@ -159,10 +159,7 @@ class Operands:
         return _pulls(a, k, sizes, pairing, **scales)[:, : self.sizes[2]]
 
     def _bound(self, slopes: Pair) -> Tensor:
-        """Returns the largest sum of |s_i| + |s'_k| times the exponentials.
-
-        It is a product of two-column weights.
-        """
+        """Returns the largest sum of |s_i| + |s'_k| times exponentials, by two-column weights."""
         largest = [x.detach().float().abs().amax(1, keepdim=True) for x in slopes]
         top = torch.maximum(*(x.amax() for x in largest)).clamp(min=torch.finfo(torch.float32).tiny)
         s, t = (x / top for x in largest)
@@ -294,10 +291,7 @@ def _pulls(
     y_scale: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """Returns sum_k (s_i + s_k) e_ik y_k, [n, d], of s_i in `x_scale` and s_k in `y_scale`.
-
-    They are multiplied by `factor`, a power of two.
-    """
+    """Returns `factor` sum_k (s_i + s_k) e_ik y_k, [n, d]: s_i in `x_scale`, s_k in `y_scale`."""
     from heron.losses.fused.sum_kernels import pull_kernel
 
     (n, m), d = sizes, x.shape[1]

@@ -34,10 +34,7 @@ def available(device: torch.device) -> bool:
 
 
 def require(device: torch.device, who: str) -> None:
-    """Raises TrainingError, with reason and remedy, on a device that cannot run the fused path.
-
-    `who` is what requires it, for the message.
-    """
+    """Raises TrainingError, with a remedy, where the fused path that `who` needs cannot run."""
     reason = missing_requirement(device)
     if reason is not None:
         raise TrainingError(
