@@ -117,7 +117,11 @@ def mse(logits: Logits, ybar: Sets, *, total: int) -> Share:
 def gce(logits: Logits, ybar: Sets, *, total: int, q: float = 0.7) -> Share:
     """Generalised cross-entropy (1 - p_j^q) / q (Zhang and Sabuncu 2018), as `mse`; see `ub_log`.
 
-    q is in (0, 1]: cross-entropy in the limit 0, the mean absolute error at 1.
+    Args:
+        logits: logits of this process's samples.
+        ybar: 1 where a class is known to be wrong.
+        total: number of samples in the whole batch.
+        q: in (0, 1]; cross-entropy in the limit 0, the mean absolute error at 1.
     """
     if not 0 < q <= 1:
         raise ValueError(f"q must be above 0 and at most 1, e.g. 0.7, got {q}")

@@ -193,9 +193,15 @@ def siglip(
 ) -> Float[Tensor, ""]:
     """SigLIP's loss (Zhai et al. 2023, Eq. 1), for any number of views: the equation of `Siglip`.
 
-    Arguments, result and errors are those of `clip`; `bias` is b of each row in `rows`. Where rows
-    lack views, i runs over the rows with u and k over those with v, and the sum over all pairs of
-    views is divided by the number of their (i, u).
+    Result and errors are those of `clip`. Where rows lack views, i runs over the rows with u and k
+    over those with v, and the sum over all pairs of views is divided by the number of their (i, u).
+
+    Args:
+        z: as in `clip`.
+        scale: s of each row in `rows`.
+        bias: b of each row in `rows`.
+        rows: as in `nt_xent`.
+        present: which views each row has.
     """
     vectors = _unit_views(z, "siglip", working_dtype(z[0].dtype, 1.0))
     count, batch = vectors.shape[:2]

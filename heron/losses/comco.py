@@ -130,7 +130,13 @@ def scl_nl(
 ) -> Float[Tensor, ""]:
     """SCL-NL (Chou et al. 2020): the mean of -log(1 - p_j) over a sample's complementary labels j.
 
-    Arguments, result and errors are those of `ub_log`.
+    Args:
+        logits: of this process's samples.
+        ybar: 1 where a class is known to be wrong.
+        total: samples in the whole batch; 0 gives a loss of 0.
+
+    Raises:
+        ValueError: a set is empty or holds every class, or is not of 0 and 1.
     """
     log_right = log1m_exp(checked_logits(logits, ybar).log_softmax(1))
     return -((ybar * log_right).sum(1) / ybar.sum(1)).sum() / max(total, 1)

@@ -33,9 +33,14 @@ def contrast(
     With it, for a term whose rows are each other's anchors and keys, it is the whole gradient of
     the anchors' rows alone: see `losses.mirroring`.
 
-    `finish` is the loss of some anchors, a scalar, in plain differentiable torch; it gets their
-    rows of `per_anchor`, float tensors. The result is differentiable once with respect to the
-    vectors and `per_anchor`.
+    Args:
+        pairs: the pairs to compare.
+        finish: the loss of some anchors, a scalar, in plain differentiable torch.
+        per_anchor: float tensors; `finish` gets their rows of its anchors.
+        mirroring: how the pairs mirror each other.
+
+    Returns:
+        The loss, differentiable once with respect to the vectors and `per_anchor`.
     """
     if mirroring is not None:
         (sums,) = mirrored_sums(pairs, mirroring)

@@ -204,7 +204,10 @@ class _WithGradients(torch.autograd.Function):
 def with_gradients(
     loss: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Float[Tensor, ""]:
-    """Returns a loss with its gradients, which backward only scales; None where none is needed."""
+    """Returns a loss that was computed together with its gradients, which backward only scales.
+
+    None is the gradient of a tensor that needs none.
+    """
     result: Tensor = _WithGradients.apply((loss, gradients), *tensors)  # type: ignore[no-untyped-call]
     return result
 

@@ -345,8 +345,14 @@ def debiased(
 ) -> Float[Tensor, ""]:
     """Debiased contrastive loss (Chuang et al. 2020, Eq. 7 and 8): the equation of `Debiased`.
 
-    Arguments, result and errors are those of `nt_xent`, but that ValueError is also raised for a
-    `tau_plus`, the prior probability that a negative is of the anchor's class, outside [0, 1).
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        tau: temperature, > 0.
+        tau_plus: prior probability that a negative is of the anchor's class, in [0, 1).
+        rows: as in `nt_xent`.
+
+    Raises:
+        ValueError: fewer than two views, tau <= 0, or tau_plus outside [0, 1).
     """
     scaled, vectors = unit_head(z, tau, "debiased")
     count, batch, own = len(z), len(z[0]), as_slice(rows)

@@ -184,7 +184,10 @@ def recording(paths: set[str]) -> Iterator[None]:
 
 
 def describe_path(paths: Mapping[str, Collection[str]], device: torch.device) -> str:
-    """Describes how each term compared its pairs, as `recording` noted, and why not by kernels."""
+    """Describes how each term compared its pairs, by kernels or strips, and why a kernel did not.
+
+    `paths` are what `recording` noted, by the term's name; terms without pairs have nothing.
+    """
     terms: dict[str, list[str]] = {}
     for name, path in paths.items():
         if path:

@@ -102,8 +102,15 @@ def single_view_unsupervised(
     With unit vectors x, z and h the two halves of g f are e/2 exp(x_i . z_k / tau - z_i . h_k) and
     e/2 exp((x_i / tau - h_i) . z_k).
 
-    x are projections of the inputs of the whole batch, z projections, and h is H(z): a tensor for
-    each view. `tau` and `rows` are as in `nt_xent`; ValueError if tau <= 0.
+    Args:
+        x: projections of the inputs of the whole batch, a tensor for each view.
+        z: projections, of the same shapes.
+        h: H(z), of the same shapes.
+        tau: temperature, > 0.
+        rows: as in `nt_xent`.
+
+    Raises:
+        ValueError: tau <= 0.
     """
     dtype, batch = working_dtype(z[0].dtype, tau), len(z[0])
     own = as_slice(rows)

@@ -244,9 +244,19 @@ def weighted_unsupervised(
     e/2 exp(p_i . z_k): two products and two exponentials a pair, where the formula as printed
     takes three of each.
 
-    h is H(z), of the shapes of z; the other arguments and errors are those of `nt_xent` and of
-    `WeightedUnsupervised`. With `cross_view` the positive pair is weighted by g like the negatives
-    and not counted again (the authors' code, up to a constant).
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        h: H(z), same shapes.
+        tau: temperature, > 0.
+        anchors: `all` views are anchors, or the `first` only.
+        negatives: `all_views` of the other samples (the paper), or `cross_view`: only the
+            positive's view of them, the positive pair weighted by g like the negatives and not
+            counted again (the authors' code, up to a constant).
+        rows: as in `nt_xent`.
+        present: as in `nt_xent`.
+
+    Raises:
+        ValueError: fewer than two views, or tau <= 0.
     """
     scaled, vectors = unit_head(z, tau, "weighted_unsupervised")
     p = scaled - unit(torch.stack(list(h))).to(vectors.dtype)
@@ -269,8 +279,15 @@ def input_weighted_unsupervised(
 
     g f = e exp(z_i . z_k / tau - x_i . x_k) is one product of concatenated vectors.
 
-    x are raw inputs, one tensor [batch, width of the view] a view, which take no gradient; the
-    other arguments and errors are those of `nt_xent` and of `InputWeightedUnsupervised`.
+    Args:
+        z: projections, one tensor of shape [batch, dim] a view, of the whole batch.
+        x: raw inputs, one tensor [batch, width of the view] a view; no gradient is taken.
+        tau: temperature, > 0.
+        anchors: `all` views are anchors, or the `first` only.
+        rows: as in `nt_xent`.
+
+    Raises:
+        ValueError: fewer than two views, or tau <= 0.
     """
     scaled, vectors = unit_head(z, tau, "input_weighted_unsupervised")
     inputs = [unit(view.detach().flatten(1)).to(vectors.dtype) for view in x]

@@ -246,7 +246,10 @@ def whole(columns: int) -> int:
 
 
 def balance(x: Tensor, y: Tensor) -> Tensor:
-    """Returns the power of two by which power x and y / power are equally large; 1 without any."""
+    """Returns the power of two that brings the largest elements of power x and y / power together.
+
+    It is 1 where there are none.
+    """
     one = x.new_ones(())
     if not x.numel() or not y.numel():
         return one

@@ -34,7 +34,10 @@ def available(device: torch.device) -> bool:
 
 
 def require(device: torch.device, who: str) -> None:
-    """Raises TrainingError, with a remedy, where the fused path that `who` needs cannot run."""
+    """Raises TrainingError, with reason and remedy, on a device that cannot run the fused path.
+
+    `who` is what requires it, for the message.
+    """
     reason = missing_requirement(device)
     if reason is not None:
         raise TrainingError(
