@@ -57,8 +57,7 @@ class _Unit(torch.autograd.Function):
     @first_derivative
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
         vectors, length = ctx.saved_tensors  # type: ignore[attr-defined]
-        grad, of_scaled = (*grads, None)[:2]
-        tau = ctx.tau or 1.0  # type: ignore[attr-defined]
+        (grad, of_scaled), tau = (*grads, None)[:2], ctx.tau or 1.0  # type: ignore[attr-defined]
         if grad is None and of_scaled is None:
             return None, None, None
         if ctx.kernels:  # type: ignore[attr-defined]
@@ -68,7 +67,8 @@ class _Unit(torch.autograd.Function):
             x = fused.unit_gradient((flat[0], flat[1]), vectors.flatten(0, -2), length, tau)
             return x.view_as(vectors), None, None
         if of_scaled is not None:
-            grad = of_scaled / tau if grad is None else torch.add(grad, of_scaled, alpha=1 / tau)
+            share = 1 / tau
+            grad = of_scaled * share if grad is None else torch.add(grad, of_scaled, alpha=share)
         assert grad is not None
         grad = grad.to(vectors.dtype)
         along = (grad * vectors).sum(-1, keepdim=True)
