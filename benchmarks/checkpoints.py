@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import spawn
 from heron.api.job import pretrain
 from heron.distributed.collectives import background_group
 from heron.experiment.config import parse_config
-from heron.training.checkpoint import Saver
+from heron.training.saver import Saver
 
 WAYS = {"ddp": ("wait", "ours"), "fsdp": ("wait", "ours", "dcp")}
 EVERY = 8  # steps between two checkpoints: longer than one takes to write

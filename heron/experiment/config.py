@@ -89,6 +89,11 @@ class Config(Section):
                 f"evaluate.test is false, but {found}; set a share for validation and no "
                 "baselines, which are scored on the test rows"
             )
+        if self.train.keep == "best" and not validated:
+            raise ValueError(
+                "train.keep is best, but data.protocol.validation is 0; set a share for "
+                "validation, whose rows choose the best weights, or train.keep: last"
+            )
         if self.evaluate.threshold == "fitted" and not validated:
             raise ValueError(
                 "evaluate.threshold is fitted, but data.protocol.validation is 0; set a share "

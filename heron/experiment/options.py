@@ -77,6 +77,13 @@ class Train(Section):
             augmentation. 0: the network embeds the rows anew at every step.
         ema: decay per step of an exponential moving average of the weights, such as 0.999, which
             is scored and saved as the model in their place; null: none.
+        keep: the weights that the run ends with, which are scored and saved as the model: the
+            `last`, or those of the `best` evaluation of the validation rows
+            (`data.protocol.validation`).
+        keep_by: score of the validation rows by which an evaluation is the best; null: accuracy,
+            or auc_macro where a row may have several labels.
+        patience: evaluations in a row without a better one after which the run ends; null: it goes
+            on to its end.
         compile: whether encoders and augmentations of pictures are compiled (torch.compile); the
             numbers are the same up to rounding. Evaluation is not compiled.
         activation_checkpointing: whether the blocks of encoders keep only their inputs and
@@ -100,6 +107,9 @@ class Train(Section):
     precision: Precision = "auto"
     frozen_views: Count = 0
     ema: BelowOne | None = None
+    keep: Literal["last", "best"] = "last"
+    keep_by: str | None = None
+    patience: Natural | None = None
     compile: bool = False
     activation_checkpointing: bool = False
     deterministic: bool = False
@@ -160,6 +170,18 @@ class Train(Section):
             raise ValueError(
                 f"steps is {self.steps}, after the end of the run at total_steps, "
                 f"{self.total_steps}; set steps: null, or raise total_steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_the_best(self) -> "Train":
+        given = [name for name in ("keep_by", "patience") if getattr(self, name) is not None]
+        if given and self.keep == "last":
+            raise ValueError(f"{given[0]} is set, but keep is last; set keep: best")
+        if self.keep == "best" and self.evaluate_every_steps is self.evaluate_every_epochs is None:
+            raise ValueError(
+                "keep is best, but the run is evaluated only at its end; set evaluate_every_steps "
+                "or evaluate_every_epochs"
             )
         return self
 

@@ -2,11 +2,9 @@
 
 import os
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -19,16 +17,15 @@ from heron.distributed.agreement import differences, versions
 from heron.distributed.collectives import broadcast_object, broadcast_tensors, rank
 from heron.distributed.watchdog import Watchdog
 from heron.experiment.config import Config, load_saved
-from heron.losses.objective import Objective
-from heron.training.optim import Ema
-from heron.training.strategy import SCALER, State, Strategy, _entries_of, copies_on_main
+from heron.training.strategy import SCALER, State, _entries_of
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"  # the manifest
 FORMAT: Literal[4] = 4
 FILES = "model", "optimizer", "memories"  # of tensors, in every checkpoint
-WEIGHTS = "weights"  # the file of the trained weights where the model is their average
-TENSORS = *FILES, "average"  # of a snapshot
+WEIGHTS = "weights"  # the file of the trained weights where the model has others: see `Snapshot`
+AVERAGE = "average"  # the file of their average where the model is the best so far
+TENSORS = *FILES, AVERAGE, "best"  # of a snapshot
 UNREADABLE = OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError
 ANEW = "run with run.resume=never to start over"
 
@@ -40,6 +37,23 @@ class Position:
     step: Count
     epoch: Count
     step_in_epoch: Count
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """The best evaluation of a run.
+
+    Attributes:
+        score: of the validation rows; null: it was not defined.
+        step: steps after which the run had it.
+        seen: steps after which the run was last evaluated.
+        misses: evaluations since the best one.
+    """
+
+    score: float | None
+    step: Count
+    seen: Count
+    misses: Count
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,7 @@ class Snapshot:
         memories: those of the terms, as TERM/NAME: see `Objective.memory_state`.
         data: the fingerprint of the data set that it was trained on.
         average: like `model`, that of `train.ema`; {} without one.
+        best: like `model`, that of the best evaluation, `found`; {} without one.
     """
 
     position: Position
@@ -63,15 +78,26 @@ class Snapshot:
     memories: State
     data: str = ""
     average: State = field(default_factory=dict)
+    best: State = field(default_factory=dict)
+    found: BestSoFar | None = None
 
     def tensors(self) -> dict[str, State]:
-        """Returns the tensors of each file; `model` is what others load, so the average if any."""
+        """Returns the tensors of each file; `model` is what others load: the best, or the average.
+
+        `weights` has the trained ones where `model` has others.
+        """
         files = {"model": self.model, "optimizer": self.optimizer, "memories": self.memories}
-        return files | ({"model": self.average, WEIGHTS: self.model} if self.average else {})
+        if kept := self.best or self.average:
+            files |= {"model": kept, WEIGHTS: self.model}
+        return files | ({AVERAGE: self.average} if self.best and self.average else {})
 
 
 class CheckpointManifest(Artefact):
-    """A checkpoint's files, the run's position, and the data and versions it was trained on."""
+    """A checkpoint's files, the run's position, and the data and versions it was trained on.
+
+    Attributes:
+        best: the evaluation whose weights are the model; null: the last weights are.
+    """
 
     description: ClassVar[str] = "the manifest of a checkpoint"
     error: ClassVar[type[CheckpointError]] = CheckpointError
@@ -83,6 +109,7 @@ class CheckpointManifest(Artefact):
     files: dict[FileName, FileSum]
     data: Fingerprint | Literal[""]
     made_with: dict[str, str]
+    best: BestSoFar | None = None
 
     def fault(self, folder: Path) -> str:
         """Returns how a checkpoint's folder differs from what was written, or ""."""
@@ -119,6 +146,7 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
             files={path.name: FileSum.of(path) for path in sorted(partial.iterdir())},
             data=snapshot.data,
             made_with=versions(),
+            best=snapshot.found,
         ).write(partial / STATE)
         for path in partial.iterdir():
             _flush(path)
@@ -149,91 +177,6 @@ def save_tensors(tensors: State, path: Path) -> None:
             raise OSError(f"{path}: {error}") from None
 
 
-class Saver:
-    """Writes a run's checkpoints one at a time; training waits only for the copy of its state.
-
-    The first process writes. Its fault is raised on every process, by `wait`.
-    """
-
-    def __init__(
-        self, folder: Path, newest: int, data: str, texts: dict[str, str], watchdog: Watchdog
-    ) -> None:
-        """Keeps the `newest` newest checkpoints of `folder`.
-
-        `data` is the fingerprint of the data set; `texts` are files beside the tensors, by name.
-        """
-        self._folder, self._newest, self._data = folder, newest, data
-        self._texts, self._watchdog = texts, watchdog
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._step, self._gathered = 0, Event()
-        self._work: Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        """Returns the saver; leaving the context lets the last checkpoint be written."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Waits for the thread, unless Ctrl-C ends the run at once; raises nothing of its own."""
-        if error[0] is not KeyboardInterrupt and self._work:
-            self._settle(self._work)
-        self._thread.shutdown(wait=False)
-
-    def _settle(self, work: Future[None]) -> BaseException | None:
-        """Returns the fault of a checkpoint, or None where it is on disk."""
-        self._gathered.wait()  # and not busy: another process may be gone
-        with self._watchdog.busy():
-            return work.exception()
-
-    def begin(self, position: Position, strategy: Strategy, objective: Objective, ema: Ema) -> None:
-        """Copies a run's state, and starts to write it; every process must call it.
-
-        It waits for the checkpoint before, so that host memory never holds two copies, and raises
-        as `wait` does.
-        """
-        self.wait()
-        optimizer = strategy.optimizer_state(position.step)
-        states = {"model": strategy.model_state(), "optimizer": optimizer}
-        states["average"], memories = ema.state(), copies_on_main(objective.memory_state())
-        gathered = self._gathered = Event()
-
-        def write() -> None:
-            try:
-                full = {name: strategy.in_full(state) for name, state in states.items()}
-            finally:
-                gathered.set()
-            if rank() == 0:
-                snapshot = Snapshot(position, memories=memories, data=self._data, **full)
-                save(self._folder, snapshot, self._texts, self._newest)
-
-        self._step, self._work = position.step, self._thread.submit(write)
-
-    def failed(self) -> bool:
-        """Returns whether this process could not write its last checkpoint."""
-        work = self._work
-        return work is not None and work.done() and work.exception() is not None
-
-    def wait(self) -> None:
-        """Waits until the last checkpoint is on disk; every process must call it.
-
-        Raises CheckpointError on every process if it could not be written; earlier ones stay.
-        """
-        work, self._work = self._work, None
-        if work is None:  # on every process
-            return
-        fault, error = "", self._settle(work)
-        if isinstance(error, OSError):
-            earlier = complete_checkpoints(self._folder)
-            fault = (
-                f"cannot write the checkpoint of step {self._step} to {self._folder}: {error}; "
-                f"last checkpoint: {earlier[-1] if earlier else 'none'}; free some space, and run "
-                "again with run.resume=auto to continue from there"
-            )
-        elif error is not None:
-            raise error
-        if fault := broadcast_object(fault):
-            raise CheckpointError(fault)
-
-
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Returns complete checkpoints, oldest first."""
     return sorted(path.parent for path in folder.glob(f"step-*/{COMPLETE}"))
@@ -261,14 +204,16 @@ def resume(
             snapshot, lines = _load_newest(folder, config, data, watchdog)
         except CheckpointError as error:
             fault = str(error)
-    position, lines, fault = broadcast_object((snapshot and snapshot.position, lines, fault))
+    facts = (snapshot.position, snapshot.found) if snapshot else None
+    facts, lines, fault = broadcast_object((facts, lines, fault))
     if fault:
         raise CheckpointError(fault)
-    if position is None:
+    if facts is None:
         return None, lines
+    position, found = facts
     local = snapshot or Snapshot(position, {}, {}, {})
     tensors = {name: broadcast_tensors(getattr(local, name)) for name in TENSORS}
-    return Snapshot(position, data=data, **tensors), lines
+    return Snapshot(position, data=data, found=found, **tensors), lines
 
 
 def _load_newest(
@@ -345,12 +290,19 @@ def load(path: Path) -> Snapshot:
         if fault := manifest.fault(path):
             raise ValueError(fault)
         tensors = {name: load_file(path / f"{name}.safetensors") for name in FILES}
-        if (name := f"{WEIGHTS}.safetensors") in manifest.files:
-            tensors |= {"average": tensors["model"], "model": load_file(path / name)}
-            if _shapes(tensors["average"]) != _shapes(tensors["model"]):
-                raise ValueError(f"model.safetensors and {name} have not the same tensors")
+        name = f"{WEIGHTS}.safetensors"
+        if manifest.best and name not in manifest.files:
+            raise ValueError(f"it has the best weights, but no {name}")
+        if name in manifest.files:
+            kept = "best" if manifest.best else AVERAGE
+            tensors |= {kept: tensors["model"], "model": load_file(path / name)}
+            if f"{AVERAGE}.safetensors" in manifest.files:
+                tensors[AVERAGE] = load_file(path / f"{AVERAGE}.safetensors")
+            for other in {kept, AVERAGE} & tensors.keys():
+                if _shapes(tensors[other]) != _shapes(tensors["model"]):
+                    raise ValueError(f"the {other} weights and {name} have not the same tensors")
         _check_scale(tensors["optimizer"], manifest.position.step)
-        return Snapshot(manifest.position, data=manifest.data, **tensors)
+        return Snapshot(manifest.position, data=manifest.data, found=manifest.best, **tensors)
     except UNREADABLE as error:
         raise CheckpointError(f"cannot read {path}: {error}; {ANEW}") from None
 
@@ -383,6 +335,8 @@ def resume_facts(config: Config) -> dict[str, Any]:
         del tree["data"][key]
     keys = ["precision", "micro_batch", "compile", "ema", "deterministic"]
     keys += ["epochs", "total_steps"] if config.optim.schedule == "cosine" else []
+    if config.train.keep == "best":
+        keys += ["keep", "keep_by", "patience", "evaluate_every_steps", "evaluate_every_epochs"]
     tree["train"] = {key: getattr(config.train, key) for key in keys}
     return tree
 

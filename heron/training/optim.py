@@ -1,8 +1,7 @@
-"""Optimisers, the learning rate as a pure function of the step, and the average of weights."""
+"""Optimisers, and the learning rate as a pure function of the step."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from heron.experiment.options import Optim
-from heron.training.strategy import State, Strategy
 
 
 class Lars(SGD):
@@ -114,63 +112,3 @@ def learning_rate(config: Optim, epoch: float, epochs: float) -> float:
         return config.lr * config.gamma ** sum(epoch >= m for m in config.milestones)
     progress = (epoch - config.warmup_epochs) / max(epochs - config.warmup_epochs, 1e-8)
     return config.lr * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
-class Ema:
-    """The moving average of a run's weights, which is scored and saved in their place.
-
-    After step t = 1, 2, ... it becomes d * average + (1 - d) * weights, where d is the smaller of
-    the decay and (1 + t) / (10 + t), as in TensorFlow's `ExponentialMovingAverage`, so that the
-    average of a short run forgets its initial weights. Running statistics of batch norm are
-    averaged like weights; counts are copied. Each process averages its weights, or its shards of
-    them; without a decay it does nothing.
-    """
-
-    def __init__(self, strategy: Strategy, decay: float | None, state: State) -> None:
-        """Begins with the model's weights, or with a checkpoint's `state`, full tensors by name."""
-        self._strategy, self._decay = strategy, decay
-        self._average: State = {}
-        if decay is not None:
-            self._average = {
-                name: (strategy.own_part(name, state[name]).to(own) if state else own).clone()
-                for name, own in strategy.own_tensors().items()
-            }
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Follows the weights after `step` steps."""
-        if self._decay is None:
-            return
-        decay, averages, weights = min(self._decay, (1 + step) / (10 + step)), [], []
-        for name, own in self._strategy.own_tensors().items():
-            if own.is_floating_point():
-                averages.append(self._average[name])
-                weights.append(own)
-            else:
-                self._average[name].copy_(own)
-        torch._foreach_lerp_(averages, weights, 1 - decay)
-
-    @contextmanager
-    def as_model(self) -> Iterator[None]:
-        """While it is open, the model has the average; every process must open it."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def state(self) -> State:
-        """Copies the average, as `Strategy.model_state` copies the weights; {} without one."""
-        return self._strategy.copies(self._average)
-
-    @torch.no_grad()
-    def _swap(self) -> None:
-        if self._decay is None:
-            return
-        swapped = set[int]()
-        for name, own in self._strategy.own_tensors().items():
-            if own.numel() and own.data_ptr() not in swapped:  # tied weights have several names
-                weights = own.clone()
-                own.copy_(self._average[name])
-                self._average[name].copy_(weights)
-            swapped.add(own.data_ptr())

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # listing runs loads no torch
 START = "run.json"
 LONG_S = 120.0  # of training, compared with which a map costs little
 FACTS = (  # fields of a result that are no scores
-    *("steps", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
+    *("steps", "kept_step", "epochs", "train_seconds", "seconds", "world_size", "skipped_rows"),
     *("peak_memory_bytes", "strategy", "precision", "mfu", "contrast", "version", "fingerprint"),
 )
 

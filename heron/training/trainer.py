@@ -35,16 +35,18 @@ from heron.losses.run import RunSpec, StepEnd
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.recompute import recompute_blocks
 from heron.training import baselines, checkpoint, strategy, throughput
-from heron.training.checkpoint import Position, Saver
+from heron.training.checkpoint import Position
 from heron.training.earlier_run import facts_of_steps, make_way, refuse_finished, result_of_ended
 from heron.training.frozen import FrozenEncoders
+from heron.training.kept_weights import Kept
 from heron.training.launch import prepare, prepare_products, start_processes
 from heron.training.mining import Miner
-from heron.training.optim import Ema, build_optimizer, learning_rate
+from heron.training.optim import build_optimizer, learning_rate
 from heron.training.preamble import preamble, refuse_unfit
 from heron.training.run_lock import RunLock
 from heron.training.run_log import PendingStep, RunLog, StepValues, nonfinite, refuse_nonfinite
 from heron.training.saved import as_saved
+from heron.training.saver import Saver
 from heron.training.signature import SIGNATURE, Signature
 from heron.training.trackers import Trackers
 from heron.training.tracking import WriteReport, map_rows, wants_map, write_result, write_start
@@ -182,7 +184,10 @@ class Trainer:
         optimizer = build_optimizer(config.optim, model.parameters())
         rows, clip_norm = max(self.sizes.rows), config.optim.clip_norm
         self.strategy = prepare(self.accelerator, model, optimizer, rows, clip_norm)
-        self.ema = Ema(self.strategy, config.train.ema, snapshot.average if snapshot else {})
+        exclusive = self.streams.kind != "multi_label"
+        self.kept = Kept(self.strategy, config.train, exclusive, snapshot)
+        if self.kept.best.out_of_patience:
+            self.steps = step
         if snapshot:
             self.strategy.load_optimizer(snapshot.optimizer, step)
         del snapshot  # the model and the optimiser hold its values now
@@ -214,14 +219,17 @@ class Trainer:
             self._log_skipped([streams.reader.lost])
             if 0 < at < self.steps and config.train.evaluates_after(at, self.steps_per_epoch):
                 self.evaluate(at)  # the interrupted run may not have done it
+                if self.kept.best.out_of_patience:
+                    self._save(at)
             self.train_seconds = log.earlier_s
             self.background.start()
             with self.signals.saving():
-                for t in range(at, self.steps):
-                    self.step(t, source)
-                    self.background.look(t + 1, self.steps)
-                    self.after_step(t + 1)
-            with self.ema.as_model():
+                while at < self.steps:
+                    self.step(at, source)
+                    at += 1
+                    self.background.look(at, self.steps)
+                    self.after_step(at)
+            with self.kept.as_model():
                 self._score()
             self.saver.wait()
         self.skipped.refuse()  # where too many rows of the scored sets could not be read
@@ -252,7 +260,7 @@ class Trainer:
         norm, rate = self.strategy.gradient_norm(), learning_rate(config.optim, epoch, self.epochs)
         summed.close(gradient_norm=norm, **self.strategy.loss_scale())
         self.strategy.step(rate, norm)
-        self.ema.update(t + 1)
+        self.kept.average.update(t + 1)
         gathered = self.strategy.gathered_parameters
         end = StepEnd(t, self.steps_per_epoch, gathered, collectives.broadcast_object)
         self.log.say(*objective.update_memories(end))
@@ -284,21 +292,26 @@ class Trainer:
         self.log.step({"step": t, "epoch": t // self.steps_per_epoch, **metrics, **values})
 
     def after_step(self, step: int) -> None:
-        """Mines, saves and evaluates where that is due after `step` steps."""
+        """Mines, saves and evaluates where that is due after `step` steps.
+
+        A checkpoint has the best weights of the evaluations up to its step, so these come first.
+        """
         config, per_epoch = self.config.train, self.steps_per_epoch
         saves = step == self.steps or config.saves_after(step, per_epoch)
-        evaluates = step < self.steps and config.evaluates_after(step, per_epoch)
+        evaluates = (
+            config.evaluates_after(step, per_epoch) if step < self.steps else config.keep == "best"
+        )
         mines = self.miner and step % self.config.negatives.every_steps == 0
         if saves or self.stop or evaluates or mines:
             self.record_pending()  # so that no weights are used that a NaN has reached
         if self.miner and mines:
             self.saver.wait()  # a checkpoint keeps the tables that resuming from it needs
             self.miner.refresh(self.model, step)
+        if evaluates and self.kept.best.wanted and not self.stop:
+            self.evaluate(step)
+            evaluates, saves = False, saves or self.kept.best.out_of_patience
         if self.stop or saves:
-            if self.miner:
-                self.miner.finish()  # a run that resumes from here needs the mined table
-            position = Position(step, *divmod(step, per_epoch))
-            self.saver.begin(position, self.strategy, self.objective, self.ema)
+            self._save(step)
         if self.stop and step < self.steps:
             self.saver.wait()
             self.background.report(f"stopped at step {step:,} of {self.steps:,}", step)
@@ -308,13 +321,23 @@ class Trainer:
         if evaluates:
             self.evaluate(step)
 
+    def _save(self, step: int) -> None:
+        if self.miner:
+            self.miner.finish()  # a run that resumes from here needs the mined table
+        if self.kept.best.out_of_patience:
+            self.steps = step
+        position = Position(step, *divmod(step, self.steps_per_epoch))
+        self.saver.begin(position, self.strategy, self.objective, self.kept)
+
     def evaluate(self, step: int) -> None:
         """Scores the validation rows after `step` steps; the test rows where there are none."""
         has_validation = self.config.data.protocol.validation
         role: Literal["validation", "test"] = "validation" if has_validation else "test"
-        with self.ema.as_model():
+        with self.kept.average.as_model():
             _, scores = self.evaluator.evaluate(self.model, self.streams.roles, role)
+            told = self.kept.best.look(step, scores)
         self.log.scores(step - 1, step / self.steps_per_epoch, scores, role)
+        self.log.say(*told)
 
     def report(self) -> dict[str, Any]:
         """Trains the plain network and other seeds, and writes the result and the report.
@@ -354,6 +377,7 @@ class Trainer:
         return {
             **self.scores,
             "steps": steps,
+            **({"kept_step": self.kept.best.found.step} if self.kept.best.found else {}),
             "epochs": steps / self.steps_per_epoch,
             "train_seconds": self.train_seconds,
             "seconds": time.perf_counter() - self.start_time,

@@ -136,11 +136,12 @@ class Zero(Strategy):
             yield
 
     def own_tensors(self) -> State:
-        """See `Strategy.own_tensors`; TrainingError at stage 3, where only `Ema` calls it."""
+        """See `Strategy.own_tensors`; TrainingError at stage 3: only `Kept` calls it."""
         if self.stage == 3:
             raise TrainingError(
-                "train.ema averages weights, but under ZeRO 3 a process does not hold all of its "
-                "share between steps; use ZeRO 2, FSDP2 or DDP, or train.ema=null"
+                "train.ema and train.keep=best keep weights, but under ZeRO 3 a process does not "
+                "hold all of its share between steps; use ZeRO 2, FSDP2 or DDP, or train.ema=null "
+                "and train.keep=last"
             )
         return super().own_tensors()
 

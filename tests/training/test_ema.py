@@ -181,7 +181,7 @@ def refused(folder: Path, strategy: str, name: str, **train: Any) -> str:
 def test_what_is_refused(straight: Path) -> None:
     """A run does not go on with another decay; under ZeRO 3 there is no average."""
     for said in ranks.run(2, refused, straight.parent, "zero3", "zero3"):
-        assert said.startswith("train.ema averages weights, but under ZeRO 3")
+        assert said.startswith("train.ema and train.keep=best keep weights, but under ZeRO 3")
     changed = partial(refused, steps=STEPS + 1, ema=0.9)
     (said,) = ranks.run(1, changed, straight.parent, "ddp", "straight")
     assert "was made with another configuration: train.ema is 0.5, not 0.9" in said

@@ -24,10 +24,11 @@ LENGTH: dict[str, Any] = {
         "epochs": 3,
         "save_every_steps": 3,
         "evaluate_every_epochs": 1,
+        "keep": "best",
         "timeout_s": 60,
     },
     "evaluate": {"batch": 2, "map_rows": 20},  # slow enough to be killed in
-    "data": {"verify": False},
+    "data": {"verify": False, "protocol": {"validation": 0.2}},
     "optim": {"kind": "sgd"},  # LARS cannot be sharded
 }
 MOMENTS = "save", "one", "evaluation", "all"
@@ -115,7 +116,7 @@ def test_killed_on_two_processes_and_ended_on_one(straight: Path) -> None:
 def test_a_signal_to_one_saves_and_stops_all(straight: Path) -> None:
     """Also with reading processes, which hear the signal as well; SIGUSR1: see test_slurm.py."""
     number, name = signal.SIGTERM, "signalled"
-    config = runs.experiment(straight, name, **LENGTH | {"data": {"verify": False, "workers": 1}})
+    config = runs.experiment(straight, name, **LENGTH | {"data": LENGTH["data"] | {"workers": 1}})
     run = straight / name
     pair = runs.start_pair(config, runs.free_port())
     while runs.steps(run) < 5:

@@ -15,9 +15,11 @@ from safetensors.torch import load_file
 from heron.api.job import pretrain
 from heron.base.errors import CheckpointError
 from heron.distributed.watchdog import Watchdog
+from heron.experiment.options import Train
 from heron.training import checkpoint
-from heron.training.checkpoint import Position, Saver, Snapshot, complete_checkpoints
-from heron.training.optim import Ema
+from heron.training.checkpoint import Position, Snapshot, complete_checkpoints
+from heron.training.kept_weights import Kept
+from heron.training.saver import Saver
 from tests import ranks
 from tests.distributed.test_strategies import choose
 from tests.experiments import frames
@@ -63,13 +65,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(strategy: str, tmp_path:
 def choose_and_run(folder: str, name: str, strategy: str) -> None:
     """A run of `slow` whose training waits for each checkpoint."""
     choose(strategy)
-    begin = checkpoint.Saver.begin
+    begin = Saver.begin
 
-    def begin_and_wait(saver: checkpoint.Saver, *args: Any) -> None:
+    def begin_and_wait(saver: Saver, *args: Any) -> None:
         begin(saver, *args)
         saver.wait()
 
-    setattr(checkpoint.Saver, "begin", begin_and_wait)  # noqa: B010
+    setattr(Saver, "begin", begin_and_wait)  # noqa: B010
     pretrain(frames(Path(folder), name, train=SAVING, optim={"kind": "adamw"}))
 
 
@@ -120,7 +122,7 @@ class Held:
 
 def begun(saver: Saver) -> Held:
     held = Held()
-    saver.begin(Position(3, 0, 3), held, held, Ema(held, None, {}))  # type: ignore[arg-type]
+    saver.begin(Position(3, 0, 3), held, held, Kept(held, Train(), True, None))  # type: ignore[arg-type]
     return held
 
 
