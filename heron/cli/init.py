@@ -250,7 +250,9 @@ def experiment(path: str, facts: Facts, name: str) -> str:
     per_epoch = max(1, rows // max(1, batch[epoch]))
     epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(STEPS / per_epoch)))
     steps = epochs * per_epoch
-    train = {"total_steps": steps, "evaluate_every_steps": max(1, steps // 4)}
+    train: dict[str, Any] = {"total_steps": steps, "evaluate_every_steps": max(1, steps // 4)}
+    if facts.validation and facts.scorable:
+        train |= {"evaluate_every_steps": max(1, steps // 10), "keep": "best"}
     lr, why_lr = 0.002, "a learning rate for small networks"
     if facts.backbone:
         if facts.backbone.encoder.get("freeze"):

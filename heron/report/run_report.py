@@ -124,6 +124,8 @@ def _cards(
             cards.append((title, mean, spread, ", ".join(baselines)))
     rates = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
     steps = f"{result['steps']:,} steps, {result['epochs']:g} epochs"
+    if (kept := result.get("kept_step")) is not None:
+        steps += f"; scored as it was after step {kept:,}, the best by the validation rows"
     cards.append(("training", _duration(result["train_seconds"]), "", steps))
     if rates:
         processes = result["world_size"]

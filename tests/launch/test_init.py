@@ -152,6 +152,7 @@ def test_few_labels_use_the_rows_without(tmp_path: Path) -> None:
     assert "of 24 labelled and 50 other rows" in text
     result = pretrain(config)
     assert result["steps"] == 2 and "validation_accuracy" in result
+    assert config.train.keep == "best" and result["kept_step"] == 2
 
 
 def test_one_table_is_told_of_a_forest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,6 +153,9 @@ REFUSED: dict[str, Any] = {
     "train.micro_batch": 16,
     "train.compile": True,
     "train.ema": 0.9,
+    "train.keep": "best",
+    "train.keep_by": "f1_macro",
+    "train.patience": 3,
     "train.deterministic": True,
 }
 CASES = {**FREE, **REFUSED}
@@ -203,6 +206,8 @@ def changed(key: str, folder: Path) -> dict[str, Any]:
         changes = {key: [{"path": str(folder / "frames")}], "data.path": "", "data.build": None}
     if key == "train.epochs":
         changes["train.total_steps"] = None
+    if key in ("train.keep", "train.keep_by", "train.patience"):
+        changes |= {"train.keep": "best", "train.evaluate_every_steps": 1}
     if key == "data.protocol.folds":
         changes["data.protocol.labelled"] = "all"
     return changes
