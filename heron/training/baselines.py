@@ -204,6 +204,8 @@ def plain(config: Config) -> Config | None:
     tree["run"]["dir"] = str(Path(config.run.dir) / "plain")
     tree["model"]["matryoshka"] = []
     tree["evaluate"] |= {"baselines": False, "seeds": 1, "cross_view": False}
+    if (config.train.keep_by or "").startswith("recall@"):
+        tree["train"]["keep_by"] = None
     return parse_config(tree)
 
 

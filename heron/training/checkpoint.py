@@ -44,12 +44,14 @@ class BestSoFar:
     """The best evaluation of a run.
 
     Attributes:
-        score: of the validation rows; null: it was not defined.
-        step: steps after which the run had it.
+        name: of the score of the validation rows.
+        score: null: it was not defined.
+        step: steps after which the run had it; of equal ones the last.
         seen: steps after which the run was last evaluated.
-        misses: evaluations since the best one.
+        misses: evaluations since the score was last raised.
     """
 
+    name: str
     score: float | None
     step: Count
     seen: Count
@@ -155,8 +157,11 @@ def save(folder: Path, snapshot: Snapshot, texts: dict[str, str], newest: int) -
     except (OSError, ShardError) as error:  # the second where the disk is full
         shutil.rmtree(partial, ignore_errors=True)
         raise OSError(str(error).partition("; ")[0]) from None  # the remedy is another: see `wait`
-    shutil.rmtree(final, ignore_errors=True)
+    old = folder / f".{final.name}.old"
+    if final.exists():
+        final.rename(old)
     partial.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
     link = folder / ".latest.part"
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
@@ -334,9 +339,12 @@ def resume_facts(config: Config) -> dict[str, Any]:
     for key in (*storage, "on_error", "max_bad_fraction"):
         del tree["data"][key]
     keys = ["precision", "micro_batch", "compile", "ema", "deterministic"]
-    keys += ["epochs", "total_steps"] if config.optim.schedule == "cosine" else []
+    if config.optim.schedule == "cosine" or config.train.keep == "best":
+        keys += ["epochs", "total_steps"]  # the end is evaluated, too
     if config.train.keep == "best":
         keys += ["keep", "keep_by", "patience", "evaluate_every_steps", "evaluate_every_epochs"]
+        judged_by = "threshold", "probe", "probe_by", "knn", "knn_tau"
+        tree["evaluate"] = {key: getattr(config.evaluate, key) for key in judged_by}
     tree["train"] = {key: getattr(config.train, key) for key in keys}
     return tree
 

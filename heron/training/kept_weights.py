@@ -21,12 +21,15 @@ class _Weights:
         """Keeps nothing yet."""
         self._strategy, self._kept = strategy, State()
 
+    @torch.no_grad()
     def take(self, state: State | None = None) -> None:
         """Keeps the model's weights as they are, or full tensors by name: a checkpoint's."""
-        self._kept = {
-            name: (self._strategy.own_part(name, state[name]).to(own) if state else own).clone()
-            for name, own in self._strategy.own_tensors().items()
-        }
+        for name, own in self._strategy.own_tensors().items():
+            value = self._strategy.own_part(name, state[name]).to(own) if state else own
+            if name in self._kept:  # in place: two copies would not fit beside the model
+                self._kept[name].copy_(value)
+            else:
+                self._kept[name] = value.clone()
 
     @contextmanager
     def as_model(self) -> Iterator[None]:
@@ -103,11 +106,11 @@ class Best(_Weights):
         """Begins anew, or with the `state` of a checkpoint and what was `found` until then."""
         super().__init__(strategy)
         self.name = train.keep_by or ("accuracy" if exclusive else "auc_macro")
-        self.found, self._patience = found if train.keep == "best" else None, train.patience
-        self.wanted = train.keep == "best"
+        self.wanted, self._patience = train.keep == "best", train.patience
+        self.found = found if found and self.wanted and found.name == self.name else None
         if self.wanted:
             strategy.own_tensors()  # ZeRO 3 refuses
-        if self.wanted and found:
+        if self.found:
             self.take(state)
 
     def look(self, step: int, scores: Scores) -> list[str]:
@@ -131,7 +134,7 @@ class Best(_Weights):
         misses = best.misses + 1 if best and _rank(score) <= highest else 0
         if best is None or _rank(score) >= highest:  # of equals, what has trained longer
             self.take()
-            best = BestSoFar(None if math.isnan(score) else score, step, step, 0)
+            best = BestSoFar(self.name, None if math.isnan(score) else score, step, step, 0)
         self.found = replace(best, seen=step, misses=misses)
         if not self.out_of_patience:
             return []

@@ -119,6 +119,7 @@ class Trainer:
         self.batch_rows, self.offsets = sum(self.sizes.rows), self.sizes.offsets()
         self.steps_per_epoch = streams.epoch_stream.steps_per_epoch
         self.steps, self.epochs = self.config.train.length(self.steps_per_epoch)
+        self.last = round(self.epochs * self.steps_per_epoch)  # `train.steps` may stop before
 
     def build_model(self) -> None:
         """Builds the objective, its memories, and the parts of the model that it needs."""
@@ -217,9 +218,10 @@ class Trainer:
             parts = self.objective, self.sizes, self.strategy, self.micro_batches
             log.say(preamble(config, streams, *parts), *self.damaged, *filter(None, [self.moved]))
             self._log_skipped([streams.reader.lost])
-            if 0 < at < self.steps and config.train.evaluates_after(at, self.steps_per_epoch):
+            if at and self._is_due(at):
+                known = self.kept.best.found
                 self.evaluate(at)  # the interrupted run may not have done it
-                if self.kept.best.out_of_patience:
+                if self.kept.best.found != known:
                     self._save(at)
             self.train_seconds = log.earlier_s
             self.background.start()
@@ -298,16 +300,14 @@ class Trainer:
         """
         config, per_epoch = self.config.train, self.steps_per_epoch
         saves = step == self.steps or config.saves_after(step, per_epoch)
-        evaluates = (
-            config.evaluates_after(step, per_epoch) if step < self.steps else config.keep == "best"
-        )
+        evaluates = self._is_due(step)
         mines = self.miner and step % self.config.negatives.every_steps == 0
         if saves or self.stop or evaluates or mines:
             self.record_pending()  # so that no weights are used that a NaN has reached
         if self.miner and mines:
             self.saver.wait()  # a checkpoint keeps the tables that resuming from it needs
             self.miner.refresh(self.model, step)
-        if evaluates and self.kept.best.wanted and not self.stop:
+        if evaluates and self.kept.best.wanted and not (self.stop and step < self.steps):
             self.evaluate(step)
             evaluates, saves = False, saves or self.kept.best.out_of_patience
         if self.stop or saves:
@@ -320,6 +320,11 @@ class Trainer:
             )
         if evaluates:
             self.evaluate(step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether the run is evaluated after `step` steps; its end is scored anyway."""
+        due = self.config.train.evaluates_after(step, self.steps_per_epoch) or step == self.last
+        return due and (step < self.steps or self.kept.best.wanted)
 
     def _save(self, step: int) -> None:
         if self.miner:
@@ -377,7 +382,7 @@ class Trainer:
         return {
             **self.scores,
             "steps": steps,
-            **({"kept_step": self.kept.best.found.step} if self.kept.best.found else {}),
+            "kept_step": self.kept.best.found.step if self.kept.best.found else None,
             "epochs": steps / self.steps_per_epoch,
             "train_seconds": self.train_seconds,
             "seconds": time.perf_counter() - self.start_time,

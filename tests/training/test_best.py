@@ -1,5 +1,6 @@
 """The best weights of a run against those of a run that saved all, and the end by patience."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heron.api.job import pretrain
-from heron.base.errors import CheckpointError, ConfigError, TrainingError
+from heron.base.errors import CheckpointError, ConfigError, Stopped, TrainingError
+from heron.training.baselines import plain
+from heron.training.checkpoint import CheckpointManifest, load
 from heron.training.pretrained import from_pretrained
 from heron.training.tracking import read_metrics
+from heron.training.trainer import Trainer
 from tests import ranks
 from tests.distributed.test_strategies import cell
 
@@ -20,6 +24,7 @@ STEPS = 8
 LENGTH: dict[str, Any] = {"steps": STEPS, "evaluate_every_steps": 1}
 BEST: dict[str, Any] = LENGTH | {"keep": "best"}
 OPTIM = {"kind": "adamw", "lr": 0.05, "warmup_epochs": 0}
+RUNS = "unheard", "heard"
 DATA = {"protocol": {"labelled": 60, "test": "test", "validation": 0.3}}
 
 
@@ -113,15 +118,16 @@ def legs(folder: Path, name: str, ends: list[int], strategies: list[str], **trai
         run(folder, name, strategy, train={"steps": steps, **train})
 
 
-def test_any_strategy_and_any_cut_keeps_that_of_one_process(best: Path) -> None:
+def test_any_strategy_and_any_cut_keeps_that_of_one_process(last: Path, best: Path) -> None:
     folder, strategies = best.parent, ["ddp", "fsdp", "zero2"]
     steps = ranks.run(2, other, folder, strategies)
     ranks.run(2, legs, folder, "legs", [2, 5], ["fsdp", "ddp"])
     ranks.run(1, legs, folder, "legs", [STEPS], ["ddp"])
-    assert len({step for found in steps for step in found}) == 1
+    assert {step for found in steps for step in found} == {best_step(validated(last))}
     for name in [*strategies, "legs"]:
         for file in ("model", "weights"):
             found, expected = tensors(folder / name, STEPS, file), tensors(best, STEPS, file)
+            assert found.keys() == expected.keys()
             for key, value in expected.items():
                 torch.testing.assert_close(
                     found[key], value, rtol=1e-3, atol=1e-4, msg=f"{name} {file} {key}"
@@ -142,6 +148,21 @@ def test_a_run_that_was_stopped_has_the_same_bits(last: Path, average: float | N
             for name in (whole, cut)
         )
         assert one.read_bytes() == other.read_bytes(), file
+
+
+def test_where_a_run_is_stopped_is_no_evaluation_of_the_whole_run(last: Path) -> None:
+    """The whole run is evaluated after 3 and 6 of its 11 steps, and at its end."""
+    seldom: dict[str, Any] = {"epochs": 1, "evaluate_every_steps": 3}
+    whole = partial(run, train={"steps": None, **seldom})
+    (result,) = ranks.run(1, whole, last.parent, "seldom")
+    rows = read_metrics(last.parent / "seldom" / "metrics.jsonl")
+    scores = {r["step"] + 1: r["validation/accuracy"] for r in rows if "validation/accuracy" in r}
+    assert [*scores] == [3, 6, 9, 11] and result["kept_step"] in scores
+    parts = partial(legs, **seldom)
+    ranks.run(1, parts, last.parent, "stopped", [2, 4, 8, 11], ["ddp"] * 4)
+    for name in ("model", "weights"):
+        one, other = (tensors(last.parent / run, 11, name) for run in ("seldom", "stopped"))
+        assert equal(one, other), name
 
 
 def refused(folder: Path, strategy: str, name: str, **more: Any) -> str:
@@ -172,11 +193,58 @@ def test_what_is_refused(best: Path) -> None:
     assert "train.keep is best, but data.protocol.validation is 0" in said
 
 
+def signalled(folder: Path, name: str, at: int, ends: list[int], **train: Any) -> None:
+    """Legs, in the first of which a signal is heard in step `at`."""
+    after, heard = Trainer.after_step, list[int]()
+
+    def hear(self: Trainer, step: int) -> None:
+        self.record_pending()
+        self.stop |= step == at and not heard
+        heard.extend([step] if self.stop else [])
+        after(self, step)
+
+    Trainer.after_step = hear  # type: ignore[method-assign]
+    for steps in ends:
+        try:
+            run(folder, name, train={"steps": steps, **train})
+        except Stopped:
+            run(folder, name, train={"steps": steps, **train})
+    assert heard
+
+
+@pytest.mark.parametrize("at", [6, 9, 11])
+def test_a_signal_in_a_step_that_is_evaluated(last: Path, at: int) -> None:
+    """In the last step, too, the model that is saved is the one that is scored."""
+    seldom: dict[str, Any] = {"epochs": 1, "evaluate_every_steps": 3}
+    ranks.run(1, partial(run, train={"steps": None, **seldom}), last.parent, f"unheard-{at}")
+    ranks.run(1, partial(signalled, **seldom), last.parent, f"heard-{at}", at, [11])
+    for name in ("model", "weights", "optimizer"):
+        one, other = (tensors(last.parent / f"{run}-{at}", 11, name) for run in RUNS)
+        assert equal(one, other), name
+    one, other = (
+        json.loads((last.parent / f"{run}-{at}" / "result.json").read_text()) for run in RUNS
+    )
+    assert one["kept_step"] == other["kept_step"] and one["accuracy"] == other["accuracy"]
+
+
+def test_the_plain_network_has_no_recall_to_be_kept_by(tmp_path: Path) -> None:
+    train = BEST | {"keep_by": "recall@10_view1_view2"}
+    config = cell(
+        tmp_path, "run", "ddp", "fp32", "whole",
+        data=DATA, train=train, evaluate={"cross_view": True},
+    )  # fmt: skip
+    other = plain(config)
+    assert other and (other.train.keep, other.train.keep_by) == ("best", None)
+
+
 def test_a_checkpoint_whose_own_weights_are_gone_is_refused(best: Path) -> None:
     folder = best.parent / "gone"
     ranks.run(1, legs, best.parent, "gone", [3], ["ddp"])
-    state = folder / "checkpoints" / "step-00000003" / "state.json"
-    assert '"best"' in state.read_text()
-    (state.parent / "weights.safetensors").unlink()
-    (said,) = ranks.run(1, refused, best.parent, "ddp", "gone")
-    assert "weights.safetensors" in said
+    (folder / "checkpoints" / "latest" / "weights.safetensors").unlink()
+    state = folder / "checkpoints" / "latest" / "state.json"
+    manifest = CheckpointManifest.read(state)
+    assert manifest.best
+    del manifest.files["weights.safetensors"]
+    manifest.write(state)
+    with pytest.raises(CheckpointError, match=r"has the best weights, but no weights\.safet"):
+        load(state.parent)
