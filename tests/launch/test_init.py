@@ -144,7 +144,8 @@ def test_few_labels_use_the_rows_without(tmp_path: Path) -> None:
     assert load_config(tmp_path / "all.yaml").data.batch.unlabelled == 0
     text = experiment(data, read_facts(data, 30, 6), "few")
     (tmp_path / "few.yaml").write_text(text)
-    config = load_config(tmp_path / "few.yaml", [f"run.dir={tmp_path}/r", *STEPS])
+    often = [f"run.dir={tmp_path}/r", *STEPS, "train.evaluate_every_steps=1"]
+    config = load_config(tmp_path / "few.yaml", often)
     assert (config.data.protocol.labelled, config.data.protocol.validation) == (30, 0.2)
     assert {*config.objective.terms()} == {"cross_entropy", "supcon", "nt_xent"}
     assert (config.data.batch.labelled, config.data.batch.unlabelled) == (24, 50)
@@ -152,7 +153,7 @@ def test_few_labels_use_the_rows_without(tmp_path: Path) -> None:
     assert "of 24 labelled and 50 other rows" in text
     result = pretrain(config)
     assert result["steps"] == 2 and "validation_accuracy" in result
-    assert config.train.keep == "best" and result["kept_step"] == 2
+    assert config.train.keep == "best" and result["kept_step"] in (1, 2)
 
 
 def test_one_table_is_told_of_a_forest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
