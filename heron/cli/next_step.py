@@ -74,7 +74,9 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     "shards show": "heron init {folder}",
     "shards protocol": lambda args: [
         _heron(
-            *("pretrain", args["config"], *args["overrides"]),
+            "pretrain",
+            args["config"],
+            *args["overrides"],
             f"data.roles={as_typed(str(args['folder']))}",
         )
     ],

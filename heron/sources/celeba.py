@@ -246,8 +246,10 @@ def _read_list(path: Path, words: tuple[str, ...], counted: bool = False) -> _Li
     values = bytearray()
     for number, (file, *cells) in lines:
         fault = ""
-        if not PICTURE.fullmatch(file) or file in rows:
-            fault = f"{short_repr(file)} cannot name a picture, which is {NAME_FORM}, in one line"
+        if not PICTURE.fullmatch(file):
+            fault = f"{short_repr(file)} cannot name a picture, which is {NAME_FORM}"
+        elif file in rows:
+            fault = f"{file} is also in line {rows[file]}"
         elif len(cells) != len(columns) or not numbers.keys() >= {*cells}:
             found = short_repr(" ".join(cells))
             fault = f"{file} must have {len(columns)} values of {' or '.join(words)}, got {found}"

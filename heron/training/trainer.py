@@ -112,10 +112,8 @@ class Trainer:
             streams.reader.lost |= lost  # with `on_error: skip`, all processes skip the same rows
         self.views = Views(streams.reader, data, self.device)
         self.n_labelled = streams.labelled.batch if streams.labelled else 0
-        self.sizes = ShardSizes(
-            even_sizes(self.n_labelled, self.world),
-            even_sizes(streams.unlabelled.batch if streams.unlabelled else 0, self.world),
-        )
+        batch = self.n_labelled, streams.unlabelled.batch if streams.unlabelled else 0
+        self.sizes = ShardSizes(*(even_sizes(rows, self.world) for rows in batch))
         self.batch_rows, self.offsets = sum(self.sizes.rows), self.sizes.offsets()
         self.steps_per_epoch = streams.epoch_stream.steps_per_epoch
         self.steps, self.epochs = self.config.train.length(self.steps_per_epoch)
@@ -185,8 +183,7 @@ class Trainer:
         optimizer = build_optimizer(config.optim, model.parameters())
         rows, clip_norm = max(self.sizes.rows), config.optim.clip_norm
         self.strategy = prepare(self.accelerator, model, optimizer, rows, clip_norm)
-        exclusive = self.streams.kind != "multi_label"
-        self.kept = Kept(self.strategy, config.train, exclusive, snapshot)
+        self.kept = Kept(self.strategy, config.train, self.streams.kind != "multi_label", snapshot)
         if self.kept.best.out_of_patience:
             self.steps = step
         if snapshot:
@@ -403,14 +400,13 @@ class Trainer:
         """Scores the last weights, and embeds rows for the report's map."""
         options, roles, last = self.config.evaluate, self.streams.roles, max(self.steps - 1, 0)
         epoch, self.scores = self.steps / self.steps_per_epoch, Scores()
-        if self.config.data.protocol.validation:
-            self.predictions, scores = self.evaluator.evaluate(self.model, roles, "validation")
-            self.scores |= {f"validation_{name}": value for name, value in scores.items()}
-            self.log.scores(last, epoch, scores, "validation")
-        if options.test:
-            self.predictions, scores = self.evaluator.evaluate(self.model, roles)
-            self.scores |= scores
-            self.log.scores(last, epoch, scores)
+        for role in ("validation", "test"):
+            is_wanted = options.test if role == "test" else self.config.data.protocol.validation
+            if is_wanted:
+                self.predictions, scores = self.evaluator.evaluate(self.model, roles, role)
+                prefix = "" if role == "test" else "validation_"
+                self.scores |= {f"{prefix}{name}": value for name, value in scores.items()}
+                self.log.scores(last, epoch, scores, role)
         # Clocks differ, so the main process decides.
         if collectives.broadcast_object(wants_map(options.map, self.train_seconds)):
             rows = map_rows(roles, options)

@@ -299,10 +299,10 @@ BAD_LISTS: list[tuple[dict[str, bytes], str]] = [
         line(5, "000007.jpg 1 1 1.0"),
         f"{LISTED}, line 5: 000007.jpg {THREE}'1 1 1.0'",
     ),
-    (line(5, "000001.jpg 1 1 1"), f"{LISTED}, line 5: '000001.jpg' {NAMED}, in one line"),
+    (line(5, "000001.jpg 1 1 1"), f"{LISTED}, line 5: 000001.jpg is also in line 3"),
     (
         line(3, "../x.jpg 1 1 1"),
-        f"{LISTED}, line 3: '../x.jpg' {NAMED}, in one line; download it again",
+        f"{LISTED}, line 3: '../x.jpg' {NAMED}; download it again",
     ),
     (line(3, "000001.png 1 1 1"), f"{LISTED}, line 3: '000001.png' {NAMED}"),
     (line(3, "x" * 65 + ".jpg 1"), f"{LISTED}, line 3: '{'x' * 59}… {NAMED}"),
@@ -327,7 +327,7 @@ BAD_LISTS: list[tuple[dict[str, bytes], str]] = [
     ({PARTED: b"/x.jpg 0\n"}, f"{PARTED}, line 1: '/x.jpg' {NAMED}"),
     (
         {PARTED: b"000001.jpg 0\n000001.jpg 0\n"},
-        f"{PARTED}, line 2: '000001.jpg' {NAMED}, in one line",
+        f"{PARTED}, line 2: 000001.jpg is also in line 1",
     ),
 ]
 
