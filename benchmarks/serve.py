@@ -195,10 +195,12 @@ def main(words: Sequence[str] | None = None) -> int:
         print(Table.row([kind, *(f"{number:,.0f}" for number in numbers[kind].values())]))
     for fault, count in load["faults"].most_common(5):
         print(f"{count:,} × {fault}")
-    print(f"\n{load['faults'].total():,} errors")
+    slow = sum(wait > WAIT_S for waits, *_ in slow_runs.values() for wait in waits)
+    print(f"\n{load['faults'].total():,} errors; {slow:,} waits of more than {WAIT_S:g} s")
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
-    return 1 if load["faults"] else 0
+    # A short run on a busy machine shows that it answers, not how fast.
+    return 1 if load["faults"] or (slow and not arguments.small) else 0
 
 
 def time_pictures(netloc: str) -> list[float]:
@@ -235,7 +237,6 @@ def honest_waits(
                 faults[f"{fault!r} beside slow clients"] += 1
             line.close()
             waits.append(time.perf_counter() - begin)
-            faults[f"more than {WAIT_S:g} s beside slow clients"] += waits[-1] > WAIT_S
             time.sleep(0.02)
     crowd.end()
     return waits, faults, crowd.dropped
