@@ -15,6 +15,7 @@ from heron.losses.clip import Clip, Siglip
 from heron.losses.comco import Comco
 from heron.losses.deepmtmv import Deepmtmv
 from heron.losses.families import InputLoss, LabelledLoss, LogitLoss, ProjectionLoss
+from heron.losses.fixmatch import Fixmatch
 from heron.losses.hard import Debiased, Hard
 from heron.losses.hierarchical import Hierarchical
 from heron.losses.infograph import Infograph
@@ -47,6 +48,7 @@ __all__ = [
     "CrossEntropy",
     "Debiased",
     "Deepmtmv",
+    "Fixmatch",
     "Gce",
     "Hard",
     "Hierarchical",

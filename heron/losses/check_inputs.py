@@ -193,6 +193,8 @@ def _call_heron(loss: Any, inputs: Inputs) -> Tensor:
         with torch.no_grad():  # fills the queue
             loss(z1, z2, logits, last, **when)
         value = loss(z1, z2, logits, last, **when)
+    elif name == "Fixmatch":
+        value = loss(4 * logits, [logits - 1])
     elif name == "Plnl":
         value = loss([logits, logits * 2], [logits - 1, logits], indices, epoch=0.0)
     elif name == "Mib":

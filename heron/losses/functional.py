@@ -8,6 +8,7 @@ from heron.losses.c2ae import c2ae
 from heron.losses.classification import bce, cross_entropy, gce, l_uw, mlcl, mse, ub_exp, ub_log
 from heron.losses.clip import clip, siglip
 from heron.losses.comco import comco, scl_nl
+from heron.losses.fixmatch import fixmatch
 from heron.losses.hard import debiased, hard
 from heron.losses.hierarchical import hierarchical
 from heron.losses.infograph import infograph
@@ -33,6 +34,7 @@ __all__ = [
     "comco",
     "cross_entropy",
     "debiased",
+    "fixmatch",
     "gce",
     "hard",
     "hierarchical",

@@ -57,6 +57,10 @@ CASES: dict[str, Case] = {
         lambda: h.Deepmtmv(DIM, CLASSES, 2, widths=[5, 4], cost=0.0),
         lambda loss, s: loss(s.z, s.labels),
     ),
+    "Fixmatch": (
+        lambda: h.Fixmatch(threshold=0.4),
+        lambda loss, s: loss(s.logits, [s.second, s.second * 2]),
+    ),
     "Gce": (lambda: h.Gce(q=0.5), lambda loss, s: loss(s.logits, s.wrong)),
     "Hard": (h.Hard, lambda loss, s: loss(s.z, s.classes)),
     "Hard, threshold": (
