@@ -7,7 +7,7 @@
 Sets x methods x seeds. `init` is the file as `heron init` writes it (with `--labelled` where the
 set says so), `plain` the same network, steps and augmentation, batches of labelled rows, and the
 classifier's loss alone; `--also` trains other objectives in the place of `init`'s, to choose one.
-All train for the same steps. scikit-learn's two are tuned by folds of the labelled rows. A seed
+All train for the same steps. scikit-learn's three are tuned by folds of the labelled rows. A seed
 draws rows, weights and batches; differences are paired by seed, with the 95 % interval of t. Scores
 are kept in OUT, and the same command goes on.
 """
@@ -31,7 +31,7 @@ from heron.experiment.config import Config, parse_config
 from heron.studies.repeats import corrected_interval
 from heron.studies.text import markdown
 
-METHODS = ("init", "plain", "logistic", "forest")
+METHODS = ("init", "plain", "logistic", "forest", "boosting")
 CLASSIFIERS = ("cross_entropy", "bce")
 ALSO: dict[str, dict[str, Any]] = {  # objectives to choose from, beside the classifier's loss
     "simclr": {"supcon": {"weight": 0.5, "tau": 0.1}, "nt_xent": {"weight": 0.5, "tau": 0.5}},
@@ -56,7 +56,7 @@ def configs(
     trees["plain"]["data"]["batch"]["unlabelled"] = 0
     trees["plain"]["data"]["epoch"] = "labelled"
     trees["plain"]["objective"] = classifier
-    trees["init"]["evaluate"]["baselines"] = True
+    trees["init"]["evaluate"]["baselines"] = "scikit-learn"
     for name, one in trees.items():
         one["run"] = {"dir": str(out / name), "resume": "never"}
         if name in also:

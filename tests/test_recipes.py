@@ -24,10 +24,12 @@ def test_one_table_is_the_plain_network(tmp_path: Path) -> None:
 
 def test_differences_are_paired() -> None:
     kept = {
-        f"wine-{seed}": dict(zip(METHODS, (0.9 + seed / 10, 0.8 + seed / 10, 0.5, 1), strict=True))
+        f"wine-{seed}": dict(
+            zip(METHODS, (0.9 + seed / 10, 0.8 + seed / 10, 0.5, 1, 1), strict=True)
+        )
         for seed in range(2)
     }
     (row,) = lines(kept, ["wine", "iris"])
-    assert row[:6] == ["wine", "4 in 5", "0.950", "0.850", "0.500", "1.000"]
-    assert row[6].startswith("+0.1000 (+0.1000") and row[8].startswith("-0.0500 (-0.6853")
+    assert row[:7] == ["wine", "4 in 5", "0.950", "0.850", "0.500", "1.000", "1.000"]
+    assert row[7].startswith("+0.1000 (+0.1000") and row[9].startswith("-0.0500 (-0.6853")
     assert {*SETS} > {"mnist", "digits-pictures"}

@@ -66,9 +66,9 @@ def compare(
         tuple[MethodName, ...], "as in tune (default: dnn herocon; with --quick dnn own)"
     ] = (),
     baselines: Annotated[
-        tuple[Literal["logistic", "forest"], ...],
+        tuple[Literal["logistic", "forest", "boosting"], ...],
         "scikit-learn's classifiers, on raw features and on those of each method",
-    ] = ("logistic", "forest"),
+    ] = ("logistic", "forest", "boosting"),
     folds: Annotated[
         Natural | None, "folds, or draws of the labelled rows (default: 10; with --quick 5)"
     ] = None,

@@ -16,7 +16,8 @@ from heron.shards.manifest import Manifest, View, load_manifest
 from heron.shards.store import open_store
 
 if TYPE_CHECKING:
-    from heron.training.backbone import Backbone  # with torch, which takes a second
+    from heron.training.alignment import Alignment  # with torch, which takes a second
+    from heron.training.backbone import Backbone
 
 TEST_EVERY = 5  # without a test split, one labelled row in so many is kept for the test
 STEPS = 1500  # of a first run, about
@@ -26,6 +27,7 @@ MAX_SIDE = 96  # larger pictures are resized to this
 TOKENS = 128  # of a text
 FROZEN_VIEWS = 4  # augmented views of a row that a frozen backbone embeds once
 KINDS = {"vector": "table", "text": "text", "graph": "graph"}  # of a single view, in words
+MOST_NUMBERS = 250_000_000  # of the labelled rows' inputs, of which scikit-learn's baselines learn
 FEW = {"labelled": 64, "unlabelled": 192}  # rows of a batch, where most rows have no label
 TEMPLATE = Path(__file__).parent / "experiment.jinja"
 
@@ -44,6 +46,7 @@ class Facts:
     why_labels: str  # where these numbers come from
     scorable: bool  # whether labels determine each row's class, so that the split can be tested
     backbone: "Backbone | None" = None  # pretrained, for the views of its kind
+    alignment: "Alignment | None" = None  # of the pictures that are seen twice, where looked at
 
     @property
     def kind(self) -> str:
@@ -122,7 +125,20 @@ def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Fac
     if validation:
         why += f"; --validation {validation}: held out for model selection"
     rest = splits[split] - used
-    return Facts(manifest, views, split, test, used - validation, rest, validation, why, scorable)
+    facts = Facts(manifest, views, split, test, used - validation, rest, validation, why, scorable)
+    return replace(facts, alignment=_alignment(data, facts))
+
+
+def _alignment(data: str, facts: Facts) -> "Alignment | None":
+    """Looks at pictures of a folder that are seen twice and have labels; not at those of a URL."""
+    labelled = facts.kind in ("multi_class", "multi_label")
+    if not (labelled and facts.single_view and facts.views[0].kind == "image") or "://" in data:
+        return None
+    import yaml
+
+    from heron.training.alignment import read_alignment
+
+    return read_alignment(yaml.safe_load(experiment(data, facts, "look"))["data"])
 
 
 def _number_of_labels(
@@ -191,6 +207,8 @@ def _why_views(facts: Facts) -> str:
         why = "one view, seen twice: augmentation makes the pair"
     if facts.plain:
         why = "one view, seen once"
+    if found := facts.alignment:
+        why += f"; {found.description}"
     return f"{why}; left out: {', '.join(left_out)}" if left_out else why
 
 
@@ -202,9 +220,10 @@ def _view_options(facts: Facts, view: View) -> dict[str, Any]:
         return {"augment": ["drop_nodes"]}
     if view.kind != "image":
         return {"augment": [{"noise": {"std": 0.1}}]} if len(facts.looks) > len(facts.views) else {}
-    crop: dict[str, Any] = {
-        "crop": {"area": [0.4, 1.0] if facts.single_view else [0.8, 1.0], "flip": 0.0}
-    }
+    aligned = facts.alignment is not None and facts.alignment.aligned
+    area = (0.7 if aligned else 0.4) if facts.single_view else 0.8
+    flips = facts.alignment is not None and facts.alignment.flips
+    crop: dict[str, Any] = {"crop": {"area": [area, 1.0], "flip": 0.5 if flips else 0.0}}
     colour = [{"color": {"strength": 0.2, "hue": 0.05, "grey": 0.0}}]
     steps = [crop, *(colour if facts.single_view and view.shape[-1] == 3 else [])]
     size: dict[str, Any] = (
@@ -213,6 +232,20 @@ def _view_options(facts: Facts, view: View) -> dict[str, Any]:
     if facts.backbone and facts.backbone.kind == "image" and facts.backbone.side:
         size = {"size": facts.backbone.side}
     return size | {"augment": steps}
+
+
+def _baselines(facts: Facts) -> bool:
+    """Whether scikit-learn's baselines can be fitted in the memory of one machine, in minutes."""
+    if facts.kind not in ("multi_class", "multi_label") or not facts.scorable:
+        return False
+    columns = 0
+    for view in facts.views:
+        if view.kind == "graph":
+            return False
+        side = _view_options(facts, view).get("size")
+        shape = (side, side, view.shape[-1]) if side else view.shape
+        columns += 4096 if view.kind == "text" else math.prod(shape)
+    return columns * facts.labelled <= MOST_NUMBERS
 
 
 def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[str, Any], int, str]:
@@ -286,6 +319,7 @@ def experiment(path: str, facts: Facts, name: str) -> str:
         queue=max(1024, batch_of(facts.labelled)),
         lr=lr,
         why_lr=why_lr,
+        baselines=_baselines(facts),
         train=train,
     )
 
@@ -339,8 +373,6 @@ def init(
         stream.write(f"# heron pretrain {out}\n{text}".encode())
     terms = " + ".join(config.objective.terms())
     print(f"{out}: {facts.kind} labels, {len(config.data.views)} views, {terms}")
-    if facts.plain:
-        print(
-            f"with one {KINDS[facts.views[0].kind]}, a forest may do better; to find out in five "
-            f"minutes, run heron compare --quick {out}"
-        )
+    if facts.plain and config.evaluate.baselines:
+        noun = KINDS[facts.views[0].kind]
+        print(f"with one {noun}, a forest may do better: the report of the run compares them")

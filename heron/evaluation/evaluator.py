@@ -69,10 +69,10 @@ class Evaluator:
         """
         stored = sorted({view.stored for view in self.views.views})
         graphs = [name for name in stored if self.reader.view(name).kind == "graph"]
-        if graphs and self.config.baselines is True:  # `plain` makes no columns of them
+        if graphs and self.config.fits_columns:  # `plain` makes no columns of them
             raise ConfigError(
-                f"evaluate.baselines is true, but view '{graphs[0]}' has graphs, and baselines "
-                "need columns of numbers; set it to false"
+                f"evaluate.baselines is {str(self.config.baselines).lower()}, but view "
+                f"'{graphs[0]}' has graphs, and baselines need columns of numbers; set it to false"
             )
         if self.config.probe_by == "svm" and not self.exclusive:
             raise ConfigError(

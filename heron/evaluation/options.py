@@ -25,8 +25,9 @@ class Evaluate(Section):
         map: whether the report has a map of test rows, and some rows with their nearest neighbours;
             `auto`: if training took two minutes or more.
         map_rows: largest number of test rows on the map, approximately.
-        baselines: whether logistic regression, a random forest and the plain network are trained on
-            the same labels, for comparison; `plain`: only the plain network.
+        baselines: whether logistic regression, a random forest, gradient boosting and the plain
+            network are trained on the same labels, for comparison; `plain`: only the network;
+            `scikit-learn`: only the others, which are fitted beside the run.
         seeds: number of seeds, from `seed` on, with which networks are trained, in folders `seed-N`
             of the run's folder; the report shows their spread. scikit-learn's baselines use none.
         test: whether the test rows are scored; false: they stay unread, as in a search's trials.
@@ -41,6 +42,11 @@ class Evaluate(Section):
     batch: Natural = 512
     map: Literal["auto", "always", "never"] = "auto"
     map_rows: Natural = 1000
-    baselines: Literal[True, False, "plain"] = False
+    baselines: Literal[True, False, "plain", "scikit-learn"] = False
     seeds: Natural = 1
     test: bool = True
+
+    @property
+    def fits_columns(self) -> bool:
+        """Whether scikit-learn's baselines are wanted."""
+        return self.baselines in (True, "scikit-learn")

@@ -1,7 +1,8 @@
 """Probes: how well frozen features tell labels apart, by linear classifiers or support vectors."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +66,20 @@ def fit_logistic(
             warnings.simplefilter("ignore", ConvergenceWarning)
             fitted.append(LogisticRegression(C=c, max_iter=iterations).fit(rows, target))
 
-    def predict(queries: NDArray[np.float64]) -> NDArray[np.float32]:
-        probability = np.zeros((len(queries), y.shape[1]), np.float32)
+    return by_labels(fitted, y.shape[1], exclusive)
+
+
+def by_labels(
+    fitted: Sequence[Any],  # a classifier of classes, or one for each label; a number: its value
+    labels: int,
+    exclusive: bool,
+    project: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray,
+) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
+    """Returns the function from rows to probabilities [rows, labels] of fitted classifiers."""
+
+    def predict(rows: NDArray[Any]) -> NDArray[np.float32]:
+        queries = project(rows)
+        probability = np.zeros((len(queries), labels), np.float32)
         for column, model in enumerate(fitted):
             if isinstance(model, float):
                 probability[:, int(model) if exclusive else column] = 1.0 if exclusive else model

@@ -1,4 +1,4 @@
-"""scikit-learn's logistic regression and random forest, tuned on held-out rows."""
+"""scikit-learn's logistic regression, random forest and boosting, tuned on held-out rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,15 @@ from heron.base.errors import ConfigError
 from heron.data.rows import Rows
 from heron.evaluation.evaluator import Columns, Evaluator
 from heron.evaluation.metrics import label_auc
-from heron.evaluation.probe import fit_logistic
+from heron.evaluation.probe import by_labels, fit_logistic
 
-Kind = Literal["logistic", "forest"]
-KINDS: tuple[Kind, ...] = ("logistic", "forest")
-NAMES = {"logistic": "logistic regression", "forest": "random forest"}
+Kind = Literal["logistic", "forest", "boosting"]
+KINDS: tuple[Kind, ...] = ("logistic", "forest", "boosting")
+NAMES = {
+    "logistic": "logistic regression",
+    "forest": "random forest",
+    "boosting": "gradient boosting",
+}
 Matrix = NDArray[np.float32]
 Predict = Callable[[NDArray[Any]], Matrix]  # from rows [rows, views, width] to [rows, labels]
 Options = dict[str, float]
@@ -31,6 +35,8 @@ TREES, TUNING_TREES = 200, 50
 LEAVES = (3.0, 10.0, 30.0)  # fewest rows of a leaf that are tried after 1
 FACTORS = (2.0, 4.0, 8.0)  # times the square root of the columns, tried after 1
 WIDE = 1000  # columns, beyond which a split considers no more than their square root
+ROUNDS, TUNING_ROUNDS = 100, 30  # of boosting
+BOOSTED = 100  # columns, of more than which boosting sees as many principal components
 LEAST = 1e-7  # a probability of 0 counts as this one in a logarithm
 ROWS = 4096  # predicted at a time
 MAX_TOKENS = 4096  # columns of a text at most
@@ -77,8 +83,12 @@ def tune(
     as long as accuracy (of one class per row) or AUC rises by more than a standard error over the
     folds: log-loss would prefer large leaves, whose probabilities are mild and which rank worse.
 
+    Boosting adds 100 trees of 8 leaves, one after the other (HistGradientBoostingClassifier), of
+    more than 100 columns on as many principal components. Its `leaf`, 20, and its learning rate
+    `rate`, .1, are chosen in the same way.
+
     Args:
-        kind: `logistic` or `forest`.
+        kind: `logistic`, `forest` or `boosting`.
         x: training rows [rows, views, width]; views of unlike widths are one view.
         y: labels as 0/1, [rows, labels]; NaN is unknown. A label that is the same in all training
             rows is predicted as it is.
@@ -92,16 +102,20 @@ def tune(
     from threadpoolctl import threadpool_limits
 
     chosen = np.sort(np.random.default_rng(0).permutation(len(x))[:MOST_ROWS])
-    parts = [(x[chosen], y[chosen], *held)] if held else _folds(x[chosen], y[chosen])
+    parts = [(x[chosen], y[chosen], *held)] if held else folds(x[chosen], y[chosen])
     layouts = (0.0, 1.0) if x.shape[1] > 1 else (0.0,)
-    search = _search_logistic if kind == "logistic" else _search_forest
     with threadpool_limits(1):  # many small fits: threads that wait for others cost more than all
-        tried, (options, loss) = search(layouts, parts, exclusive)
+        if kind == "logistic":
+            tried, (options, loss) = _search_logistic(layouts, parts, exclusive)
+        else:
+            tried, (options, loss) = _search_trees(kind, layouts, parts, exclusive)
     at_end = kind == "logistic" and abs(round(np.log10(options["c"]))) == LAST
     edge = f"the best C, {options['c']:g}, is the last one tried" if at_end else ""
-    fit = _fit_logistic if kind == "logistic" else _fit_forest
     with threadpool_limits(1 if len(x) <= MOST_ROWS else None):
-        predict = fit(x, y, exclusive, options)
+        if kind == "logistic":
+            predict = _fit_logistic(x, y, exclusive, options)
+        else:
+            predict = _fit_trees(kind, x, y, exclusive, options)
     return Tuned(predict, options, loss, tried, edge)
 
 
@@ -110,7 +124,7 @@ Tried = list[tuple[Options, float]]  # with their losses
 Part = tuple[NDArray[Any], Matrix, NDArray[Any], Matrix]
 
 
-def _folds(x: NDArray[Any], y: Matrix) -> list[Part]:
+def folds(x: NDArray[Any], y: Matrix) -> list[Part]:
     """Deals the rows out in the order of their labels, shuffled among equal ones."""
     if len(x) < 2:
         return []
@@ -159,7 +173,7 @@ def _search_logistic(
         options = {"shared": shared}
         projected = []
         for x, y, held, _ in parts:
-            project = _projection(rows := _rows(x, options))
+            project = projection(rows := _rows(x, options))
             labels = y.repeat(len(rows) // len(y), 0)
             projected.append((project(rows), project(_rows(held, options)), labels))
         loss = partial(_logistic_loss, parts, projected, exclusive)
@@ -192,13 +206,15 @@ def _descend(loss: Callable[[int], float], start: int) -> dict[int, float]:
 
 def _fit_logistic(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options) -> Predict:
     rows = _rows(x, options)
-    project = _projection(rows)
+    project = projection(rows)
     labels = y.repeat(len(rows) // len(y), 0)
     fitted = fit_logistic(project(rows), labels, exclusive, options["c"], ITERATIONS)
     return _by_rows(lambda queries: fitted(project(queries)), options, y.shape[1])
 
 
-def _projection(x: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[np.float64]]:
+def projection(
+    x: NDArray[Any], components: int = COMPONENTS
+) -> Callable[[NDArray[Any]], NDArray[np.float64]]:
     """Returns the projection on the principal components of standardised `x`, largest first."""
     from sklearn.decomposition import PCA  # here: scikit-learn takes half as long as torch
     from sklearn.pipeline import make_pipeline
@@ -206,24 +222,27 @@ def _projection(x: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[np.float64]
 
     if not np.ptp(x, 0).any():  # one row, or equal rows: there is no component
         return lambda rows: np.zeros((len(rows), 1))
-    pca = PCA(min(COMPONENTS, *x.shape), svd_solver="full")
+    pca = PCA(min(components, *x.shape), svd_solver="full")
     pipeline = make_pipeline(StandardScaler(), pca).fit(x.astype(np.float64))
     return lambda rows: pipeline.transform(rows.astype(np.float64))
 
 
-def _search_forest(
-    layouts: Sequence[float], parts: Sequence[Part], exclusive: bool
+def _search_trees(
+    kind: Kind, layouts: Sequence[float], parts: Sequence[Part], exclusive: bool
 ) -> tuple[Tried, tuple[Options, float]]:
     """Changes one option at a time, and keeps a change if it beats the noise between folds."""
-    best: Options = {"shared": 0.0, "factor": 1.0, "leaf": 1.0}
-    least = _forest_losses(parts, exclusive, best)
-    tried = [(best, _mean(least))]
     wide = bool(parts) and parts[0][0].shape[2] > WIDE
-    ladders = (("shared", layouts[1:]), ("factor", () if wide else FACTORS), ("leaf", LEAVES))
+    best: Options = {"shared": 0.0, "factor": 1.0, "leaf": 1.0}
+    ladders = [("shared", layouts[1:]), ("factor", () if wide else FACTORS), ("leaf", LEAVES)]
+    if kind == "boosting":
+        best = {"shared": 0.0, "rate": 0.1, "leaf": 20.0}
+        ladders = [("shared", layouts[1:]), ("leaf", (5.0,)), ("rate", (0.3,))]
+    least = _tree_losses(kind, parts, exclusive, best)
+    tried = [(best, _mean(least))]
     for name, values in ladders if parts else ():
         for value in values:
             options = best | {name: value}
-            losses = _forest_losses(parts, exclusive, options)
+            losses = _tree_losses(kind, parts, exclusive, options)
             tried.append((options, _mean(losses)))
             gain = least - losses
             error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
@@ -237,11 +256,13 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(np.nanmean(values)) if (~np.isnan(values)).any() else 0.0
 
 
-def _forest_losses(parts: Sequence[Part], exclusive: bool, options: Options) -> NDArray[np.float64]:
+def _tree_losses(
+    kind: Kind, parts: Sequence[Part], exclusive: bool, options: Options
+) -> NDArray[np.float64]:
     """Returns for each fold 1 - accuracy, or 1 - AUC averaged over the labels that differ in it."""
     losses = []
     for x, y, held, truth in parts:
-        found = _fit_forest(x, y, exclusive, options, TUNING_TREES)(held)
+        found = _fit_trees(kind, x, y, exclusive, options, tuning=True)(held)
         if exclusive:
             losses.append(float((found.argmax(1) != truth.argmax(1)).mean()))
         else:
@@ -249,12 +270,42 @@ def _forest_losses(parts: Sequence[Part], exclusive: bool, options: Options) -> 
     return np.array(losses)
 
 
-def _fit_forest(
-    x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees: int = TREES
+def _fit_trees(
+    kind: Kind, x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, tuning: bool = False
 ) -> Predict:
     rows = _rows(x, options)
     labels = y.repeat(len(rows) // len(y), 0)
-    return _by_rows(_forest(rows, labels, exclusive, options, trees), options, y.shape[1])
+    if kind == "forest":
+        trees = TUNING_TREES if tuning else TREES
+        predict = _forest(rows, labels, exclusive, options, trees)
+    else:
+        rounds = TUNING_ROUNDS if tuning else ROUNDS
+        predict = _boosting(rows, labels, exclusive, options, rounds)
+    return _by_rows(predict, options, y.shape[1])
+
+
+def _boosting(
+    x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, rounds: int
+) -> Callable[[NDArray[Any]], Matrix]:
+    """Fits trees of 8 leaves one after the other: for each label, or for all classes at once."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    project: Callable[[NDArray[Any]], NDArray[Any]] = projection(x, BOOSTED)
+    if x.shape[1] <= BOOSTED:
+        project = np.asarray
+    inputs, fitted = project(x), list[Any]()
+    for labels in [y.argmax(1)] if exclusive else y.T:
+        known = np.isfinite(labels)
+        rows, target = inputs[known], labels[known].astype(int)
+        if len(present := np.unique(target)) < 2:  # a number: the value that all rows have
+            fitted.append(float(present[0]) if len(present) else 0.5)
+            continue
+        model = HistGradientBoostingClassifier(
+            learning_rate=options["rate"], max_iter=rounds, max_leaf_nodes=8, random_state=0,
+            min_samples_leaf=int(options["leaf"]), early_stopping=False,
+        )  # fmt: skip
+        fitted.append(model.fit(rows, target))
+    return by_labels(fitted, y.shape[1], exclusive, project)
 
 
 def _forest(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees: int) -> Predict:

@@ -57,7 +57,9 @@ def _refuse_without_index(config: Config) -> None:
         refuse_without_index(f"train.frozen_views is {frozen}", "features are kept by row number")
     if config.evaluate.baselines:
         reason = "they would train on different rows than the run"
-        refuse_without_index("evaluate.baselines is true", reason)
+        refuse_without_index(
+            f"evaluate.baselines is {str(config.evaluate.baselines).lower()}", reason
+        )
 
 
 def _terms_that_remember(config: Config) -> list[str]:

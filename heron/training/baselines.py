@@ -1,4 +1,4 @@
-"""Baselines on the same labels: logistic regression, a random forest, and the plain network."""
+"""Baselines on the same labels: three of scikit-learn, and the plain network."""
 
 import hashlib
 import json
@@ -55,9 +55,9 @@ class BackgroundBaselines:
         roles: Roles,
         write_report: Callable[[list[str], int], None],  # told of what is to come, and of the step
     ) -> None:
-        """Wants something if `evaluate.baselines` is true, and rows can be learnt and tested."""
+        """Wants something if `evaluate.baselines` does, and rows can be learnt and tested."""
         self.possible = len(roles.labelled) > 0 and len(roles.test) > 0
-        wants = self.possible and config.evaluate.baselines is True and rank() == 0
+        wants = self.possible and config.evaluate.fits_columns and rank() == 0
         self._wanted = KINDS if wants else ()
         self._path, self._write_report = Path(config.run.dir) / FILE, write_report
         self._watchdog, self._threads = evaluator.watchdog, torch.get_num_threads()
@@ -179,12 +179,12 @@ def compare(
 
     The plain network is the experiment with the classifier's term alone, trained by the same code
     in the run's subfolder `plain`; it exists if the experiment has that term and another. Scores
-    are named `plain_...`, `logistic_...` and `forest_...`, the last two with the options that
-    cross-validation chose.
+    are named `plain_...`, and `logistic_...`, `forest_...` and `boosting_...`, these with the
+    options that cross-validation chose.
     """
     if not background.possible:
         return {}
-    plain_config = plain(config)
+    plain_config = None if config.evaluate.baselines == "scikit-learn" else plain(config)
     same = plain_config is not None and plain_config.objective == config.objective
     to_come = [] if plain_config is None or same else ["the plain network"]
     if to_come or background.to_come:
@@ -216,8 +216,8 @@ def other_seeds(config: Config) -> list[Config]:
         tree = config.model_dump(mode="json")
         tree["seed"], tree["run"]["dir"] = seed, str(Path(config.run.dir) / f"seed-{seed}")
         tree["evaluate"] |= {"seeds": 1, "map": "never"}
-        if config.evaluate.baselines:
-            tree["evaluate"]["baselines"] = "plain"
+        if tree["evaluate"]["baselines"]:  # scikit-learn's use no seed
+            tree["evaluate"]["baselines"] = "plain" if config.evaluate.baselines is True else False
         trees.append(tree)
     return [parse_config(tree) for tree in trees]
 

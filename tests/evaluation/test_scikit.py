@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from heron.evaluation import scikit
 from heron.evaluation.metrics import multi_label_scores
 from heron.evaluation.probe import fit_logistic
-from heron.evaluation.scikit import Tuned, _folds, log_loss, tune
+from heron.evaluation.scikit import KINDS, Tuned, folds, log_loss, tune
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -82,7 +82,7 @@ def test_small_sets_gain_by_log_loss(shape: Any, gain: float) -> None:
     assert min(gains) > -0.003 and np.mean(gains) > gain, gains
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_chosen_number_is_no_end_of_those_tried(kind: Any) -> None:
     (x, y), _ = like(YEAST, 0)
     tuned = tune(kind, x[:, None], y, exclusive=False)
@@ -134,7 +134,7 @@ def test_log_loss_is_scikit_learns_and_of_known_labels_alone() -> None:
 def test_folds_hold_every_row_once_and_each_class_alike() -> None:
     y = np.eye(3, dtype=np.float32)[np.repeat([0, 1, 2], [50, 25, 10])]
     x = np.arange(85.0).reshape(85, 1, 1)
-    parts = _folds(x, y)
+    parts = folds(x, y)
     held = np.concatenate([part[2] for part in parts]).ravel()
     assert sorted(held) == list(range(85)) and len(parts) == 5
     for rows, labels, held_rows, held_labels in parts:
@@ -161,7 +161,7 @@ def test_logistic_regression_is_scikit_learns() -> None:
     assert not probability[:, 2].any() and (probability[:, 3] == 1).all()
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_exclusive_classes_of_which_one_has_no_example(kind: Any) -> None:
     (x, _), (others, _) = clouds(90, 0), clouds(50, 1)
     y = np.eye(4, dtype=np.float32)[(x[:, 0] > 0) * 2]
@@ -187,7 +187,7 @@ def test_views_that_are_alike_share_the_weights_where_that_predicts_better() -> 
     assert ((probability[:, 0] > 0.5) == truth[:, 0]).mean() > 0.7
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_unknown_labels_and_rows_that_say_nothing(kind: Any) -> None:
     x, y = np.ones((1, 1, 3)), np.array([[0, 1]], np.float32)
     probability = tune(kind, x, y, exclusive=False).predict(np.ones((2, 1, 3)))
@@ -200,7 +200,7 @@ def test_unknown_labels_and_rows_that_say_nothing(kind: Any) -> None:
     assert ((found[:, 0] > 0.5) == truth[:, 0]).mean() > 0.75
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_rows_have_no_probabilities(kind: Any) -> None:
     x, y = clouds(40, 0)
     assert tune(kind, x[:, None], y, False).predict(x[:0, None]).shape == (0, 4)

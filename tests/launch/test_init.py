@@ -17,7 +17,7 @@ from heron.experiment.config import load_config
 from tests.sealed import seal
 
 DRAW = np.random.default_rng(0)
-STEPS = ["train.steps=2", "train.cpu_threads=1", "evaluate.map=never"]
+STEPS = ["train.steps=2", "train.cpu_threads=1", "evaluate.map=never", "evaluate.baselines=false"]
 
 
 def arrays(folder: Path, labels: Any, *more: object, **views: Any) -> Path:
@@ -147,7 +147,7 @@ def test_few_labels_use_the_rows_without(tmp_path: Path) -> None:
     often = [f"run.dir={tmp_path}/r", *STEPS, "train.evaluate_every_steps=1"]
     config = load_config(tmp_path / "few.yaml", often)
     assert (config.data.protocol.labelled, config.data.protocol.validation) == (30, 0.2)
-    assert {*config.objective.terms()} == {"cross_entropy", "supcon", "nt_xent"}
+    assert {*config.objective.terms()} == {"cross_entropy", "supcon", "nt_xent", "fixmatch"}
     assert (config.data.batch.labelled, config.data.batch.unlabelled) == (24, 50)
     assert "--labelled 30, of 80 rows with a label; --validation 6: held out" in text
     assert "of 24 labelled and 50 other rows" in text
@@ -160,11 +160,9 @@ def test_one_table_is_told_of_a_forest(tmp_path: Path, capsys: pytest.CaptureFix
     data, out = classes(tmp_path), tmp_path / "mine.yaml"
     capsys.readouterr()
     assert main(["init", str(data), "--labelled", "12", "--out", str(out)]) == 0
-    assert (
-        f"a forest may do better; to find out in five minutes, run heron compare --quick {out}"
-        in capsys.readouterr().out
-    )
+    assert "a forest may do better: the report of the run compares" in capsys.readouterr().out
     text = out.read_text()
+    assert load_config(out).evaluate.baselines == "scikit-learn"
     assert "# one table: a second view of it would add nothing" in text
     assert "of 12 labelled and 28 other rows, which training does not use" in text
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
@@ -25,6 +25,7 @@ from heron.api.job import main as job
 from heron.api.job import pretrain
 from heron.base.errors import Stopped, TrainingError
 from heron.evaluation.metrics import fitted_threshold
+from heron.evaluation.scikit import NAMES
 from heron.experiment.config import dump_config
 from heron.training.baselines import FILE, BackgroundBaselines
 from heron.training.tracking import read_metrics
@@ -72,12 +73,19 @@ def predicted(known: Known, kind: str, options: dict[str, float], rows: Any, ask
         forest = _forest(x, options).fit(x, y.argmax(1) if known.kind in EXCLUSIVE else y)
         found = forest.predict_proba(queries)
         return found if known.kind in EXCLUSIVE else np.stack([p[:, 1] for p in found], 1)
+    if known.kind in EXCLUSIVE and kind == "boosting":
+        found = np.zeros((len(asked), 4))
+        boosting = _boosting(options).fit(x, y.argmax(1))
+        found[:, boosting.classes_] = boosting.predict_proba(queries)
+        return found
     if known.kind in EXCLUSIVE:
         logistic = LogisticRegression(C=options["c"], max_iter=1000, tol=1e-8)
         return logistic.fit(x, y.argmax(1)).predict_proba(queries)
     for label in range(4):
         has = ~np.isnan(y[:, label])
-        model = _forest(x, options) if kind == "forest" else LogisticRegression(C=options["c"])
+        model: Any = LogisticRegression(C=options.get("c", 1.0))
+        if kind != "logistic":
+            model = _forest(x, options) if kind == "forest" else _boosting(options)
         out[:, label] = model.fit(x[has], y[has, label]).predict_proba(queries)[:, 1]
     return out
 
@@ -86,6 +94,13 @@ def _forest(x: Any, options: dict[str, float]) -> RandomForestClassifier:
     share = min(1.0, options["factor"] / np.sqrt(x.shape[1]))
     leaf = int(options["leaf"])
     return RandomForestClassifier(200, max_features=share, min_samples_leaf=leaf, random_state=0)
+
+
+def _boosting(options: dict[str, float]) -> HistGradientBoostingClassifier:
+    return HistGradientBoostingClassifier(
+        learning_rate=options["rate"], max_leaf_nodes=8, min_samples_leaf=int(options["leaf"]),
+        early_stopping=False, random_state=0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -106,7 +121,7 @@ def test_the_scores_are_those_of_scikit_learn(
     made.start()
     found, roles = made.wait(lambda: False), streams.roles
     assert found == made.scores and not made.to_come
-    for name in ("logistic", "forest"):
+    for name in ("logistic", "forest", "boosting"):
         its = {k.removeprefix(f"{name}_"): v for k, v in found.items() if k.startswith(name)}
         threshold = 0.4
         if changes is not ON:
@@ -126,7 +141,7 @@ def test_what_is_known_is_said_reported_and_not_fitted_again(
     write(tmp_path, "multi_class", whole=True)
     (tmp_path / "run").mkdir()
     first, asked = beside(tmp_path, "multi_class", **ON)
-    assert first.to_come == ["logistic regression", "random forest"] and not first.scores
+    assert first.to_come == [*NAMES.values()] and not first.scores
     first.start(idle=False)  # others may use every core
     first.look(1, 9)
     assert asked == []
@@ -135,7 +150,7 @@ def test_what_is_known_is_said_reported_and_not_fitted_again(
         time.sleep(0.05)
     assert asked == [(["the network (at step 2 of 9)"], 2)]
     told = []
-    for kind, name in (("logistic", "logistic regression"), ("forest", "random forest")):
+    for kind, name in NAMES.items():
         names = "auc_macro", "f1_weighted", "accuracy"
         values = ", ".join(f"{score} {first.scores[f'{kind}_{score}']:.4f}" for score in names)
         told += [f"baselines: fitting {name} beside the run"]
@@ -183,7 +198,10 @@ def test_a_signal_and_a_process_that_fails_are_said(tmp_path: Path) -> None:
     write(tmp_path, "multi_class", whole=True)
     made, _ = beside(tmp_path, "multi_class", **ON)
     made.start()
-    with pytest.raises(Stopped, match="saved, but logistic regression and random forest not yet"):
+    with pytest.raises(
+        Stopped,
+        match="saved, but logistic regression and random forest and gradient boosting not yet",
+    ):
         made.wait(lambda: True)
     made.close()
     made._asked["data"]["path"] = str(tmp_path / "nowhere")
@@ -246,7 +264,7 @@ def test_a_run_that_is_stopped_has_them_and_does_not_fit_them_again(
         begun = living(str(tmp_path))
         time.sleep(0.02)
     assert len(begun) == 1
-    until(folder / "report.html", run, "forest 0.")
+    until(folder / "report.html", run, "boosting 0.")
     run.send_signal(number)
     said, _ = run.communicate(timeout=60)
     assert run.returncode == (-9 if number == signal.SIGKILL else 75), said[-2000:]
@@ -260,10 +278,10 @@ def test_a_run_that_is_stopped_has_them_and_does_not_fit_them_again(
 
     (folder / "report.html").unlink()
     again = forked.start([*words, "run.resume=auto"], tmp_path, slow, environment)
-    until(folder / "report.html", again, "forest 0.")
+    until(folder / "report.html", again, "boosting 0.")
     again.send_signal(signal.SIGTERM)
     said, _ = again.communicate(timeout=60)
-    assert again.returncode == 75 and said.count("to beat: ") == 2 and "fitting" not in said
+    assert again.returncode == 75 and said.count("to beat: ") == 3 and "fitting" not in said
     assert (folder / FILE).read_bytes() == written
 
 
@@ -292,7 +310,7 @@ def test_the_network_has_the_bits_that_it_has_without_them(tmp_path: Path) -> No
     weights = [next(Path(m.run.dir).rglob("model.safetensors")).read_bytes() for m in (on, off)]
     assert weights[0] == weights[1]
     report = (Path(on.run.dir) / "report.html").read_text()
-    assert "Still to come" not in report and "forest 0." in report
+    assert "Still to come" not in report and "boosting 0." in report
 
 
 def test_a_report_that_cannot_be_written_ends_no_training(

@@ -46,11 +46,11 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
     result = small(str(tmp_path), "run")
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     shown = capfd.readouterr().out  # also of the process that fits
-    for prefix in (prefixes := ("", "plain_", "logistic_", "forest_")):
+    for prefix in (prefixes := ("", "plain_", "logistic_", "forest_", "boosting_")):
         assert written[f"{prefix}auc_macro"] == result[f"{prefix}auc_macro"]
         assert f"auc_macro {result[f'{prefix}auc_macro']:.4f}" in shown
     assert len({result[f"{prefix}auc_macro"] for prefix in prefixes}) == 4
-    for name in ("logistic regression", "random forest"):
+    for name in ("logistic regression", "random forest", "gradient boosting"):
         told = [shown.index(f"{word} {name}") for word in ("fitting", "by")]
         assert told == sorted(told)
 
