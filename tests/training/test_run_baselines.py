@@ -49,7 +49,7 @@ def test_a_run_and_its_baselines_side_by_side_on_any_number_of_processes(
     for prefix in (prefixes := ("", "plain_", "logistic_", "forest_", "boosting_")):
         assert written[f"{prefix}auc_macro"] == result[f"{prefix}auc_macro"]
         assert f"auc_macro {result[f'{prefix}auc_macro']:.4f}" in shown
-    assert len({result[f"{prefix}auc_macro"] for prefix in prefixes}) == 4
+    assert len({result[f"{prefix}auc_macro"] for prefix in prefixes}) == 5
     for name in ("logistic regression", "random forest", "gradient boosting"):
         told = [shown.index(f"{word} {name}") for word in ("fitting", "by")]
         assert told == sorted(told)
