@@ -116,17 +116,12 @@ class Best(_Weights):
     def look(self, step: int, scores: Scores) -> list[str]:
         """Keeps the model's weights if they are the best so far; returns lines about it.
 
-        A score that was seen before the run was resumed is not counted twice. Raises a
-        TrainingError if `train.keep_by` is no score of the validation rows.
+        A score that was seen before the run was resumed is not counted twice; for errors see
+        `refuse_unscored`.
         """
         if not self.wanted:
             return []
-        if self.name not in scores:
-            raise TrainingError(
-                f"train.keep_by is {self.name}, but the validation rows have only "
-                f"{', '.join(sorted(scores)) or 'no score'}; set train.keep_by to one of them, or "
-                "train.keep=last"
-            )
+        self.refuse_unscored(scores)
         score, best = scores[self.name], self.found
         if best and step <= best.seen:
             return []
@@ -142,6 +137,15 @@ class Best(_Weights):
             f"step {step}: the run ends, since {self._patience} evaluations (train.patience) had "
             f"no better {self.name} of the validation rows; the best is that of step {best.step}"
         ]
+
+    def refuse_unscored(self, scores: Scores) -> None:
+        """Raises a TrainingError if `train.keep_by` is no score of the validation rows."""
+        if self.name not in scores:
+            raise TrainingError(
+                f"train.keep_by is {self.name}, but the validation rows have only "
+                f"{', '.join(sorted(scores)) or 'no score'}; set train.keep_by to one of them, or "
+                "train.keep=last"
+            )
 
     @property
     def out_of_patience(self) -> bool:

@@ -215,6 +215,9 @@ class Trainer:
             parts = self.objective, self.sizes, self.strategy, self.micro_batches
             log.say(preamble(config, streams, *parts), *self.damaged, *filter(None, [self.moved]))
             self._log_skipped([streams.reader.lost])
+            if self.kept.best.wanted and not at:  # before hours of training, not after
+                _, scores = self.evaluator.evaluate(self.model, streams.roles, "validation")
+                self.kept.best.refuse_unscored(scores)
             if at and self._is_due(at):
                 known = self.kept.best.found
                 self.evaluate(at)  # the interrupted run may not have done it

@@ -180,6 +180,7 @@ def test_what_is_refused(best: Path) -> None:
     unknown = partial(refused, train={"keep_by": "f2"})
     (said,) = ranks.run(1, unknown, folder, "ddp", "unknown")
     assert said.startswith("train.keep_by is f2, but the validation rows have only accuracy, ")
+    assert not any("loss" in row for row in read_metrics(folder / "unknown" / "metrics.jsonl"))
     (said,) = ranks.run(1, partial(refused, train={"patience": 3}), folder, "ddp", "best")
     assert "made with another configuration: train.patience is null, not 3" in said
     for train, words in (
