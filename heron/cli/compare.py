@@ -68,7 +68,7 @@ def compare(
     baselines: Annotated[
         tuple[Literal["logistic", "forest", "boosting"], ...],
         "scikit-learn's classifiers, on raw features and on those of each method",
-    ] = ("logistic", "forest", "boosting"),
+    ] = ("logistic", "forest"),
     folds: Annotated[
         Natural | None, "folds, or draws of the labelled rows (default: 10; with --quick 5)"
     ] = None,

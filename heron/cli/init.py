@@ -13,7 +13,7 @@ from heron.cli.arguments import Location
 from heron.experiment.overrides import as_typed
 from heron.models.options import Tuning
 from heron.shards.manifest import Manifest, View, load_manifest
-from heron.shards.store import open_store
+from heron.shards.store import is_remote, open_store
 
 if TYPE_CHECKING:
     from heron.training.alignment import Alignment  # with torch, which takes a second
@@ -27,7 +27,7 @@ MAX_SIDE = 96  # larger pictures are resized to this
 TOKENS = 128  # of a text
 FROZEN_VIEWS = 4  # augmented views of a row that a frozen backbone embeds once
 KINDS = {"vector": "table", "text": "text", "graph": "graph"}  # of a single view, in words
-MOST_NUMBERS = 250_000_000  # of the labelled rows' inputs, of which scikit-learn's baselines learn
+MOST_NUMBERS = 100_000_000  # of the rows that scikit-learn's baselines learn and predict
 FEW = {"labelled": 64, "unlabelled": 192}  # rows of a batch, where most rows have no label
 TEMPLATE = Path(__file__).parent / "experiment.jinja"
 
@@ -132,7 +132,7 @@ def read_facts(data: str, wanted: int | None = None, validation: int = 0) -> Fac
 def _alignment(data: str, facts: Facts) -> "Alignment | None":
     """Looks at pictures of a folder that are seen twice and have labels; not at those of a URL."""
     labelled = facts.kind in ("multi_class", "multi_label")
-    if not (labelled and facts.single_view and facts.views[0].kind == "image") or "://" in data:
+    if not (labelled and facts.single_view and facts.views[0].kind == "image") or is_remote(data):
         return None
     import yaml
 
@@ -245,7 +245,8 @@ def _baselines(facts: Facts) -> bool:
         side = _view_options(facts, view).get("size")
         shape = (side, side, view.shape[-1]) if side else view.shape
         columns += 4096 if view.kind == "text" else math.prod(shape)
-    return columns * facts.labelled <= MOST_NUMBERS
+    tested = facts.manifest.rows(facts.test) if facts.test else facts.unlabelled
+    return columns * (facts.labelled + facts.validation + tested) <= MOST_NUMBERS
 
 
 def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[str, Any], int, str]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heron.base.errors import ConfigError
 from heron.data.rows import Rows
-from heron.evaluation.evaluator import Columns, Evaluator
+from heron.evaluation.evaluator import Columns, Evaluator, Predictions
 from heron.evaluation.metrics import label_auc
 from heron.evaluation.probe import by_labels, fit_logistic
 
@@ -349,8 +349,8 @@ def _forest(x: NDArray[Any], y: Matrix, exclusive: bool, options: Options, trees
     return predict
 
 
-def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
-    """Returns all stored views side by side, each once, [rows, columns], and labels as 0/1.
+def raw_inputs(evaluator: Evaluator, rows: Rows) -> Predictions:
+    """Returns all stored views side by side, each once, as `hidden` [rows, columns], and labels.
 
     Vectors are standardised if the experiment does so; pictures have the size of their view and
     values in [0, 1]; a text becomes token counts (ids modulo 4,096). `data.on_error: skip` leaves
@@ -368,9 +368,7 @@ def raw_inputs(evaluator: Evaluator, rows: Rows) -> tuple[Matrix, Matrix]:
         if kind == "text":
             columns = partial(_counts, evaluator.reader.vocabulary(view.stored))
         transforms.setdefault(view.stored, (place, columns))
-    inputs = evaluator.inputs(rows, dict(transforms.values()))
-    assert inputs.hidden is not None
-    return inputs.hidden, inputs.y
+    return evaluator.inputs(rows, dict(transforms.values()))
 
 
 def _counts(vocabulary: int, tokens: NDArray[np.int32]) -> Matrix:

@@ -149,7 +149,7 @@ def _test(
 def measure_raw(score: str, experiment: Config, kind: Kind) -> list[Scored]:
     """Returns the result of a scikit-learn classifier on the raw inputs of a fold."""
     evaluator, roles = _open(experiment)
-    splits = [raw_inputs(evaluator, rows) for rows in _row_sets(roles)]
+    splits = [(p.hidden, p.y) for p in (raw_inputs(evaluator, r) for r in _row_sets(roles))]
     name = f"{kind} on {RAW}"
     return [_tune_scikit(evaluator, score, kind, splits, name, False, False)]
 

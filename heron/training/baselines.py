@@ -30,11 +30,12 @@ from heron.distributed.collectives import on_main, rank
 from heron.evaluation.evaluator import Evaluator, Predictions
 from heron.evaluation.metrics import Scores
 from heron.evaluation.options import Evaluate
-from heron.evaluation.scikit import KINDS, NAMES, Kind, tune
+from heron.evaluation.scikit import KINDS, NAMES, Kind, raw_inputs, tune
 from heron.experiment.config import CLASSIFIERS, Config, parse_config
 
 SUMMARISED = ("auc_macro", "f1_weighted", "accuracy", "knn_f1_weighted", "knn_accuracy")
 FILE = "baselines.json"  # in the run's folder
+MOST_BOOSTED = 20  # labels or classes, each of which has trees of its own: with more, hours
 LOOK_S = 0.5  # between two looks for a signal
 
 
@@ -58,7 +59,9 @@ class BackgroundBaselines:
         """Wants something if `evaluate.baselines` does, and rows can be learnt and tested."""
         self.possible = len(roles.labelled) > 0 and len(roles.test) > 0
         wants = self.possible and config.evaluate.fits_columns and rank() == 0
-        self._wanted = KINDS if wants else ()
+        labels = len(evaluator.reader.manifest.labels.names)
+        kinds = KINDS if labels <= MOST_BOOSTED else KINDS[:2]
+        self._wanted = kinds if wants else ()
         self._path, self._write_report = Path(config.run.dir) / FILE, write_report
         self._watchdog, self._threads = evaluator.watchdog, torch.get_num_threads()
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,7 +70,7 @@ class BackgroundBaselines:
         data["fingerprint"] = evaluator.reader.manifest.fingerprint
         data["views"] = [view | {"augment": []} for view in data["views"]]
         options = {key: getattr(config.evaluate, key) for key in ("threshold", "batch")}
-        self._asked: dict[str, Any] = {"data": data, "evaluate": options}
+        self._asked: dict[str, Any] = {"data": data, "evaluate": options, "inputs": "stored views"}
         packages = {name: version(name) for name in ("scikit-learn", "scipy")}
         facts = json.dumps([self._asked, versions(), packages], sort_keys=True)
         self._facts = hashlib.sha256(facts.encode()).hexdigest()
@@ -100,6 +103,7 @@ class BackgroundBaselines:
             process_group=0,  # Ctrl-C is for the run, which ends this process
         )
         asked = {"file": str(self._path), "facts": self._facts, "threads": self._threads}
+        asked["kinds"] = self._wanted
         assert self._process.stdin
         self._process.stdin.write(json.dumps(self._asked | asked | {"idle": idle}).encode() + b"\n")
         self._process.stdin.flush()
@@ -260,8 +264,9 @@ def _scores_of(
     validation: Predictions | None = None,
 ) -> Scores:
     """Tunes a classifier on labelled inputs; returns its scores, and the chosen options."""
-    shapes = evaluator.views.shapes
-    views = len(shapes) if len({tuple(shape) for shape in shapes}) == 1 else 1
+    stored = zip(evaluator.views.views, evaluator.views.shapes, strict=True)
+    shapes = {view.stored: tuple(shape) for view, shape in stored}  # each stored view once
+    views = len(shapes) if len({*shapes.values()}) == 1 else 1
 
     def inputs(predictions: Predictions) -> NDArray[np.float32]:
         assert predictions.hidden is not None
@@ -288,14 +293,14 @@ def main() -> None:
     torch.set_num_threads(asked["threads"])
     path, facts = Path(asked["file"]), asked["facts"]
     known, inputs = _read(path, facts), list[Predictions]()
-    for kind in KINDS:
+    for kind in asked["kinds"]:
         if kind not in known and not inputs:
             data, options = Data(**asked["data"]), Evaluate(**asked["evaluate"])
             reader = open_reader(data)
             roles = load_or_assign_roles(reader, data)
             evaluator = Evaluator(reader, Views(reader, data, torch.device("cpu")), options)
             rows = [roles.labelled, roles.test, *([roles.validation] if evaluator.fits else [])]
-            inputs = [evaluator.inputs(of_role) for of_role in rows]
+            inputs = [raw_inputs(evaluator, of_role) for of_role in rows]
         if kind not in known:
             print(f"baselines: fitting {NAMES[kind]} beside the run", flush=True)
             known[kind] = dict(_scores_of(kind, evaluator, *inputs))

@@ -60,7 +60,8 @@ def test_nobody_sees_a_view_that_is_hidden(folder: Path) -> None:
     assert not reader.read("v2", rows)[~there].any()
     whole = Reader(folder / "mine").read("v2", rows)
     np.testing.assert_array_equal(reader.read("v2", rows)[there], whole[there])
-    raw, _ = raw_inputs(evaluator, rows)
+    raw = raw_inputs(evaluator, rows).hidden
+    assert raw is not None
     means = raw[there][:, 6:].mean(0)
     np.testing.assert_allclose(raw[~there][:, 6:], np.tile(means, (sum(~there), 1)), rtol=1e-5)
     np.testing.assert_array_equal(evaluator.inputs(rows).hidden, raw)

@@ -30,7 +30,7 @@ def anywhere() -> tuple[Any, Any]:
     """A bright or a dark disc at any place: nothing is aligned, and mirrors are like pictures."""
     y = np.arange(ROWS) % 2
     x, down = DRAW.uniform(-6, SIDE + 6, (2, ROWS))
-    return blobs(x, down, 1 + y), y
+    return blobs(x, down) + y[:, None, None] / 2, y
 
 
 def middle() -> tuple[Any, Any]:
@@ -85,9 +85,33 @@ def test_the_share_is_that_of_the_mean_picture() -> None:
 def test_too_few_rows_say_nothing_about_mirrors() -> None:
     pictures, classes = middle()
     x, y = pictures[:, None].astype(np.float32), np.eye(2, dtype=np.float32)[classes]
-    assert measure(x, x[:20], y[:20], True).flips
+    assert measure(x, x[:40], y[:40], True).flips
     assert not measure(x, x[:19], y[:19], True).flips
     assert not measure(x[:99], x[:40], y[:40], True).flips
+
+
+def test_labels_that_cannot_be_told_allow_no_mirrors() -> None:
+    """They allowed any: of labels that no pixel tells, nothing can be lost."""
+    pictures, _ = anywhere()
+    x, many = pictures[:, None].astype(np.float32), list[float]()
+    for seed in range(10):
+        y = np.eye(2, dtype=np.float32)[np.random.default_rng(seed).integers(0, 2, 80)]
+        many.append(measure(x, x[:80], y, True).flips)
+    assert sum(many) <= 1
+    same = np.tile(np.array([[1, 0]], np.float32), (80, 1))
+    assert not measure(x, x[:80], same, True).flips
+    alone = np.eye(80, dtype=np.float32)  # a class a row: no warning
+    assert not measure(x, x[:80], alone, True).flips
+
+
+@pytest.mark.parametrize("rows", [9, 10])
+def test_fewer_than_ten_pictures_say_nothing(rows: int, tmp_path: Path) -> None:
+    image = DRAW.integers(0, 256, (rows, 8, 8)).astype(np.uint8)
+    np.savez(tmp_path / "made.npz", image=image, labels=np.arange(rows) % 2)
+    build(make_source("arrays", {"npz": tmp_path / "made.npz"}), tmp_path / "data", progress=False)
+    facts = read_facts(str(tmp_path / "data"))
+    assert (facts.alignment is None) == (rows == 9)
+    assert "one view, seen twice: augmentation makes the pair" in experiment("x", facts, "mine")
 
 
 @pytest.mark.parametrize("made", CASES, ids=lambda made: made.__name__)
