@@ -62,6 +62,7 @@ class GlobalBatch:
         labelled_vectors: the same of all labelled rows and `own_labelled_rows`.
         own_row_sets: the own rows, and the own labelled rows, where other processes have rows too.
         labels_known: whether the data have no unknown label, so that none need be looked for.
+        num_rows: the number of rows of all processes.
     """
 
     own: FeatureMap
@@ -81,6 +82,7 @@ class GlobalBatch:
     labelled_vectors: FeatureMap = field(default_factory=lambda: FeatureMap("labelled_vectors", {}))
     own_row_sets: tuple[OwnRows, OwnRows] | None = None
     labels_known: bool = False
+    num_rows: int = 0
 
     def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
         """Returns the batch, its features in `names` cut to their first `width` columns.

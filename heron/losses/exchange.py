@@ -123,6 +123,7 @@ def exchange(
         present=present_of_all[0] if present_of_all else None,
         own_row_sets=own_row_sets(sizes),
         labels_known=labels_known,
+        num_rows=sum(rows),
     )
 
 

@@ -66,7 +66,7 @@ class Fixmatch(Loss):
     on the labelled rows, which must be the one of the first view (`model.classify_on: first_view`).
     """
 
-    needs = Needs(vectors=("logits",), own=("view_logits",), views=2)
+    needs = Needs(own=("logits", "view_logits"), views=2)
 
     def __init__(self, *, threshold: Sure = 0.95, gather: bool = True) -> None:
         """Sets the threshold t.
@@ -97,9 +97,8 @@ class Fixmatch(Loss):
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `fixmatch` of this process's rows."""
-        (logits,) = batch.vectors["logits"]
-        others, total = batch.own["view_logits"], len(logits)
-        return fixmatch(logits[batch.rows], others, threshold=self.threshold, total=total)
+        (logits,), others = batch.own["logits"], batch.own["view_logits"]
+        return fixmatch(logits, others, threshold=self.threshold, total=batch.num_rows)
 
     def forward(self, logits: Tensor, others: Views, *, sizes: RowCounts = None) -> Tensor:
         """Returns the mean over the rows of all processes.
