@@ -76,7 +76,7 @@ def test_overrides_replace_make_and_take_out(small: Path) -> None:
         ("data.standardise=1", "data.standardise must be a valid boolean, got 1"),
         (
             "evaluate.baselines=none",
-            "evaluate.baselines must be True, False or 'plain', got 'none'",
+            "evaluate.baselines must be True, False, 'plain' or 'scikit-learn', got 'none'",
         ),
         ("objective.bce.weight=-1", "objective.bce.weight must be .* or equal to 0, got -1"),
         ("objective.bce.weight=0", "no term has a weight above 0"),
