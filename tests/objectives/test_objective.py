@@ -94,6 +94,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what papers and authors' code say: se
     "debiased": {"tau": 0.5, "tau_plus": 0.1},
     "deepmtmv": {"every_epochs": 10, "decay": 0.99, "cost": 0.0625, "separation": 1.95}
     | {"consensus": 0.1},
+    "fixmatch": {"threshold": 0.95},
     "gce": {"q": 0.7},
     "hard": {"supervised": True, "tau": 0.5, "beta": 1, "threshold_start": -0.3}
     | {"threshold_end": 0, "threshold_epochs": 200, "detach": False},
