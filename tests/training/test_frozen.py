@@ -300,8 +300,9 @@ def test_what_init_writes_has_it_where_the_backbone_is_frozen(
         words = ["init", str(given / "data"), "--backbone", str(given / "vit"), "--tune", tune]
         assert main([*words, "--out", out]) == 0
         assert load_config(out).train.frozen_views == expected
-    assert main(["pretrain", str(tmp_path / "frozen.yaml"), f"run.dir={tmp_path}/run",
-                 "train.steps=2", "evaluate.map=never", "evaluate.baselines=false"]) == 0  # fmt: skip
+    short = ["train.steps=2", "evaluate.map=never", "evaluate.baselines=false"]
+    frozen = str(tmp_path / "frozen.yaml")
+    assert main(["pretrain", frozen, f"run.dir={tmp_path}/run", *short]) == 0
     assert "4 augmented views of 40 rows of 'image' embedded once" in capsys.readouterr().out
     words = ["predict", f"{tmp_path}/run", "--data", str(given / "data"), "--out"]
     assert main([*words, f"{tmp_path}/rows.csv"]) == 0  # from pictures
