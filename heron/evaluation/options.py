@@ -27,7 +27,8 @@ class Evaluate(Section):
         map_rows: largest number of test rows on the map, approximately.
         baselines: whether logistic regression, a random forest, gradient boosting and the plain
             network are trained on the same labels, for comparison; `plain`: only the network;
-            `scikit-learn`: only the others, which are fitted beside the run.
+            `scikit-learn`: only the others, which are fitted beside the run. Boosting has up to 20
+            labels.
         seeds: number of seeds, from `seed` on, with which networks are trained, in folders `seed-N`
             of the run's folder; the report shows their spread. scikit-learn's baselines use none.
         test: whether the test rows are scored; false: they stay unread, as in a search's trials.

@@ -290,9 +290,9 @@ def _boosting(
     """Fits trees of 8 leaves one after the other: for each label, or for all classes at once."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    project: Callable[[NDArray[Any]], NDArray[Any]] = projection(x, BOOSTED)
-    if x.shape[1] <= BOOSTED:
-        project = np.asarray
+    project: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray
+    if x.shape[1] > BOOSTED:
+        project = projection(x, BOOSTED)
     inputs, fitted = project(x), list[Any]()
     for labels in [y.argmax(1)] if exclusive else y.T:
         known = np.isfinite(labels)

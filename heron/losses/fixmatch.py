@@ -61,9 +61,9 @@ class Fixmatch(Loss):
 
     .. math:: \frac{1}{N (V - 1)} \sum_{i: p_i \ge t} \sum_{v > 1} -\log p(c_i | x_{iv})
 
-    so that unlabelled rows teach the classifier what it is sure of. Two views of one picture,
-    augmented differently, are usual: a weak and a strong one. `cross_entropy` trains the classifier
-    on the labelled rows, which must be the one of the first view (`model.classify_on: first_view`).
+    so that unlabelled rows teach the classifier what it is sure of. Views are augmentations of one
+    picture; in the paper the first is a weak one. The classifier, which `cross_entropy` trains on
+    the labelled rows, must see the first view alone (`model.classify_on: first_view`).
     """
 
     needs = Needs(own=("logits", "view_logits"), views=2)

@@ -79,7 +79,6 @@ def read_alignment(section: Mapping[str, Any]) -> Alignment | None:
     views = Views(reader, data, torch.device("cpu"))
     evaluator = Evaluator(reader, views, Evaluate())
     height, width, channels = views.shapes[0]
-
     side = min(SIDE, height), min(SIDE, width)
 
     def reduced(columns: NDArray[Any]) -> NDArray[Any]:
@@ -153,9 +152,8 @@ def _lost(x: NDArray[np.float32], y: NDArray[np.float32], exclusive: bool) -> fl
         y = y[:, np.argsort(-np.nanvar(y, 0), kind="stable")[:MOST_LABELS]]
     rows, most_frequent = list[NDArray[Any]](), np.nanmean(y, 0)
     for part, labels, held, truth in folds(x, y):
-        whole, halves = [_flat(part)], [_flat(part), _flat(part, True)]
         found = [np.tile(most_frequent, (len(truth), 1))]
-        for seen in (whole, halves):
+        for seen in ([_flat(part)], [_flat(part), _flat(part, True)]):
             project = projection(inputs := np.concatenate(seen), 50)
             known = np.concatenate([labels] * len(seen))
             predict = fit_logistic(project(inputs), known, exclusive, C_LABELS, 300)

@@ -59,9 +59,9 @@ class BackgroundBaselines:
         """Wants something if `evaluate.baselines` does, and rows can be learnt and tested."""
         self.possible = len(roles.labelled) > 0 and len(roles.test) > 0
         wants = self.possible and config.evaluate.fits_columns and rank() == 0
-        labels = len(evaluator.reader.manifest.labels.names)
-        kinds = KINDS if labels <= MOST_BOOSTED else KINDS[:2]
-        self._wanted = kinds if wants else ()
+        many = len(evaluator.reader.manifest.labels.names) > MOST_BOOSTED
+        kinds = [kind for kind in KINDS if not (many and kind == "boosting")]
+        self._wanted = kinds if wants else []
         self._path, self._write_report = Path(config.run.dir) / FILE, write_report
         self._watchdog, self._threads = evaluator.watchdog, torch.get_num_threads()
         self._process: subprocess.Popen[bytes] | None = None

@@ -55,7 +55,7 @@ def ended(line: socket.socket, seconds: float) -> float:
 @pytest.mark.parametrize("what", SLOW)
 def test_a_byte_a_moment_is_not_enough(faces: Site, what: str) -> None:
     with begun(faces, *SLOW[what]) as line:
-        assert (0 if what == "a body that is refused" else 0.4) < ended(line, 20) < 15
+        assert (0 if what == "a body that is refused" else 0.4) < ended(line, 6) < 4
 
 
 @pytest.mark.parametrize("what", SLOW)
@@ -66,7 +66,7 @@ def test_slow_clients_keep_no_other_out(faces: Site, what: str) -> None:
         begin = time.monotonic()
         assert site.json("/api/neighbours?key=000007&k=3")["hits"]
         assert site.upload(picture(faces, 11))["hits"][0]["number"] == 11
-        assert time.monotonic() - begin < 10  # a slow one has 20
+        assert time.monotonic() - begin < 1
         for line in slow:
             line.close()
 
@@ -116,13 +116,11 @@ def test_cached_pictures_come_at_once(faces: Site) -> None:
     """Heads and bodies in sends of their own waited 44 ms for an acknowledgement each."""
     connection = HTTPConnection(urlsplit(faces.url).netloc, timeout=5)
     for _ in range(2):  # the second time they are cached
-        seconds = []
+        begin = time.monotonic()
         for number in range(24):
-            begin = time.monotonic()
             connection.request("GET", f"/api/picture/{number}")
             assert connection.getresponse().read()
-            seconds.append(time.monotonic() - begin)
-    assert sorted(seconds)[6] < 0.03  # other work may delay some
+    assert time.monotonic() - begin < 0.5  # 1.06 s before
     connection.close()
 
 
