@@ -221,7 +221,8 @@ def other_seeds(config: Config) -> list[Config]:
         tree["seed"], tree["run"]["dir"] = seed, str(Path(config.run.dir) / f"seed-{seed}")
         tree["evaluate"] |= {"seeds": 1, "map": "never"}
         if tree["evaluate"]["baselines"]:  # scikit-learn's use no seed
-            tree["evaluate"]["baselines"] = "plain" if config.evaluate.baselines is True else False
+            only = config.evaluate.baselines == "scikit-learn"
+            tree["evaluate"]["baselines"] = False if only else "plain"
         trees.append(tree)
     return [parse_config(tree) for tree in trees]
 

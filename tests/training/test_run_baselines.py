@@ -91,6 +91,9 @@ def test_further_seeds_train_networks_alone() -> None:
     first, second = other_seeds(config)
     assert (first.seed, second.seed) == (config.seed + 1, config.seed + 2)
     assert first.evaluate.baselines == "plain" and first.evaluate.seeds == 1
+    for asked, of_seeds in (("plain", "plain"), ("scikit-learn", False), ("false", False)):
+        changed = load_config(FACES, ["evaluate.seeds=2", f"evaluate.baselines={asked}"])
+        assert [other.evaluate.baselines for other in other_seeds(changed)] == [of_seeds], asked
     results = [
         {
             "auc_macro": 0.5,
