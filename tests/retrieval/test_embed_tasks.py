@@ -71,6 +71,7 @@ def test_processes_of_this_machine(run: Path, whole: Embeddings, tmp_path: Path)
     assert files(tmp_path / "out") == files(whole.folder)
 
 
+@weekly("shards/test_on_cluster.py loses both of the same executor")
 def test_a_cluster_that_loses_a_worker_and_a_node(
     nodes: Nodes, run: Path, whole: Embeddings, tmp_path: Path
 ) -> None:

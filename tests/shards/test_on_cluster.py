@@ -117,6 +117,7 @@ def test_a_process_unpickles_the_function_once(nodes: Nodes, tmp_path: Path) -> 
     assert {*map(int, lines)} == used and len(lines) == len(used)
 
 
+@weekly("base/test_workers.py ends all of a process pool; a lost node and worker stay here")
 def test_a_fault_ends_all(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match="^a.txt: wrong$"):
         list(Tasks().map(work, ["sleep", "fault"]))
@@ -142,6 +143,7 @@ def test_a_build_with_a_worker_that_is_killed(
     assert verify(tmp_path / "out", executor=Tasks()) == verify(tmp_path / "out")
 
 
+@weekly("a worker that is killed once stays here")
 def test_an_item_that_kills_every_worker_is_named(
     nodes: Nodes, local: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

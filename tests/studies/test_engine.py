@@ -20,6 +20,7 @@ from heron.studies.engine import Batch, Job, executor, run_jobs
 from tests.experiments import frames
 from tests.launch import runs
 from tests.studies.nodes import TOKEN, Nodes, running
+from tests.weekly import weekly
 
 
 class Backwards:
@@ -103,6 +104,7 @@ def start(experiment: Path, out: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
+@weekly("studies/test_on_ray.py kills trials and drivers; a search here on Ray stays")
 def test_a_comparison_on_a_cluster_is_that_of_one_process(
     nodes: Nodes, experiment: Path, tmp_path: Path
 ) -> None:
