@@ -12,8 +12,7 @@ from torch import Tensor
 
 from heron.api.job import pretrain
 from heron.base.errors import CheckpointError, ConfigError, ShardError, SourceError
-from heron.experiment.config import load_config, parse_config
-from heron.experiment.fingerprint import run_fingerprint
+from heron.experiment.config import load_config, parse_config, run_fingerprint
 from heron.shards.manifest import load_manifest
 from heron.training.checkpoint import complete_checkpoints
 from heron.training.tracking import read_metrics

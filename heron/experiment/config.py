@@ -7,18 +7,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from heron.base.artefact import Count
+from heron.base.artefact import Count, fingerprint
 from heron.base.dotted import opening, suggest
 from heron.base.errors import ConfigError
 from heron.base.sections import PathText, Section, check, dump_yaml, parse_yaml, read_tree
 from heron.base.shipped import CONFIGS
-from heron.data.options import Data, Negatives
+from heron.data.options import Data, Negatives, without_locations
+from heron.distributed.agreement import versions
 from heron.evaluation.options import Evaluate
 from heron.experiment.options import Optim, Train
 from heron.experiment.overrides import override
 from heron.losses.named_terms import Terms
 from heron.models.options import ModelConfig, Network, Precision
 
+HOST_KEYS = {  # options that may differ from host to host, and change no number
+    "run": {"dir"},
+    "data": {"cache", "storage_options", "verify", "workers"},
+    "train": {"cpu_threads"},
+}
 TrackerName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
 
@@ -214,3 +220,26 @@ def _apply_method(method: str, tree: dict[str, Any]) -> None:
         own_options = objective.get(name) or {}
         terms[name] = {**own_options, **options} if isinstance(own_options, dict) else own_options
     tree["objective"] = terms
+
+
+def run_facts(config: Config) -> dict[str, Any]:
+    """Returns the configuration and versions, which with the data decide the numbers of a run."""
+    tree = config.model_dump(mode="json", exclude={"tracking"})
+    tree["data"] = without_locations(tree["data"])
+    for section, keys in HOST_KEYS.items():
+        for key in keys:
+            del tree[section][key]
+    return {**tree, "versions": versions()}
+
+
+def run_fingerprint(config: Config, data: str) -> str:
+    """Returns a fingerprint that two runs with the same numbers share: see `run_facts`.
+
+    A run that `train.steps` stops has that of the whole run, whose numbers it has up to there.
+    """
+    facts = run_facts(config)
+    facts["data"]["fingerprint"] = data
+    del facts["run"]  # only resumption is left in it
+    for key in ("steps", "timeout_s", "keep_checkpoints", "save_every_epochs", "save_every_steps"):
+        del facts["train"][key]
+    return fingerprint(facts)

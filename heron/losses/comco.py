@@ -16,7 +16,6 @@ from heron.losses.batch import GlobalBatch
 from heron.losses.classification import checked_logits, log1m_exp
 from heron.losses.contrast import contrast
 from heron.losses.engine import strips, unit, working_dtype
-from heron.losses.inputs import RowCounts
 from heron.losses.momentum import Decay, KeyQueue, MomentumLoss, one_hot_like
 from heron.losses.pairs import OwnRows, Pairs, Rows, as_slice
 from heron.losses.terms import Temperature
@@ -37,6 +36,7 @@ class Comco(MomentumLoss):
 
     needs = replace(MomentumLoss.needs, labelled_vectors=("projections",))
     label_columns = 2  # a key's class and its complementary labels
+    by_epoch = True
 
     def __init__(
         self,
@@ -97,32 +97,6 @@ class Comco(MomentumLoss):
 
         classifier_loss = scl_nl(batch.logits, batch.own_targets, total=batch.num_labelled)
         return classifier_loss + self.contrast * self.mean_over_widths(contrastive_loss)
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        *,
-        epoch: float,
-        sizes: RowCounts = None,
-    ) -> Tensor:
-        """Returns the loss over the samples of all processes, and enqueues their keys.
-
-        Args:
-            queries: projections of this process's samples, [batch, dim].
-            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
-            logits: logits of the classifier, [batch, classes].
-            labels: complementary labels, columns [batch, classes] or class numbers [batch].
-            epoch: the current epoch, which may be fractional.
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        targets = self.targets(logits, labels)
-        return self.evaluate_queries(queries, keys, logits, targets, epoch=epoch, sizes=sizes)
 
 
 def scl_nl(

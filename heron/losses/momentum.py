@@ -14,7 +14,7 @@ from heron.base.errors import ConfigError
 from heron.base.sections import Natural
 from heron.losses.batch import GlobalBatch
 from heron.losses.classification import checked_logits
-from heron.losses.inputs import LossError, Views, as_columns, as_rows, expect_width
+from heron.losses.inputs import LossError, RowCounts, Views, as_columns, as_rows, expect_width
 from heron.losses.loss import Loss
 from heron.losses.run import Memory, RunSpec, StepEnd, TermSetting
 from heron.losses.terms import COMPLEMENTARY_LABELS, Needs
@@ -196,6 +196,7 @@ class MomentumLoss(Loss):
     needs = Needs(own=("logits", "projections"), labels=COMPLEMENTARY_LABELS, views=2)
     truncated = ()  # keys are computed and enqueued once, at full width
     label_columns: ClassVar[int] = 1  # kept of each key, in multiples of the number of classes
+    by_epoch: ClassVar[bool] = False  # whether a loop must say which epoch it is
 
     def __init__(
         self, dim: int | None, classes: int | None, *, queue: Natural, momentum: Decay
@@ -254,6 +255,34 @@ class MomentumLoss(Loss):
                     )
             self.memory.enqueue(*offered)
         return loss
+
+    def forward(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        logits: Tensor,
+        labels: Tensor,
+        *,
+        epoch: float | None = None,
+        sizes: RowCounts = None,
+    ) -> Tensor:
+        """Returns the loss over the samples of all processes, and enqueues their keys.
+
+        Args:
+            queries: projections of this process's samples, [batch, dim].
+            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
+            logits: logits of the classifier, [batch, classes].
+            labels: complementary labels, columns [batch, classes] or class numbers [batch].
+            epoch: the current epoch, which may be fractional; needed by `Comco`.
+            sizes: numbers of samples of every process, if known; None exchanges them.
+
+        Raises:
+            LossError: an input has the wrong shape, type or number of rows, or epoch is missing.
+        """
+        if epoch is None and self.by_epoch:
+            raise LossError("epoch is missing, but the loss depends on it; pass epoch=0.0 at first")
+        targets, epoch = self.targets(logits, labels), epoch or 0.0
+        return self.evaluate_queries(queries, keys, logits, targets, epoch=epoch, sizes=sizes)
 
     def evaluate_queries(
         self, queries: Tensor, keys: Tensor, logits: Tensor, targets: Tensor, **more: Any

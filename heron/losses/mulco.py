@@ -13,7 +13,6 @@ from heron.losses.batch import GlobalBatch
 from heron.losses.contrast import contrast
 from heron.losses.engine import unit, working_dtype
 from heron.losses.hard import debias
-from heron.losses.inputs import RowCounts
 from heron.losses.momentum import Decay, KeyQueue, MomentumLoss
 from heron.losses.pairs import Pairs
 from heron.losses.terms import Temperature
@@ -83,30 +82,6 @@ class Mulco(MomentumLoss):
             )
 
         return self.mean_over_widths(loss_of_columns)
-
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        *,
-        sizes: RowCounts = None,
-    ) -> Tensor:
-        """Returns the loss over the samples of all processes, and enqueues their keys.
-
-        Args:
-            queries: projections of this process's samples, [batch, dim].
-            keys: projections of another view by a `MomentumEncoder`, [batch, dim].
-            logits: logits of the classifier, [batch, classes]; no gradient.
-            labels: complementary labels, columns [batch, classes] or class numbers [batch].
-            sizes: numbers of samples of every process, if known; None exchanges them.
-
-        Raises:
-            LossError: an input has the wrong shape, type or number of rows.
-        """
-        targets = self.targets(logits, labels)
-        return self.evaluate_queries(queries, keys, logits, targets, sizes=sizes)
 
 
 def mulco(

@@ -217,7 +217,7 @@ class Pico(MomentumLoss, TrainingSetLoss):
 
         return classifier_loss + self.contrast * self.mean_over_widths(contrastive_loss)
 
-    def forward(
+    def forward(  # type: ignore[override]  # rows of the labels that it was built with
         self,
         queries: Tensor,
         keys: Tensor,

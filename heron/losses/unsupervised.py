@@ -50,7 +50,7 @@ class NtXent(ProjectionLoss):
         return nt_xent(z, tau=self.tau, rows=batch.own_rows, present=batch.present)
 
 
-class Cmc(ProjectionLoss):
+class Cmc(NtXent):
     r"""Contrastive multiview coding (Tian et al. 2020, Eq. 3), for two views or more.
 
     The mean over ordered pairs of views (u, v) and samples i of
@@ -59,20 +59,7 @@ class Cmc(ProjectionLoss):
               f(a, b) = \exp(\cos(a, b) / \tau)
     """
 
-    needs = Needs(vectors=("projections",), views=2)
-    repels_all = True
-    missing_views = True
     negatives: ClassVar[Negatives] = "cross_view"
-
-    def __init__(self, *, tau: Temperature = 0.5, gather: bool = True) -> None:
-        """Sets the options.
-
-        Args:
-            tau: temperature, at least 0.003.
-            gather: compare the rows of all processes.
-        """
-        super().__init__(gather=gather)
-        self.tau = tau
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `cmc` of this process's anchors."""

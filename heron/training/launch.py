@@ -14,8 +14,7 @@ from heron.base.errors import TrainingError
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous
 from heron.distributed.watchdog import leave
-from heron.experiment.config import Config
-from heron.experiment.fingerprint import run_facts
+from heron.experiment.config import Config, run_facts
 from heron.losses import fused
 from heron.losses.products import RunPrecision, set_run_precision
 from heron.models.heterogeneous import Heterogeneous

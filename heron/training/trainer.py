@@ -25,8 +25,7 @@ from heron.distributed.watchdog import Watchdog
 from heron.evaluation import collapse
 from heron.evaluation.evaluator import UNSCORED, Evaluator
 from heron.evaluation.metrics import Scores
-from heron.experiment.config import Config, dump_config
-from heron.experiment.fingerprint import run_fingerprint
+from heron.experiment.config import Config, dump_config, run_fingerprint
 from heron.experiment.open_data import open_data, open_process_batches
 from heron.losses.exchange import ShardSizes
 from heron.losses.objective import Objective, gather_batch

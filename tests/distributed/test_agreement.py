@@ -16,8 +16,7 @@ from heron.base.errors import LOST, STOPPED, Lost, Stopped, TrainingError
 from heron.distributed import agreement
 from heron.distributed.agreement import agree, code_sha256
 from heron.distributed.collectives import rank
-from heron.experiment.config import load_config
-from heron.experiment.fingerprint import run_facts
+from heron.experiment.config import load_config, run_facts
 from tests import ranks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,7 @@ import pytest
 from heron.api.job import main, pretrain
 from heron.base.errors import ConfigError, TrainingError
 from heron.distributed.watchdog import Watchdog
-from heron.experiment.config import dump_config, load_config, parse_config
-from heron.experiment.fingerprint import run_fingerprint
+from heron.experiment.config import dump_config, load_config, parse_config, run_fingerprint
 from heron.training.trackers import TRACKING_FILE, Trackers
 from heron.training.tracking import read_metrics
 from tests import forked
