@@ -211,9 +211,14 @@ def _load(network: nn.Module, path: Path, key: str) -> None:
 
 
 def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:
-    """Adds low-rank updates to the layers that are named, or peft knows, or to all linear ones."""
+    """Adds low-rank updates to layers that are named, or peft knows; or to all linear ones.
+
+    Where a network has none, it adds them to its convolutions; peft cannot for those in groups.
+    """
     peft: Any = require("peft", f"{key}.lora")
-    linear = {n.rpartition(".")[2] for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+    layers = dict(network.named_modules())
+    linear = {n.rpartition(".")[2] for n, m in layers.items() if isinstance(m, nn.Linear)}
+    linear = linear or {n for n, m in layers.items() if isinstance(m, nn.Conv2d) and m.groups == 1}
     kind = getattr(getattr(network, "config", None), "model_type", None)
     known = kind in peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     targets = lora.targets or (None if known else sorted(linear))

@@ -171,7 +171,7 @@ class Lora(Section):
         rank: rank of the update of a layer's matrix.
         alpha: the update is scaled by alpha / rank.
         targets: last components of the layers' names; null: peft's defaults for the network, or all
-            linear layers where it has none.
+            linear layers where peft has none, or convolutions where the network has none of these.
     """
 
     rank: Natural = 8

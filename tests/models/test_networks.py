@@ -189,6 +189,27 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "options", "learns"),
+    [
+        ("tf_efficientnet_lite0", {}, {"conv_stem", "conv_pw", "conv_pwl", "conv_head"}),
+        ("resnet18", {"channels": [8, 8, 8, 8]}, {"conv1", "conv2", "0"}),
+        ("vit_tiny_patch16_224", {"depth": 1, "patch_size": 4}, {"qkv", "proj", "fc1", "fc2"}),
+    ],
+)
+def test_lora_of_a_network_of_timm(
+    timm: ModuleType, name: str, options: dict[str, Any], learns: set[str]
+) -> None:
+    """Of convolutions where it has no linear layers; those in groups stay as they are."""
+    section = {"kind": "timm", "name": name, "options": options, "lora": {"rank": 2}}
+    encoder, width = build_encoder(
+        ModelConfig.model_validate({"encoder": section}).encoder, [32, 32, 3], 0
+    )
+    assert {name.split(".")[-4] for name in learnt(encoder)} == learns
+    assert encoder(torch.rand(2, 3, 32, 32), torch.arange(2)).shape == (2, width)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_networks_of_timm(timm: ModuleType, tmp_path: Path) -> None:
     small = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
     options = {"kind": "timm", "name": "vit_tiny_patch16_224", "options": small}
