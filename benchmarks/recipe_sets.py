@@ -16,7 +16,9 @@ from heron.sources import make_source
 
 Arrays = dict[str, Any]  # views, `labels` and perhaps `split`, as the arrays source takes them
 TRAIN, TEST = 10_000, 2_000  # rows of a large set
-FACE = 48  # pixels of a side of a CelebA picture
+FACE = 48  # pixels of a side of the central square of a CelebA picture
+# Drawn with numpy's generator 0 from the attributes that a quarter to three quarters of faces have.
+DRAWN = ("Mouth_Slightly_Open", "Wavy_Hair", "High_Cheekbones", "Young", "Oval_Face")
 
 
 class DataSet(NamedTuple):
@@ -124,7 +126,7 @@ def _cifar10(shared: Path) -> Arrays:
 
 
 def _faces(attribute: str) -> Callable[[Path], Arrays]:
-    """CelebA's pictures of people who have an attribute, or do not."""
+    """CelebA's pictures of people who have an attribute, or do not; cut as `size` cuts a view."""
 
     def read(shared: Path) -> Arrays:
         folder = shared / "celeba"
@@ -146,10 +148,10 @@ def _faces(attribute: str) -> Callable[[Path], Arrays]:
 
 
 def _pixels(data: bytes, side: int | None = None) -> Any:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     picture = Image.open(io.BytesIO(data)).convert("RGB")
-    return np.asarray(picture.resize((side, side)) if side else picture)
+    return np.asarray(ImageOps.fit(picture, (side, side)) if side else picture)
 
 
 SETS = {
@@ -162,6 +164,7 @@ SETS = {
     "mnist": DataSet(_idx("mnist"), 100),
     "smiling": DataSet(_faces("Smiling"), 200),
     "smiling-1000": DataSet(_faces("Smiling"), 1000),
+    **{name.lower(): DataSet(_faces(name), 200) for name in DRAWN},
     "digits-halves": DataSet(_digits("halves"), 100),
     "dermatology": DataSet(_dermatology),
     "dermatology-60": DataSet(_dermatology, 60),

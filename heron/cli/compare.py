@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,6 +27,7 @@ from heron.cli.arguments import (
     Overwrite,
     UsageError,
 )
+from heron.studies import quick as shorter
 from heron.training.tracking import read_result
 
 if TYPE_CHECKING:
@@ -36,16 +36,11 @@ if TYPE_CHECKING:
     from heron.studies.comparison import Comparison, Kind
     from heron.studies.search import SearchSettings
 
-QUICK_SECONDS = 300
 QUICK_FOLDS = 5
-QUICK_ROWS = 2000  # labelled ones at most: a forest of more would take the time of the networks
-QUICK_LEAST = 0.2  # share of the time for the networks, whatever scikit-learn takes
-PROBE_STEPS, MIN_STEPS = 10, 20  # of a run that measures the time of a step, and of any other
 SPACE = CONFIGS / "tuning" / "default.yaml"
 Methods = Annotated[
     tuple[MethodName, ...], "from configs/methods.yaml; own: the experiment unchanged"
 ]
-Trials = Annotated[Natural, "per method; the first is the experiment unchanged"]
 Score = Annotated[
     str | None, "to choose by (default: accuracy, or auc_macro if rows have several labels)"
 ]
@@ -100,12 +95,8 @@ def compare(
     folds, trials = folds or (QUICK_FOLDS if quick else 10), trials or (1 if quick else 8)
     if quick:
         methods = methods or _quick_methods(config, words)
-        print(
-            f"quick: about {QUICK_SECONDS // 60} minutes for {folds} folds of "
-            f"{' and '.join(methods)}, {trials} trial of each, at most {QUICK_ROWS:,} labelled rows"
-            f"{''.join(f', {name} on raw features' for name in baselines)}",
-            flush=True,
-        )
+        raw = "".join(f", {name} on raw features" for name in baselines)
+        shorter.announce(f"{folds} folds of {' and '.join(methods)}, {trials} trial of each{raw}")
     from heron.studies.engine import executor
 
     methods = methods or ("dnn", "herocon")
@@ -117,7 +108,7 @@ def compare(
         baselines = tuple(dict.fromkeys(baselines))
         numbers = range(first, first + folds)
         if quick:
-            settings = _shortened(settings, reader, methods, baselines, numbers)
+            settings = shorter.shortened(settings, reader, methods, baselines, [*numbers])
         # All are checked before the first run, so that an invalid one costs no run.
         experiments = {
             fold: {name: settings.experiment(name, fold) for name in methods} for fold in numbers
@@ -222,96 +213,44 @@ def _quick_methods(config: str, words: Sequence[str]) -> tuple[str, ...]:
     return ("dnn", "own") if terms & {*CLASSIFIERS} and terms - {*CLASSIFIERS} else ("own",)
 
 
-def _shortened(
-    settings: "SearchSettings",
-    reader: "Reader",
-    methods: Sequence[str],
-    baselines: "Sequence[Kind]",
-    folds: range,
-) -> "SearchSettings":
-    """Returns the settings with as many rows and steps as the time of a quick comparison allows.
-
-    Steps follow from the time of scikit-learn's first fold and of a short run of each method; they
-    are kept in quick.json, so that the same command goes on.
-    """
-    from heron.studies.comparison import measure_raw
-    from heron.studies.engine import train
-    from heron.studies.search import LOG
-
-    own = settings.experiment(methods[0], folds[0])
-    protocol, rows = own.data.protocol, reader.split_rows(own.data.split)
-    labelled = int(reader.is_labelled(rows).sum()) if protocol.labelled == "all" else 0
-    asked = labelled if protocol.labelled == "all" else protocol.labelled
-    words = [*settings.overrides]
-    if protocol.folds is None and asked > QUICK_ROWS:
-        words += ["data.protocol.stratified=true", f"data.protocol.labelled={QUICK_ROWS}"]
-    if (kept := settings.out / "quick.json").exists():
-        return replace(settings, overrides=[*words, *_whole_run(read_result(kept)["steps"])])
-    short = replace(settings, overrides=[*words, *_whole_run(PROBE_STEPS)])
-    settings = replace(settings, overrides=words)
-    most = math.inf  # the experiment's own length
-    step = fixed = 0.0  # seconds of a step, and of all but the steps, of a run of each method
-    for name in methods:
-        trial = short.trial(short.experiment(name, folds[0]), 0, settings.out / "probe" / name)
-        began = time.monotonic()
-        result = train(trial.config, settings.out / LOG)
-        most = min(most, own.train.length(round(result["steps"] / result["epochs"]))[0])
-        metrics = (Path(trial.config.run.dir) / "metrics.jsonl").read_text().splitlines()
-        seconds = [r["seconds"] for r in map(json.loads, metrics) if "seconds" in r]
-        step += sorted(seconds)[len(seconds) // 2]
-        fixed += time.monotonic() - began - sum(seconds)
-    began = time.monotonic()
-    for kind in baselines:
-        measure_raw(settings.score, settings.experiment(methods[0], folds[0]), kind)
-    spent = (time.monotonic() - began) * (len(folds) + 1)
-    left = max(QUICK_SECONDS - spent, QUICK_SECONDS * QUICK_LEAST) - fixed * (len(folds) + 1)
-    steps = int(min(most, max(MIN_STEPS, left / step / settings.trials / len(folds))))
-    print(
-        f"a step of {' and '.join(methods)} takes {step * 1000:.0f} ms, scikit-learn a fold "
-        f"{spent / (len(folds) + 1):.0f} s: runs of {steps} steps",
-        flush=True,
-    )
-    save_json(kept, {"steps": steps})
-    return replace(settings, overrides=[*words, *_whole_run(steps)])
-
-
-def _whole_run(steps: int) -> list[str]:
-    """Returns overrides for a run of this many steps, with the learning rate's schedule to match.
-
-    One that `train.steps` stops would be compared with a learning rate that has hardly fallen.
-    """
-    return ["train.epochs=null", f"train.total_steps={steps}", "train.steps=null"]
-
-
 def tune(
     config: Annotated[Location, "name of a shipped experiment, or a YAML file"],
     *overrides: Annotated[Override, "key=value for all methods"],
+    quick: Annotated[bool, "about five minutes: shorter runs, 2,000 labelled rows at most"] = False,
     methods: Methods = ("own",),
-    trials: Trials = 16,
+    trials: Annotated[
+        Natural | None, "per method, the first unchanged (default: 16; with --quick 8)"
+    ] = None,
     seed: Seed = 0,
     score: Score = None,
     space: Ranges = SPACE,
     sampler: Sampler = "random",
     address: Address = None,
     at_once: AtOnce = None,
-    out: Annotated[Path | None, "output folder (default: runs/CONFIG-tune)"] = None,
+    out: Annotated[
+        Path | None, "output folder (default: runs/CONFIG-tune or CONFIG-tune-quick)"
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Searches rate, dropout, weights and temperatures by validation rows, equally for each method.
+    """Searches rate, dropout, crops, weights and temperatures by validation rows, for each method.
 
     It writes each method's best experiment as OUT/METHOD.yaml, whose run scores the test rows; no
     test row is read before. The same command goes on where it was stopped.
 
     heron tune scene --methods dnn herocon --trials 16
+    heron tune --quick mine.yaml
     """
     words = with_threads(find_config(config), overrides, address, at_once)
+    trials, verb = trials or (8 if quick else 16), "tune-quick" if quick else "tune"
+    from heron.data.protocol import assign
     from heron.experiment.config import dump_config, parse_config
+    from heron.experiment.overrides import override
     from heron.studies.engine import executor, run_jobs
     from heron.studies.search import search
 
     with _search_settings(
-        config, words, space, sampler, trials, seed, score, out, "tune", overwrite
-    ) as (settings, _):
+        config, words, space, sampler, trials, seed, score, out, verb, overwrite
+    ) as (settings, reader):
         for path in (settings.out / f"{name}.json" for name in methods):  # its choice is kept
             if path.exists() and (earlier := read_result(path).get("score")) != settings.score:
                 raise ConfigError(
@@ -321,13 +260,19 @@ def tune(
                 )
         lines = list[list[str]]()
         # All are checked before the first run, so that an invalid one costs no run.
+        whole = {name: settings.experiment(name, None) for name in methods}
+        if quick:
+            shorter.announce(f"{trials} trials of {' and '.join(methods)}")
+            settings = shorter.shortened(settings, reader, methods, (), [None])
         experiments = {name: settings.experiment(name, None) for name in methods}
-        threads = next(iter(experiments.values())).train.cpu_threads
-        with executor(address, at_once, threads) as runs_on:
+        first = next(iter(experiments.values()))
+        with executor(address, at_once, first.train.cpu_threads) as runs_on:
             jobs = [search(settings, own, settings.out / name) for name, own in experiments.items()]
             found = run_jobs(jobs, runs_on)
         for name, (best, rows) in zip(experiments, found, strict=True):
-            tree = best.config.model_dump(mode="json")
+            tree = whole[name].model_dump(mode="json")
+            for key, value in best.values.items():
+                override(tree, f"{key}={json.dumps(value)}")
             tree["run"] = {"dir": str(settings.out / f"{name}-best"), "resume": "never"}
             tree["evaluate"]["test"] = True
             path, chosen = settings.out / f"{name}.yaml", dump_config(parse_config(tree))
@@ -337,6 +282,9 @@ def tune(
             best_score, base_score = rows[best.number]["validation"], rows[0]["validation"]
             as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
             lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])
+        count = len(assign(reader, first.data.split, first.data.protocol).validation)
+        error = 0.5 / math.sqrt(max(count, 1))
+        print(f"by {count:,} validation rows: a gain not well above {error:.3f} may be chance")
         print_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
 
 

@@ -38,19 +38,22 @@ class Space(Section):
     dropout: Range | None = None  # replaces the dropout of every encoder that has one
     weight: Range | None = None  # factors of the weight of each term that trains no classifier
     tau: Range | None = None  # factors of the temperature of each term that has one
+    crop: list[float] | None = None  # smallest areas of each view's crop, the same for all views
+    flip: list[float] | None = None  # probabilities of each crop's mirror image
     vary: dict[str, Values] = {}  # further keys, with the values or the range of each
 
     def draw(self, config: Config, seed: int, trial: int) -> dict[str, Any]:
         """Returns a trial's changes to the experiment, by dotted key; trial 0 changes nothing.
 
-        Each value is drawn with (seed, trial, key), so that methods that share an option get the
-        same value.
+        Each value is drawn with (seed, trial, key without numbers), so that methods that share an
+        option get the same value, and views the same crops.
         """
         if trial == 0:
             return {}
         changes: dict[str, Any] = {}
         for key, base, values in self._ranges(config):
-            random = np.random.default_rng([seed, trial, zlib.crc32(key.encode())])
+            name = ".".join(part for part in key.split(".") if not part.isdecimal())
+            random = np.random.default_rng([seed, trial, zlib.crc32(name.encode())])
             changes[key] = draw(values, random)
             if base is not None:
                 changes[key] = float(f"{base * changes[key]:.{DIGITS}g}")
@@ -90,6 +93,14 @@ class Space(Section):
                 yield f"objective.{name}.weight", options["weight"], self.weight
             if self.tau and options.get("tau"):
                 yield f"objective.{name}.tau", options["tau"], self.tau
+        for number, view in enumerate(tree["data"]["views"]):
+            for step, options in enumerate(view["augment"]):
+                key = f"data.views.{number}.augment.{step}.crop"
+                largest = options["crop"]["area"][1] if "crop" in options else 0
+                if areas := [[area, largest] for area in self.crop or () if area <= largest]:
+                    yield f"{key}.area", None, areas
+                if largest and self.flip:
+                    yield f"{key}.flip", None, self.flip
         for key, values in self.vary.items():
             yield key, None, values
 

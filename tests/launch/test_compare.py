@@ -91,6 +91,26 @@ def test_draws_are_the_same_for_all_methods_and_the_first_is_none() -> None:
         assert found == (every if name == "scene" else {"model.encoders.view2.dropout"})
 
 
+def test_crops_are_drawn_alike_for_all_views() -> None:
+    """With the largest area that the experiment has; a view without a crop has none to draw."""
+    space, config = load_space(SPACE), load_config(find_config("faces"), [], "dnn")
+    keys = [
+        f"data.views.{view}.augment.0.crop.{name}" for view in (0, 1) for name in ("area", "flip")
+    ]
+    drawn = [space.draw(config, 0, number) for number in range(1, 40)]
+    assert {*drawn[0]} > {*keys}
+    assert all(one[keys[n]] == one[keys[n + 2]] for one in drawn for n in (0, 1))
+    assert sorted({tuple(one[keys[0]]) for one in drawn}) == [(0.4, 1.0), (0.7, 1.0), (0.9, 1.0)]
+    assert {one[keys[1]] for one in drawn} == {0, 0.5}
+    largest = [
+        f"data.views.{view}.augment=[{{crop: {{area: [0.3, 0.5]}}}}, color]" for view in (0, 1)
+    ]
+    less = load_config(find_config("faces"), largest, "dnn")
+    assert space.draw(less, 0, 1)[keys[0]] == [0.4, 0.5]
+    none = load_config(find_config("faces"), [f"data.views.{v}.augment=[color]" for v in (0, 1)])
+    assert not {*space.draw(none, 0, 1)} & {*keys}
+
+
 def test_thresholds_are_fitted_unless_the_experiment_states_one(tmp_path: Path) -> None:
     scene = load_config(find_config("scene")).model_dump(mode="json", exclude_defaults=True)
     for stated, words, expected in [(None, [], "fitted"), (0.3, [], 0.3), (0.3, [0.2], 0.2)]:
@@ -200,9 +220,9 @@ def test_a_quick_comparison_names_what_to_do_next(
     experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its verdict was "take the forest on raw features", and the next command `heron tune`."""
-    monkeypatch.setattr("heron.cli.compare.QUICK_ROWS", 20)
-    monkeypatch.setattr("heron.cli.compare.MIN_STEPS", 3)
-    monkeypatch.setattr("heron.cli.compare.QUICK_SECONDS", 0)
+    monkeypatch.setattr("heron.studies.quick.ROWS", 20)
+    monkeypatch.setattr("heron.studies.quick.MIN_STEPS", 3)
+    monkeypatch.setattr("heron.studies.quick.SECONDS", 0)
     out = experiment.parent / "quick"
     words: list[Any] = ["compare", "--quick", experiment, "--folds", 2, "--out", out]
     words += ["--baselines", "logistic", "--overwrite"]
@@ -226,6 +246,38 @@ def test_a_quick_comparison_names_what_to_do_next(
         assert ("its options are in" in told) == (not expected)
     assert run("compare", "--quick", "seed=1") == 2
     assert "pass exactly one experiment (a name or a file), got none" in capsys.readouterr().err
+
+
+def test_a_quick_search_writes_an_experiment_of_full_length(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its runs are short and of few rows; what it writes has the experiment's steps and rows."""
+    monkeypatch.setattr("heron.studies.quick.ROWS", 20)
+    monkeypatch.setattr("heron.studies.quick.MIN_STEPS", 3)
+    monkeypatch.setattr("heron.studies.quick.SECONDS", 0)
+    out, longer = experiment.parent / "tune-quick", ["train.steps=null", "train.total_steps=50"]
+    words = ["tune", "--quick", experiment, *longer, "--trials", 3, "--out", out]
+    assert run(*words) == 0
+    told = capsys.readouterr().out
+    assert "quick: about 0 minutes for 3 trials of own, at most 20 labelled rows\n" in told
+    assert json.loads((out / "quick.json").read_text()) == {"steps": 3}
+    assert ": runs of 3 steps\n" in told and "scikit-learn" not in told
+    assert "by 4 validation rows: a gain not well above 0.250 may be chance" in told
+    whole, trial = load_config(out / "own.yaml"), json.loads((out / "own.json").read_text())
+    assert len(trial["trials"]) == 3 and whole.train.total_steps == 50 and whole.evaluate.test
+    assert whole.data.protocol.labelled == load_config(experiment).data.protocol.labelled
+    best = max(trial["trials"], key=lambda one: one["validation"])
+    assert all(load_value(whole, key) == value for key, value in best["values"].items())
+    for number in range(3):
+        run_of = json.loads((out / "own" / f"{number:03}" / "result.json").read_text())
+        assert run_of["steps"] == 3
+
+
+def load_value(config: Any, key: str) -> Any:
+    value = config.model_dump(mode="json")
+    for part in key.split("."):
+        value = value[int(part) if isinstance(value, list) else part]
+    return value
 
 
 def test_a_verdict_where_nothing_is_pretrained() -> None:
