@@ -249,8 +249,13 @@ def _baselines(facts: Facts) -> bool:
     return columns * (facts.labelled + facts.validation + tested) <= MOST_NUMBERS
 
 
-def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[str, Any], int, str]:
-    """Returns the encoder for a kind of view, the width of projections, and the reasons."""
+def _encoder(
+    views: Sequence[View], backbone: "Backbone | None", two: bool
+) -> tuple[dict[str, Any], int, str]:
+    """Returns the encoder for a kind of view, the width of projections, and the reasons.
+
+    `two`: rows have one of two classes.
+    """
     if backbone and backbone.kind == views[0].kind:
         return backbone.encoder, 128, f"pretrained: {backbone.why}"
     if views[0].kind == "text":
@@ -263,11 +268,16 @@ def _encoder(views: Sequence[View], backbone: "Backbone | None") -> tuple[dict[s
         return {"kind": "gin", "width": 32, "layers": 3}, 96, "as in published results"
     if views[0].kind == "image":
         side = max(MAX_SIDE if -1 in v.shape else min(MAX_SIDE, *v.shape[:2]) for v in views)
-        stages = max(1, min(4, round(math.log2(max(side, 16) / 8))))
-        channels = [16 * 2**n for n in range(stages)]
+        stages = max(1, min(4, round(math.log2(max(side, 16) / 3.5)), int(math.log2(side))))
+        channels = [min(128, 32 * 2**n) for n in range(stages)]
+        why = f"{side} pixels, halved {stages} times"
         encoder: dict[str, Any] = {"kind": "convnet", "channels": channels}
+        if two:  # measured: a connected layer learns the few labels by heart
+            grid = {"depths": [1] * stages, "places": min(3, side >> stages), "widths": []}
+            why = f"{why}; two classes, so no connected layer"
+            return {**encoder, "kind": "vgg", **grid}, 128, why
         encoder |= {"widths": [200], "dropout": 0.1}
-        return encoder, 128, f"{side} pixels, halved {stages} times"
+        return encoder, 128, why
     widest = max(view.shape[0] for view in views)
     hidden = 1 << min(9, max(5, round(math.log2(widest))))
     encoder = {"kind": "mlp", "widths": [hidden, hidden], "dropout": 0.2}
@@ -293,6 +303,7 @@ def experiment(path: str, facts: Facts, name: str) -> str:
             train["frozen_views"] = FROZEN_VIEWS
         lr, why_lr = facts.backbone.lr, f"a learning rate for a backbone: {facts.backbone.why}"
     of_encoders = [[view] for view in facts.views] if facts.mixed else [facts.views]
+    two = facts.kind == "multi_class" and len(facts.manifest.labels.names) == 2
     vectors = [view for view in facts.views if view.kind == "vector"]
     pictures = [view for view in facts.views if view.kind == "image"]
     environment = jinja2.Environment(
@@ -315,7 +326,7 @@ def experiment(path: str, facts: Facts, name: str) -> str:
         why_views=_why_views(facts),
         standardise=bool(vectors) and all(view.mean for view in vectors),
         decode_size=MAX_SIDE * 4 // 3 if any(-1 in view.shape for view in pictures) else None,
-        encoders={views[0].name: _encoder(views, facts.backbone) for views in of_encoders},
+        encoders={v[0].name: _encoder(v, facts.backbone, two) for v in of_encoders},
         noun=KINDS.get(facts.views[0].kind),
         queue=max(1024, batch_of(facts.labelled)),
         lr=lr,

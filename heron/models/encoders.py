@@ -204,11 +204,11 @@ def convnet(config: Convnet, shape: Sequence[int], salt: int) -> list[nn.Module]
     return [*layers, nn.Flatten(), *mlp(flat, config.widths, config.dropout, salt, config.norm)]
 
 
-def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
+def vgg(config: Vgg, channels: int, salt: int) -> tuple[list[nn.Module], int]:
     """Returns stages of 3 x 3 convolutions with ReLU and a 2 x 2 max-pool, then dense layers.
 
     Simonyan and Zisserman 2015, Table 1, column D by default. Weights are He normal by the fan-out
-    of a layer, without which sixteen layers do not learn from scratch.
+    of a layer, without which sixteen layers do not learn from scratch. Also returns the width.
     """
     layers: list[nn.Module] = []
     for out, depth in zip(config.channels, config.depths, strict=True):
@@ -220,8 +220,9 @@ def vgg(config: Vgg, channels: int, salt: int) -> list[nn.Module]:
         layers.append(nn.MaxPool2d(2))
     places = config.places
     flat = channels * places * places
-    pooled = [nn.AdaptiveAvgPool2d(places), nn.Flatten()]
-    return [*layers, *pooled, *mlp(flat, config.widths, config.dropout, salt, config.norm)]
+    layers += [nn.AdaptiveAvgPool2d(places), nn.Flatten()]
+    layers += mlp(flat, config.widths, config.dropout, salt, config.norm)
+    return layers, (flat, *config.widths)[-1]
 
 
 def build_encoder(
@@ -284,7 +285,8 @@ def build_encoder(
                 f"{key} is 'vgg', which halves images {len(config.channels)} times, so they must "
                 f"be at least {least} x {least}, got {shape[0]} x {shape[1]}; use fewer stages"
             )
-        return Encoder(vgg(config, shape[2], salt)), config.widths[-1]
+        layers, width = vgg(config, shape[2], salt)
+        return Encoder(layers), width
     if isinstance(config, Resnet):
         return Encoder([PooledResNet(config, shape[2])]), config.widths[-1]
     layers, width = cnn(config, shape[2], salt)

@@ -111,12 +111,13 @@ class Vgg(Connected):
         channels: output channels of each stage.
         depths: number of convolutions of each stage.
         places: side of the square grid that the last stage is average-pooled to.
+        widths: widths of the fully connected layers; []: the features are those of the grid.
     """
 
     kind: Literal["vgg"] = "vgg"
     channels: Sizes = [64, 128, 256, 512, 512]
     depths: Sizes = [2, 2, 3, 3, 3]
-    widths: Sizes = [4096, 4096]
+    widths: list[Natural] = [4096, 4096]
     places: Natural = 7
 
     @model_validator(mode="after")

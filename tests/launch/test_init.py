@@ -14,6 +14,7 @@ from heron.base.shipped import find_config
 from heron.cli.init import batch_of, experiment, read_facts
 from heron.cli.main import main
 from heron.experiment.config import load_config
+from heron.models.encoders import build_encoder
 from tests.sealed import seal
 
 DRAW = np.random.default_rng(0)
@@ -154,6 +155,25 @@ def test_few_labels_use_the_rows_without(tmp_path: Path) -> None:
     result = pretrain(config)
     assert result["steps"] == 2 and "validation_accuracy" in result
     assert config.train.keep == "best" and result["kept_step"] in (1, 2)
+
+
+@pytest.mark.parametrize("side", [4, 8, 28, 48, 96, 200])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_pictures_of_two_classes_have_no_connected_layer(
+    side: int, classes: int, tmp_path: Path
+) -> None:
+    """A convnet's last grid is 2 to 6 pixels wide; of two classes it is the features."""
+    labels = np.arange(12) % classes
+    image = DRAW.integers(0, 256, (12, side, side, 3)).astype(np.uint8)
+    data = str(arrays(tmp_path, labels, image=image))
+    (tmp_path / "mine.yaml").write_text(experiment(data, read_facts(data), "mine"))
+    config = load_config(tmp_path / "mine.yaml")
+    encoder: Any = config.model.encoder
+    left = min(side, 96) >> len(encoder.channels)
+    assert 1 <= left <= 6 and (left >= 2 or side == 4)
+    assert (encoder.kind, encoder.widths) == (("vgg", []) if classes == 2 else ("convnet", [200]))
+    _, width = build_encoder(encoder, [min(side, 96)] * 2 + [3], 0)
+    assert width == (encoder.channels[-1] * min(3, left) ** 2 if classes == 2 else 200)
 
 
 def test_one_table_is_told_of_a_forest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

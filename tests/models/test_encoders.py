@@ -189,9 +189,17 @@ def test_an_encoder_that_does_not_fit_the_view_is_refused(
 def test_vgg_16_has_the_parameters_of_its_paper() -> None:
     """138,357,544 (Simonyan and Zisserman 2015, Table 2: 138 million), less the last layer's."""
     with torch.device("meta"):
-        network = nn.Sequential(*vgg(Vgg(norm=False), 3, 0))
+        network = nn.Sequential(*vgg(Vgg(norm=False), 3, 0)[0])
     assert sum(p.numel() for p in network.parameters()) == 138_357_544 - 4_097_000
     assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in network) == 15
+
+
+def test_vgg_without_layers_has_the_features_of_its_grid() -> None:
+    config = Vgg(channels=[4, 8], depths=[1, 1], places=3, widths=[])
+    network, width = build(config, [16, 16, 3])
+    features = network(torch.rand(2, 3, 16, 16), torch.arange(2))
+    assert features.shape == (2, width) == (2, 8 * 9)
+    assert not any(isinstance(layer, nn.Linear) for layer in network.modules())
 
 
 def test_vgg_draws_weights_that_keep_the_scale() -> None:
