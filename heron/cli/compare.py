@@ -1,6 +1,5 @@
 """`heron compare | tune`: the scores of methods on the same rows, each given the same search."""
 
-import json
 import math
 import shlex
 import time
@@ -242,11 +241,12 @@ def tune(
     """
     words = with_threads(find_config(config), overrides, address, at_once)
     trials, verb = trials or (8 if quick else 16), "tune-quick" if quick else "tune"
+    if quick:
+        shorter.announce(f"{trials} trials of {' and '.join(methods)}")
     from heron.data.protocol import assign
     from heron.experiment.config import dump_config, parse_config
-    from heron.experiment.overrides import override
     from heron.studies.engine import executor, run_jobs
-    from heron.studies.search import search
+    from heron.studies.search import apply, search
 
     with _search_settings(
         config, words, space, sampler, trials, seed, score, out, verb, overwrite
@@ -262,7 +262,6 @@ def tune(
         # All are checked before the first run, so that an invalid one costs no run.
         whole = {name: settings.experiment(name, None) for name in methods}
         if quick:
-            shorter.announce(f"{trials} trials of {' and '.join(methods)}")
             settings = shorter.shortened(settings, reader, methods, (), [None])
         experiments = {name: settings.experiment(name, None) for name in methods}
         first = next(iter(experiments.values()))
@@ -271,8 +270,7 @@ def tune(
             found = run_jobs(jobs, runs_on)
         for name, (best, rows) in zip(experiments, found, strict=True):
             tree = whole[name].model_dump(mode="json")
-            for key, value in best.values.items():
-                override(tree, f"{key}={json.dumps(value)}")
+            apply(best.values, tree)
             tree["run"] = {"dir": str(settings.out / f"{name}-best"), "resume": "never"}
             tree["evaluate"]["test"] = True
             path, chosen = settings.out / f"{name}.yaml", dump_config(parse_config(tree))
@@ -282,9 +280,10 @@ def tune(
             best_score, base_score = rows[best.number]["validation"], rows[0]["validation"]
             as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
             lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])
-        count = len(assign(reader, first.data.split, first.data.protocol).validation)
-        error = 0.5 / math.sqrt(max(count, 1))
-        print(f"by {count:,} validation rows: a gain not well above {error:.3f} may be chance")
+        if settings.score == "accuracy" and trials > 1:
+            count = len(assign(reader, first.data.split, first.data.protocol).validation)
+            error = 0.5 / math.sqrt(max(count, 1))
+            print(f"by {count:,} validation rows: a gain not well above {error:.3f} may be chance")
         print_table(["", f"{settings.score} as it stands", "best", "with"], lines, headed=False)
 
 

@@ -267,13 +267,14 @@ def _encoder(
     if views[0].kind == "graph":
         return {"kind": "gin", "width": 32, "layers": 3}, 96, "as in published results"
     if views[0].kind == "image":
-        side = max(MAX_SIDE if -1 in v.shape else min(MAX_SIDE, *v.shape[:2]) for v in views)
-        stages = max(1, min(4, round(math.log2(max(side, 16) / 3.5)), int(math.log2(side))))
+        sides = [MAX_SIDE if -1 in v.shape else min(MAX_SIDE, *v.shape[:2]) for v in views]
+        side, least = max(sides), min(sides)
+        stages = max(1, min(4, round(math.log2(max(side, 16) / 3.5)), int(math.log2(least))))
         channels = [min(128, 32 * 2**n) for n in range(stages)]
         why = f"{side} pixels, halved {stages} times"
         encoder: dict[str, Any] = {"kind": "convnet", "channels": channels}
         if two:  # measured: a connected layer learns the few labels by heart
-            grid = {"depths": [1] * stages, "places": min(3, side >> stages), "widths": []}
+            grid = {"depths": [1] * stages, "places": min(3, least >> stages), "widths": []}
             why = f"{why}; two classes, so no connected layer"
             return {**encoder, "kind": "vgg", **grid}, 128, why
         encoder |= {"widths": [200], "dropout": 0.1}

@@ -1,6 +1,7 @@
 """Networks of transformers and timm as encoders of one view."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from heron.base.errors import ConfigError, HeronError
 from heron.base.extras import in_a_line, require
@@ -61,10 +63,13 @@ class NetworkEncoder(nn.Module):
         raise NotImplementedError
 
     def train(self, mode: bool = True) -> "NetworkEncoder":
-        """Sets the mode; a frozen network stays in evaluation mode, for its batch norm."""
+        """Sets the mode; what is frozen stays in evaluation mode: with `lora` the batch norms."""
         super().train(mode)
         if self.options.freeze:
             self.network.eval()
+        for module in self.network.modules() if self.options.lora else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
         return self
 
 
@@ -213,15 +218,24 @@ def _load(network: nn.Module, path: Path, key: str) -> None:
 def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:
     """Adds low-rank updates to layers that are named, or peft knows; or to all linear ones.
 
-    Where a network has none, it adds them to its convolutions; peft cannot for those in groups.
+    Where a network has none, it adds them to its convolutions, but not to those that peft would
+    compute otherwise: in groups, dilated, or with weights that a subclass standardises.
     """
     peft: Any = require("peft", f"{key}.lora")
     layers = dict(network.named_modules())
     linear = {n.rpartition(".")[2] for n, m in layers.items() if isinstance(m, nn.Linear)}
-    linear = linear or {n for n, m in layers.items() if isinstance(m, nn.Conv2d) and m.groups == 1}
+    plain = [
+        re.escape(name)
+        for name, m in layers.items()
+        if isinstance(m, nn.Conv2d)
+        and (m.groups, m.dilation) == (1, (1, 1))
+        and "Std" not in type(m).__name__
+    ]
     kind = getattr(getattr(network, "config", None), "model_type", None)
     known = kind in peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    targets = lora.targets or (None if known else sorted(linear))
+    targets: Any = lora.targets or (None if known else sorted(linear))
+    if not (targets or known):
+        targets = "|".join(plain)  # matched whole; a name in a list would match as an ending, too
     config = peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0
     )
@@ -229,8 +243,8 @@ def _add_lora(network: nn.Module, lora: Lora, key: str) -> None:
         peft.inject_adapter_in_model(config, network)
     except Exception as error:  # another library may raise anything
         raise ConfigError(
-            f"{key}.lora: {in_a_line(error)}; set targets to the last parts of names of linear "
-            "layers"
+            f"{key}.lora: {in_a_line(error)}; set targets to the last parts of names of layers, "
+            "linear ones or convolutions"
         ) from error
 
 

@@ -83,7 +83,7 @@ def load_or_compute(
     tree: dict[str, Any] = {
         "experiment": experiment.model_dump(mode="json", exclude={"run"}),
         "data": reader.manifest.fingerprint,
-        "space": settings.space.model_dump(mode="json"),
+        "space": settings.space.tree(experiment),
         "search": [settings.trials, settings.seed, settings.score, *sampler, *kinds],
         "scikit-learn": "by folds",  # formerly by the validation rows' score, or log-loss
     }

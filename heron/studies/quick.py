@@ -23,7 +23,7 @@ PROBE_STEPS, MIN_STEPS = 10, 20  # of a run that measures the time of a step, an
 
 
 def announce(what: str) -> None:
-    """Says how long it takes, before anything that is slow is imported."""
+    """Says how long it takes, before anything that is slow."""
     rows = f"at most {ROWS:,} labelled rows"
     print(f"quick: about {SECONDS // 60} minutes for {what}, {rows}", flush=True)
 
@@ -86,6 +86,8 @@ def shortened(
 def _whole_run(steps: int) -> list[str]:
     """Returns overrides for a run of this many steps, with the learning rate's schedule to match.
 
-    One that `train.steps` stops would be compared with a learning rate that has hardly fallen.
+    One that `train.steps` stops would be compared with a learning rate that has hardly fallen, and
+    a warm-up of an epoch may be longer than the run.
     """
-    return ["train.epochs=null", f"train.total_steps={steps}", "train.steps=null"]
+    length = ["train.epochs=null", f"train.total_steps={steps}", "train.steps=null"]
+    return [*length, "optim.warmup_epochs=0"]

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from heron.base.errors import Held, StudyError, TrainingError
-from heron.base.sections import Section, check, leaves, read_tree
+from heron.base.sections import Section, Share, check, leaves, read_tree
 from heron.experiment.config import CLASSIFIERS, Config, load_config, parse_config
 from heron.experiment.overrides import override
 from heron.studies.engine import Batch, Job, refuse_clashes, train
@@ -26,6 +27,7 @@ VALIDATION_PREFIX = "validation_"
 LOG = "log.txt"
 STARTUP = 4  # trials before the first that optuna suggests: the experiment, and three draws
 MIN_TAU = 0.003  # as `losses.terms.Temperature` allows
+Areas = Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
 
 
 class Space(Section):
@@ -38,22 +40,21 @@ class Space(Section):
     dropout: Range | None = None  # replaces the dropout of every encoder that has one
     weight: Range | None = None  # factors of the weight of each term that trains no classifier
     tau: Range | None = None  # factors of the temperature of each term that has one
-    crop: list[float] | None = None  # smallest areas of each view's crop, the same for all views
-    flip: list[float] | None = None  # probabilities of each crop's mirror image
+    crop: Areas | None = None  # smallest areas of the crops, which all views have alike
+    flip: list[Share] | None = None  # probabilities of the mirror images of these crops
     vary: dict[str, Values] = {}  # further keys, with the values or the range of each
 
     def draw(self, config: Config, seed: int, trial: int) -> dict[str, Any]:
         """Returns a trial's changes to the experiment, by dotted key; trial 0 changes nothing.
 
-        Each value is drawn with (seed, trial, key without numbers), so that methods that share an
-        option get the same value, and views the same crops.
+        Each value is drawn with (seed, trial, key), so that methods that share an option get the
+        same value. `apply` sets them.
         """
         if trial == 0:
             return {}
         changes: dict[str, Any] = {}
         for key, base, values in self._ranges(config):
-            name = ".".join(part for part in key.split(".") if not part.isdecimal())
-            random = np.random.default_rng([seed, trial, zlib.crc32(name.encode())])
+            random = np.random.default_rng([seed, trial, zlib.crc32(key.encode())])
             changes[key] = draw(values, random)
             if base is not None:
                 changes[key] = float(f"{base * changes[key]:.{DIGITS}g}")
@@ -74,9 +75,15 @@ class Space(Section):
             found[key] = values
         return found
 
+    def tree(self, config: Config) -> dict[str, Any]:
+        """Returns the ranges as plain values, without crops where they vary none."""
+        varied = {key for key in _crops(config) if getattr(self, key)}
+        return self.model_dump(mode="json", exclude={"crop", "flip"} - varied)
+
     def standing(self, config: Config) -> dict[str, Any]:
         """Returns the experiment's own value of each key that varies."""
         leaves_of = dict(leaves(config.model_dump(mode="json"), into_lists=False))
+        leaves_of |= _crops(config)
         return {key: leaves_of.get(key) for key, _, _ in self._ranges(config)}
 
     def _ranges(self, config: Config) -> Iterator[tuple[str, float | None, Values]]:
@@ -86,23 +93,48 @@ class Space(Section):
             yield "optim.lr", config.optim.lr, self.rate
         encoders = dict(config.model.encoder_of(name) for name in config.data.view_names)
         for name, encoder in encoders.items():
-            if self.dropout and hasattr(encoder, "dropout"):
+            if self.dropout and hasattr(encoder, "dropout") and getattr(encoder, "widths", True):
                 yield f"{name}.dropout", None, self.dropout
         for name, options in tree["objective"].items():
             if self.weight and name not in CLASSIFIERS and options.get("weight"):
                 yield f"objective.{name}.weight", options["weight"], self.weight
             if self.tau and options.get("tau"):
                 yield f"objective.{name}.tau", options["tau"], self.tau
-        for number, view in enumerate(tree["data"]["views"]):
-            for step, options in enumerate(view["augment"]):
-                key = f"data.views.{number}.augment.{step}.crop"
-                largest = options["crop"]["area"][1] if "crop" in options else 0
-                if areas := [[area, largest] for area in self.crop or () if area <= largest]:
-                    yield f"{key}.area", None, areas
-                if largest and self.flip:
-                    yield f"{key}.flip", None, self.flip
+        standing = _crops(config)
+        for key, shares in {"crop": self.crop, "flip": self.flip}.items():
+            if key in standing and shares:
+                yield key, None, sorted({*shares, standing[key]})
         for key, values in self.vary.items():
             yield key, None, values
+
+
+def _crops(config: Config) -> dict[str, float]:
+    """Returns `crop` and `flip` of an experiment, where all crops of its views have the same.
+
+    A frozen network would embed all rows again for each of them.
+    """
+    if config.frozen_views:
+        return {}
+    steps = [step for view in config.data.views for step in view.model_dump()["augment"]]
+    crops = [step["crop"] for step in steps if "crop" in step]
+    found = {"crop": {c["area"][0] for c in crops if c["area"][1] == 1}}
+    alike = len({c["area"][1] for c in crops}) == 1
+    found["flip"] = {c["flip"] for c in crops if not any("flip" in step for step in steps)}
+    return {key: of.pop() for key, of in found.items() if alike and len(of) == 1}
+
+
+def apply(values: Mapping[str, Any], tree: dict[str, Any]) -> None:
+    """Sets the values of a trial in an experiment's tree: dotted keys, `crop` and `flip`."""
+    crops = [s["crop"] for v in tree["data"]["views"] for s in v["augment"] if "crop" in s]
+    for key, value in values.items():
+        if key == "crop":
+            for crop in crops:
+                crop["area"] = [value, crop["area"][1]]
+        elif key == "flip":
+            for crop in crops:
+                crop["flip"] = value
+        else:
+            override(tree, f"{key}={json.dumps(value)}")
 
 
 def load_space(path: Path) -> Space:
@@ -169,8 +201,7 @@ class SearchSettings:
                 values = known[number] if number in known else tpe.suggest(number, told)
             tpe.write(number, values)
         tree = experiment.model_dump(mode="json")
-        for key, value in values.items():
-            override(tree, f"{key}={json.dumps(value)}")
+        apply(values, tree)
         tree["run"]["dir"] = str(folder / f"{number:03}")
         return SearchTrial(number, values, parse_config(tree))
 

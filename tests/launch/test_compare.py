@@ -13,17 +13,17 @@ from scipy.stats import t as student
 
 from heron.api import job as job
 from heron.api.job import pretrain
-from heron.base.errors import STOPPED, Stopped
+from heron.base.errors import STOPPED, ConfigError, Stopped
 from heron.base.shipped import find_config
 from heron.cli.compare import SPACE
 from heron.cli.main import main
 from heron.data.dataset import build_data
-from heron.experiment.config import dump_config, load_config
+from heron.experiment.config import Config, dump_config, load_config
 from heron.studies.comparison import Comparison, FoldResult, shared_rows
 from heron.studies.engine import Batch, Job
 from heron.studies.repeats import corrected_interval
 from heron.studies.search import OWN, SearchSettings, Space, load_space
-from heron.studies.suggestions import JOURNAL
+from heron.studies.suggestions import JOURNAL, Tpe
 from heron.training.tracking import read_lines
 from tests.data.endless import WIDTH, vectors
 from tests.experiments import frames
@@ -91,24 +91,57 @@ def test_draws_are_the_same_for_all_methods_and_the_first_is_none() -> None:
         assert found == (every if name == "scene" else {"model.encoders.view2.dropout"})
 
 
-def test_crops_are_drawn_alike_for_all_views() -> None:
-    """With the largest area that the experiment has; a view without a crop has none to draw."""
+def crops(config: Config) -> set[tuple[float, float, float]]:
+    steps = [step for view in config.data.views for step in view.model_dump()["augment"]]
+    return {(*step["crop"]["area"], step["crop"]["flip"]) for step in steps if "crop" in step}
+
+
+def test_crops_are_drawn_alike_for_all_views(tmp_path: Path) -> None:
+    """Optuna is told of the experiment as it stands, which has an area of its own."""
     space, config = load_space(SPACE), load_config(find_config("faces"), [], "dnn")
-    keys = [
-        f"data.views.{view}.augment.0.crop.{name}" for view in (0, 1) for name in ("area", "flip")
-    ]
-    drawn = [space.draw(config, 0, number) for number in range(1, 40)]
-    assert {*drawn[0]} > {*keys}
-    assert all(one[keys[n]] == one[keys[n + 2]] for one in drawn for n in (0, 1))
-    assert sorted({tuple(one[keys[0]]) for one in drawn}) == [(0.4, 1.0), (0.7, 1.0), (0.9, 1.0)]
-    assert {one[keys[1]] for one in drawn} == {0, 0.5}
-    largest = [
-        f"data.views.{view}.augment=[{{crop: {{area: [0.3, 0.5]}}}}, color]" for view in (0, 1)
-    ]
-    less = load_config(find_config("faces"), largest, "dnn")
-    assert space.draw(less, 0, 1)[keys[0]] == [0.4, 0.5]
-    none = load_config(find_config("faces"), [f"data.views.{v}.augment=[color]" for v in (0, 1)])
-    assert not {*space.draw(none, 0, 1)} & {*keys}
+    assert crops(config) == {(0.8, 1.0, 0.5)}
+    drawn = [space.draw(config, 0, number) for number in range(1, 60)]
+    assert {one["crop"] for one in drawn} == {0.4, 0.7, 0.8, 0.9}
+    assert {one["flip"] for one in drawn} == {0, 0.5}
+    settings = SearchSettings(find_config("faces"), [], space, 8, 0, "auc_macro", tmp_path)
+    for number in range(1, 9):
+        made = settings.trial(config, number, tmp_path)
+        assert crops(made.config) == {(made.values["crop"], 1.0, made.values["flip"])}
+        assert f"crop={made.values['crop']}" in made.description
+    tpe = Tpe(tmp_path, space.absolute(config), 0)
+    params = tpe._params(space.standing(config))
+    assert params is not None and params["crop"] == 2 and params["flip"] == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "varies"),
+    [
+        ("{crop: {area: [0.05, 0.4]}}", "{crop: {area: [0.4, 1]}}", set()),  # multi-crop
+        ("{crop: {area: [0.3, 1]}}", "{crop: {area: [0.4, 1]}}", {"flip"}),
+        ("{crop: {flip: 0}}, flip", "{crop: {flip: 0}}", {"crop"}),
+        ("color", "color", set()),
+        ("crop", "color", {"crop", "flip"}),
+    ],
+)
+def test_crops_that_differ_stay_as_they_are(first: str, second: str, varies: set[str]) -> None:
+    words = [f"data.views.{view}.augment=[{steps}]" for view, steps in enumerate((first, second))]
+    config = load_config(find_config("faces"), words, "dnn")
+    space = load_space(SPACE)
+    for found in (space.draw(config, 0, 1), space.tree(config)):
+        assert {*found} & {"crop", "flip"} == varies
+
+
+@pytest.mark.parametrize("ranges", ["crop: [2]", "crop: []", "crop: [0]", "flip: [3]"])
+def test_shares_that_cannot_be_are_refused(ranges: str, tmp_path: Path) -> None:
+    (path := tmp_path / "space.yaml").write_text(ranges)
+    with pytest.raises(ConfigError, match=ranges[:4]):
+        load_space(path)
+
+
+def test_networks_without_connected_layers_have_no_dropout_to_search() -> None:
+    grid = "model.encoder={kind: vgg, channels: [4], depths: [1], places: 1, widths: []}"
+    config = load_config(find_config("faces"), [grid], "dnn")
+    assert "model.encoder.dropout" not in load_space(SPACE).draw(config, 0, 1)
 
 
 def test_thresholds_are_fitted_unless_the_experiment_states_one(tmp_path: Path) -> None:
@@ -271,6 +304,12 @@ def test_a_quick_search_writes_an_experiment_of_full_length(
     for number in range(3):
         run_of = json.loads((out / "own" / f"{number:03}" / "result.json").read_text())
         assert run_of["steps"] == 3
+    written = (out / "own.yaml").read_bytes(), (out / "own.json").read_bytes()
+    assert run(*words) == 0  # goes on, with the steps that it had
+    assert "ms" not in capsys.readouterr().out
+    assert written == ((out / "own.yaml").read_bytes(), (out / "own.json").read_bytes())
+    short = load_config(out / "own" / "000" / "config.yaml")
+    assert short.optim.warmup_epochs == 0 and short.train.total_steps == 3
 
 
 def load_value(config: Any, key: str) -> Any:

@@ -176,6 +176,19 @@ def test_pictures_of_two_classes_have_no_connected_layer(
     assert width == (encoder.channels[-1] * min(3, left) ** 2 if classes == 2 else 200)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_smaller_of_two_pictures_can_be_halved_as_often(classes: int, tmp_path: Path) -> None:
+    """Views of 64 and 8 pixels share an encoder, which halved four times."""
+    views = {
+        name: DRAW.integers(0, 256, (30, side, side, 3)).astype(np.uint8)
+        for name, side in (("large", 64), ("small", 8))
+    }
+    data = str(arrays(tmp_path, np.arange(30) % classes, **views))
+    (tmp_path / "mine.yaml").write_text(experiment(data, read_facts(data), "mine"))
+    config = load_config(tmp_path / "mine.yaml", [f"run.dir={tmp_path}/run", *STEPS])
+    assert pretrain(config)["steps"] == 2
+
+
 def test_one_table_is_told_of_a_forest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = classes(tmp_path), tmp_path / "mine.yaml"
     capsys.readouterr()

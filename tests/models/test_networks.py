@@ -207,6 +207,28 @@ def test_lora_of_a_network_of_timm(
     )
     assert {name.split(".")[-4] for name in learnt(encoder)} == learns
     assert encoder(torch.rand(2, 3, 32, 32), torch.arange(2)).shape == (2, width)
+    kept = {name: x.clone() for name, x in encoder.named_buffers()}
+    encoder.train()(torch.rand(2, 3, 32, 32), torch.arange(2))
+    assert all(torch.equal(kept[name], x) for name, x in encoder.named_buffers())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "options"), [("skresnet18", {}), ("resnet18", {"output_stride": 8})]
+)
+def test_lora_leaves_out_convolutions_that_peft_cannot_take(
+    timm: ModuleType, name: str, options: dict[str, Any]
+) -> None:
+    """A block named as another's convolution, and those that are dilated."""
+    section = {"kind": "timm", "name": name, "options": options}
+    built = {}
+    for key, more in {"alone": {}, "lora": {"lora": {"rank": 2}}}.items():
+        torch.manual_seed(0)
+        config = ModelConfig.model_validate({"encoder": section | more}).encoder
+        built[key], _ = build_encoder(config, [32, 32, 3], 0)
+    x, rows = torch.rand(2, 3, 32, 32), torch.arange(2)
+    torch.testing.assert_close(*(one.eval()(x, rows) for one in built.values()))
+    assert learnt(built["lora"])
 
 
 @pytest.mark.filterwarnings("ignore")
