@@ -397,27 +397,7 @@ def halving() -> None:
     save(figure, "halving.png")
 
 
-def faces() -> None:
-    """Draws the AUC of each way to learn from 200 labels, as the page's table has them."""
-    names = ["pretrained, frozen, HeroCon", "the same, new augmentations"]
-    names += ["pretrained, frozen, logistic regression", "logistic regression on pixels"]
-    table = [
-        line for line in (ROOT / "docs" / "faces.md").read_text().splitlines() if "| ." in line
-    ]
-    figure = Figure(figsize=(7, 1.9))
-    axes = figure.add_subplot()
-    for place, (name, line) in enumerate(zip(names, table, strict=False)):
-        values = [float(word) for word in re.findall(r"(?<![\d\w])\.\d+", line.split("|")[2])]
-        color = "0.6" if "pixels" in name else TEN[0]
-        axes.plot(values, [place] * len(values), "o", color=color)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel("AUC")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    save(figure, "faces.png")
-
-
-DRAWN = (streams, views, step, pairs, halving, killed, report, chain, tutorial, faces)
+DRAWN = (streams, views, step, pairs, halving, killed, report, chain, tutorial)
 
 
 if __name__ == "__main__":

@@ -212,6 +212,10 @@ REFUSED += [
         "remove such rows",
     ),
     (
+        lambda: h.Comco(DIM, CLASSES)(Z[0], Z[1], LOGITS, CLASS),
+        "Comco: epoch is missing, but the loss depends on it; pass epoch=0.0 at first",
+    ),
+    (
         lambda: h.Comco(DIM, CLASSES)(Z[0], Z[1], LOGITS, CLASS, epoch=NAN),
         "Comco: epoch must be a finite number, 0.0 at the start, got nan",
     ),
