@@ -20,7 +20,8 @@ from heron.cli.init import init
 from heron.cli.models import embed, export, predict, save
 from heron.cli.next_step import next_commands
 from heron.cli.pretrain import launchers, pretrain
-from heron.cli.retrieval import index, negatives, query, serve
+from heron.cli.reports import audit, negatives
+from heron.cli.retrieval import index, query, serve
 from heron.cli.runs import runs
 from heron.cli.shards import SHARDS
 from heron.cli.study import TABLE_NAMES, report, run_table, study
@@ -61,6 +62,7 @@ VERBS = Group(
         "index": Verb(index),
         "query": Verb(query),
         "negatives": Verb(negatives),
+        "audit": Verb(audit),
         "serve": Verb(serve),
         "check": Verb(check),
         "save": Verb(save),

@@ -108,7 +108,9 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     ),
     "launchers": "sbatch {out}/slurm/pretrain.sbatch",
     # Verbs that end a piece of work, or only show something:
-    **dict.fromkeys(("check", "config", "completion", "runs", "predict", "export", "serve"), ""),
+    **dict.fromkeys(
+        ("audit", "check", "config", "completion", "runs", "predict", "export", "serve"), ""
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""`heron index | query | negatives | serve`.
+"""`heron index | query | serve`.
 
 A verb imports what it needs when it runs, so that `heron --help` is quick.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.base.atomic import named, new_folder, refuse_taken
+from heron.base.atomic import new_folder
 from heron.base.errors import RetrievalError
 from heron.base.extras import require
 from heron.cli.arguments import ONE_EACH, Address, Location, Overwrite, Quiet, UsageError, executor
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from heron.retrieval.index_files import IndexManifest
     from heron.retrieval.query import Retriever
 
-NearLayer = Literal["hidden", "projection"]
 EmbeddingsFolder = Annotated[Location, "folder that `heron embed` wrote, or its URL"]
 IndexFolder = Annotated[Location, "folder that `heron index` wrote, or its URL"]
 OtherEmbeddings = Annotated[Location | None, "folder of embeddings (default: the index's)"]
@@ -231,84 +230,6 @@ def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
             changes = " ".join(added + missing) or "the same"
             labels = f"{hit.label_distance:>{len(DISTANCE)}.4f}  {changes}"
         yield f"{number:>4}  {hit.score:>13.6f}  {hit.key:<{width}}  {labels}"
-
-
-def negatives(
-    embeddings: Annotated[Location | None, "folder that `heron embed` wrote (or --encoder)"] = None,
-    *,
-    out: Annotated[Path, "folder for the report"],
-    encoder: Annotated[
-        Location | None,
-        "encoder for --data, used as it is: timm:NAME, hf:PATH or a folder with safetensors",
-    ] = None,
-    view: Annotated[
-        tuple[str, ...], ONE_EACH, "view to compare; may be repeated (default: all)"
-    ] = (),
-    index: Annotated[
-        Location | None, "index to take neighbours from (default: exact search)"
-    ] = None,
-    layer: Annotated[
-        NearLayer | None, "layer to find neighbours in (default: the index's, or hidden)"
-    ] = None,
-    k: Annotated[int, "neighbours per sample"] = 10,
-    anchors: Annotated[int, "samples to find neighbours of; 0: all with labels"] = 2000,
-    seed: Annotated[int, "seed that selects these samples"] = 0,
-    data: Annotated[str | None, "shards with the pictures (default: those embedded)"] = None,
-    page: Annotated[str, "address of `heron serve` for links"] = "http://127.0.0.1:8000/",
-    address: Address = None,
-    overwrite: Overwrite = False,
-    no_verify: NoVerify = False,
-    trust_code: TrustCode = False,
-) -> None:
-    """Reports false and hard negatives of embeddings.
-
-    heron negatives embeddings/faces --out reports/faces
-    heron negatives embeddings/faces --view left --out reports/left
-    heron negatives embeddings/faces --anchors 0 --out reports/faces --address auto
-    heron negatives --encoder timm:resnet18.a1_in1k --data data/faces --out reports/resnet
-    """
-    from heron.negatives.neighbours import Question
-    from heron.negatives.report import percent, report
-    from heron.retrieval.embed import Choice, embed_by
-    from heron.retrieval.embedding_model import open_encoder
-    from heron.retrieval.embeddings import Embeddings
-    from heron.retrieval.index import Index
-    from heron.retrieval.some_views import EmbeddingsOfViews
-
-    if (embeddings is None) == (encoder is None):
-        raise UsageError("pass either a folder of embeddings, or --encoder and --data")
-    if encoder is not None and (data is None or index is not None or len(view) > 1):
-        raise UsageError("--encoder needs --data, takes one --view at most, and no --index")
-    refuse_taken(out, overwrite, RetrievalError)
-    opened_index = None if index is None else Index.open(index, not no_verify)
-    index_layer: Layer = "hidden" if opened_index is None else opened_index.manifest.layer
-    question = Question(layer or index_layer, k, anchors, seed)
-    if embeddings is not None:
-        source = Embeddings.open(embeddings, not no_verify)
-    else:
-        assert encoder is not None and data is not None
-        model, weights, config = open_encoder(encoder, data, *view)
-        kept = Path(f"{named(out)}-embeddings")
-        choice = Choice(layers=["hidden"])
-        source = embed_by(model, weights, encoder, config, kept, choice, overwrite=overwrite)
-        print(f"{kept}: {len(source):,} embeddings")
-        view = ()
-    if view or source.manifest.missing:
-        source = EmbeddingsOfViews(source, view)
-    with executor(None, address) as spread:
-        options = data, page, overwrite, spread, trust_code
-        numbers = report(source, question, out, opened_index, *options)
-    rates = numbers["false_negatives"]
-    rate = rates["close"]["near"].value[rates["k"].index(k)]
-    print(
-        f"{numbers['anchors']:,} anchors: {percent(rate)} of the {k} nearest are false negatives, "
-        f"against {percent(float(rates['close']['random'].value))} of random pairs"
-    )
-    if source.compares:
-        print(f"views: {source.compares}")
-    if weight := numbers["weight"]:
-        print(f"rank correlation of g and label similarity: {weight['label_rank'].value:.3f}")
-    print(f"report: {out / 'report.html'}")
 
 
 def serve(

@@ -177,7 +177,7 @@ def _search_logistic(
             labels = y.repeat(len(rows) // len(y), 0)
             projected.append((project(rows), project(_rows(held, options)), labels))
         loss = partial(_logistic_loss, parts, projected, exclusive)
-        losses = _descend(loss, power) if parts else {power: 0.0}
+        losses = descend(loss, power) if parts else {power: 0.0}
         tried += [(options | {"c": 10.0**at}, value) for at, value in losses.items()]
         power = min(losses, key=lambda at: losses[at])  # is near that of the other layout
     return tried, min(tried, key=lambda pair: pair[1])
@@ -193,7 +193,7 @@ def _logistic_loss(
     return float(np.average(losses, weights=[len(truth) for *_, truth in parts]))
 
 
-def _descend(loss: Callable[[int], float], start: int) -> dict[int, float]:
+def descend(loss: Callable[[int], float], start: int) -> dict[int, float]:
     """Returns the losses of powers of ten around `start`, on both sides until they do not fall."""
     tried = {start: loss(start)}
     for step in (-1, 1):

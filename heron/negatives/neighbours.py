@@ -1,16 +1,15 @@
 """The nearest samples of anchors, exact or from an index, and how their labels relate."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heron.base.errors import RetrievalError
-from heron.base.workers import ALONE, Executor, Item, Result, in_order
-from heron.evaluation.knn import Vectors, exact_nearest, without_own
+from heron.base.workers import ALONE, Executor, Result
+from heron.evaluation.knn import Vectors, without_own
 from heron.evaluation.negatives import (
     RELATIONS,
     LabelPairs,
@@ -21,14 +20,13 @@ from heron.evaluation.negatives import (
     relation,
 )
 from heron.retrieval.embeddings import Embeddings, Layer
-from heron.retrieval.samples import Samples
+from heron.retrieval.exact import Block, map_in_order, nearest_of, unit_vectors
 
 if TYPE_CHECKING:
     from heron.retrieval.index import Index
 
 KS = 1, 2, 5, 10, 20, 50
 EXAMPLES = 12  # pairs shown
-SEARCHED = 2048  # anchors that are searched for at a time; all vectors are read for each time
 
 
 @dataclass(frozen=True)
@@ -84,17 +82,6 @@ class NearPairs:
         return chosen
 
 
-class Block(NamedTuple):
-    """Consecutive anchors, an item of an executor."""
-
-    start: int
-    stop: int
-
-    def __str__(self) -> str:
-        """Returns what messages call it."""
-        return f"anchors {self.start} to {self.stop - 1}"
-
-
 @dataclass(frozen=True)
 class _Measure:
     """Measures the pairs of a block of anchors and the others, in any process."""
@@ -137,12 +124,8 @@ def measure_blocks(
     """
     unlabelled = replace(pairs, targets=pairs.targets[:0])
     job = _Measure(function, embeddings, unlabelled, layers, views)
-    return _map(executor, job, [Block(block.start, block.stop) for block in pairs.blocks()])
-
-
-def _map(executor: Executor, job: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    with closing(executor.map(job, items)) as results:
-        return [result for _, result in in_order(items, results)]
+    blocks = [Block(block.start, block.stop) for block in pairs.blocks()]
+    return map_in_order(executor, job, blocks)
 
 
 def _counts(pairs: LabelPairs, block: slice, *_: Any) -> Numbers:
@@ -184,11 +167,7 @@ def find_neighbours(
     if len(ks) < len({*KS, question.k}):
         notes.append(f"rates stop at k = {ks[-1]}: only {len(labelled):,} samples have labels")
     if index is None:
-        starts = range(0, len(anchors), SEARCHED)
-        blocks = [Block(start, min(start + SEARCHED, len(anchors))) for start in starts]
-        job = partial(_exact, embeddings, question.layer, anchors, ks[-1])
-        found = zip(*_map(executor, job, blocks), strict=True)
-        numbers, cosine = (np.concatenate(values) for values in found)
+        numbers, cosine = nearest_of(embeddings, question.layer, anchors, ks[-1], True, executor)
     else:
         numbers, cosine = _of_index(index, embeddings, question.layer, anchors, ks[-1])
     return NearPairs(
@@ -235,43 +214,6 @@ def _check_question(embeddings: Embeddings, question: Question, labelled: Number
     if question.anchors > count:
         notes.append(f"only {count:,} samples have labels, fewer than {question.anchors:,} anchors")
     return notes
-
-
-def unit_vectors(embeddings: Embeddings, layer: Layer, numbers: Numbers, views: int = 1) -> Vectors:
-    """Returns unit vectors of some samples, view by view: [views, *numbers, dim].
-
-    Raises a RetrievalError that names samples whose vectors have no direction.
-    """
-    flat = numbers.reshape(-1)
-    vectors = embeddings.take(layer, flat).reshape(len(flat), views, -1)
-    by_view = _unit(vectors, embeddings.samples, flat).swapaxes(0, 1)
-    return np.ascontiguousarray(by_view).reshape(views, *numbers.shape, -1)
-
-
-def _unit(vectors: Vectors, samples: Samples, numbers: Numbers) -> Vectors:
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    valid = (np.isfinite(norms) & (norms > 0)).reshape(len(vectors), -1).all(1)
-    if not valid.all():
-        keys = [samples.key(int(numbers[i])) for i in np.flatnonzero(~valid)[:5]]
-        raise RetrievalError(
-            f"the vectors of {int((~valid).sum()):,} samples are zero or not finite, so they have "
-            f"no direction, the first {', '.join(keys)}; embed them again, or exclude them"
-        )
-    return np.asarray(vectors / norms, np.float32)
-
-
-def _exact(
-    embeddings: Embeddings, layer: Layer, all_anchors: Numbers, k: int, block: Block
-) -> tuple[Numbers, Vectors]:
-    """Returns the k nearest labelled samples of a block's anchors and their cosines, [block, k]."""
-    anchors, samples = all_anchors[slice(*block)], embeddings.samples
-
-    def labelled() -> Iterator[tuple[Numbers, Vectors]]:
-        for start, vectors in embeddings.blocks(layer):
-            rows = np.flatnonzero(samples.known[start : start + len(vectors)])
-            yield start + rows, _unit(vectors[rows], samples, start + rows)
-
-    return exact_nearest(labelled(), unit_vectors(embeddings, layer, anchors)[0], anchors, k)
 
 
 def _of_index(

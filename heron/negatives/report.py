@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pydantic_core
 from numpy.typing import NDArray
 from PIL import Image
 
 from heron.base.atomic import atomic_write, new_folder
-from heron.base.errors import RetrievalError, ShardError
+from heron.base.errors import RetrievalError
 from heron.base.workers import ALONE, Executor
 from heron.evaluation.collapse import collapsed
 from heron.evaluation.negatives import RELATIONS
@@ -24,9 +23,9 @@ from heron.negatives.neighbours import NearPairs, Question, find_neighbours
 from heron.negatives.repulsion import Temperatures, measure_repulsion, near_weights
 from heron.report import pages
 from heron.report.charts import Chart, heat_map
-from heron.report.pages import ADDRESS, PageLinks
-from heron.retrieval.embeddings import Embeddings, choose_data
-from heron.retrieval.pictures import SamplePictures
+from heron.report.pages import ADDRESS, PageLinks, plain_json
+from heron.retrieval.embeddings import Embeddings
+from heron.retrieval.pictures import SamplePictures, find_pictures
 
 if TYPE_CHECKING:
     from heron.retrieval.index import Index
@@ -99,17 +98,10 @@ def report(
         with atomic_write(folder / "pairs.parquet") as stream:
             pq.write_table(tabulate(near, temperatures), stream)
         with atomic_write(folder / "negatives.json") as stream:
-            stream.write(to_json(numbers | {"confusion": confusion}))
+            stream.write(plain_json(numbers | {"confusion": confusion}))
         with atomic_write(folder / "report.html") as stream:
             stream.write(page.encode())
     return numbers
-
-
-def to_json(value: Any) -> bytes:
-    """Returns JSON: dataclasses as mappings, arrays as lists, non-finite numbers as null."""
-    return pydantic_core.to_json(
-        value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()
-    )
 
 
 def tabulate(near: NearPairs, temperatures: Temperatures) -> pa.Table:
@@ -189,24 +181,6 @@ def _thumbnail(picture: Image.Image) -> str:
     """Shrinks a picture in place, and returns it as a PNG in base64."""
     picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     return pages.png(picture)
-
-
-def find_pictures(
-    embeddings: Embeddings, data: str | None = None
-) -> tuple[SamplePictures | None, str]:
-    """Returns the pictures of the samples, or None and why there are none; see `report`."""
-    manifest = embeddings.manifest
-    try:
-        shards = choose_data(data, manifest.data, embeddings.where)
-        pictures = SamplePictures.open(shards, manifest.run, trusted=False)
-        pictures.of(embeddings.samples, 0)  # raises if the shards are others
-        if pictures.views:
-            return pictures, ""
-        return None, "pictures: the data set has no view of images"
-    except (RetrievalError, ShardError, OSError) as fault:
-        if data is not None:
-            raise
-        return None, f"pictures: {fault}; if the data set was moved, pass it with --data"
 
 
 def percent(share: "float | Estimate") -> str:

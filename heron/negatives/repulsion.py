@@ -19,8 +19,9 @@ from heron.evaluation.negatives import BLOCK_PAIRS, LabelPairs, Numbers, relatio
 from heron.experiment.config import load_saved
 from heron.losses.objective import build_losses
 from heron.negatives.estimates import Estimate, bootstrap, own_rank_correlation, rank_correlation
-from heron.negatives.neighbours import NearPairs, measure_blocks, unit_vectors
+from heron.negatives.neighbours import NearPairs, measure_blocks
 from heron.retrieval.embeddings import Layer
+from heron.retrieval.exact import unit_vectors
 
 PARTNERS = 100  # random others per anchor that enter the rank correlations of g
 COSINES = 40  # bins of the curve of g by cosine

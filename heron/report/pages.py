@@ -88,6 +88,11 @@ def _inline(value: Any) -> str:
     return to_json(value, inf_nan_mode="null").decode().replace("<", "\\u003c")
 
 
+def plain_json(value: Any) -> bytes:
+    """Returns JSON: dataclasses as mappings, arrays as lists, non-finite numbers as null."""
+    return to_json(value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist())
+
+
 def png(picture: Image.Image) -> str:
     """Returns a picture as base64 of a PNG."""
     out = BytesIO()

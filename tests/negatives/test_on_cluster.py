@@ -15,9 +15,11 @@ from heron.distributed.cluster import connected
 from heron.evaluation import negatives
 from heron.evaluation.negatives import LabelPairs
 from heron.negatives import neighbours
-from heron.negatives.neighbours import Block, Question
+from heron.negatives.neighbours import Question
 from heron.negatives.report import report
+from heron.retrieval import exact
 from heron.retrieval.embeddings import Embeddings, ViewRecord
+from heron.retrieval.exact import Block
 from heron.retrieval.some_views import EmbeddingsOfViews
 from tests.negatives.loops import drawn
 from tests.retrieval.test_embed_tasks import Killing
@@ -32,7 +34,7 @@ QUESTION = Question(k=3, anchors=0)
 def embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Embeddings:
     """Of which 700 anchors are measured in four blocks, and searched for in two."""
     monkeypatch.setattr(negatives, "BLOCK_PAIRS", 200 * 700)
-    monkeypatch.setattr(neighbours, "SEARCHED", 512)
+    monkeypatch.setattr(exact, "SEARCHED", 512)
     return drawn(tmp_path / "e", rows=701)
 
 
@@ -58,14 +60,14 @@ def test_processes(embeddings: Embeddings, tmp_path: Path) -> None:
     assert written(embeddings, tmp_path / "many", noting) == expected  # type: ignore[arg-type]
     blocks = [Block(0, 200), Block(200, 400), Block(400, 600), Block(600, 700)]
     assert noting.items == [*blocks, Block(0, 512), Block(512, 700), *blocks, *blocks]
-    assert str(blocks[1]) == "anchors 200 to 399"
+    assert str(blocks[1]) == "samples 200 to 399"
 
 
 def test_blocks_of_anchors_find_what_all_find(
     embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = neighbours.find_neighbours(embeddings, QUESTION)
-    monkeypatch.setattr(neighbours, "SEARCHED", 1000)
+    monkeypatch.setattr(exact, "SEARCHED", 1000)
     whole = neighbours.find_neighbours(embeddings, QUESTION)
     np.testing.assert_array_equal(blocks.numbers, whole.numbers)
     np.testing.assert_allclose(blocks.cosine, whole.cosine, rtol=1e-6)
@@ -88,7 +90,7 @@ def test_labels_of_the_others_are_taken_once_for_all_blocks(
 
 def test_all_vectors_are_read_once_for_the_anchors_that_are_drawn_by_default() -> None:
     """For each block they are read, and divided by their lengths, again."""
-    assert Question().anchors <= neighbours.SEARCHED
+    assert Question().anchors <= exact.SEARCHED
 
 
 def test_some_of_the_views(embeddings: Embeddings, tmp_path: Path) -> None:

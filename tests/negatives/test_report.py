@@ -15,14 +15,14 @@ import pytest
 
 from heron.base.errors import RetrievalError, ShardError
 from heron.cli.arguments import Verb, parse
-from heron.cli.retrieval import negatives
+from heron.cli.reports import negatives
 from heron.evaluation.negatives import RELATIONS
 from heron.negatives.measure import MIN_EXPECTED
 from heron.negatives.neighbours import NearPairs, Question, find_neighbours
-from heron.negatives.report import percent, report, to_json
+from heron.negatives.report import percent, report
 from heron.negatives.repulsion import Temperatures, near_weights
 from heron.report.charts import Chart
-from heron.report.pages import PageLinks, figure, render
+from heron.report.pages import PageLinks, figure, plain_json, render
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build
@@ -307,7 +307,7 @@ def test_data_that_was_moved(faces: Path, tmp_path: Path) -> None:
 
 def test_values_as_json_and_words() -> None:
     value = {"a": np.array([1.0, math.nan]), 2: (np.float32(0.5), math.inf), "q": Question()}
-    assert json.loads(to_json(value)) == {
+    assert json.loads(plain_json(value)) == {
         "a": [1.0, None],
         "2": [0.5, None],
         "q": {"layer": "hidden", "k": 10, "anchors": 2000, "seed": 0},

@@ -20,7 +20,7 @@ from heron.base import extras
 from heron.base.errors import ConfigError, RetrievalError
 from heron.cli.arguments import UsageError
 from heron.cli.main import main
-from heron.cli.retrieval import negatives
+from heron.cli.reports import negatives
 from heron.retrieval.embedding_model import open_encoder
 from heron.retrieval.embeddings import Embeddings
 from heron.shards.build import build

@@ -15,8 +15,9 @@ import pytest
 
 from heron.base.artefact import MANIFEST, FileSum
 from heron.base.errors import RetrievalError
+from heron.cli.reports import negatives
 from heron.cli.retrieval import index as index_verb
-from heron.cli.retrieval import negatives, query
+from heron.cli.retrieval import query
 from heron.retrieval.build import build_index
 from heron.retrieval.embeddings import Embeddings
 from heron.retrieval.index import Index

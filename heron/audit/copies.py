@@ -1,0 +1,88 @@
+"""Samples that are there twice, also across splits or with other labels, and samples like no other.
+
+Both are read off the distances of a sample to its nearest others.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from heron.audit.labels import Labels, Near
+
+CHANCE = 1e-4  # of a sample to have a neighbour that is taken for a copy
+MOST = 0.6  # of a copy's distance to that of the furthest neighbours, whatever the dimension
+LEAST = 2e-3  # distance of vectors that are equal but for rounding, at most
+FAR = 5.0  # standard deviations, by the median's, that an outlier lies above the others
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Groups of samples that are equal, or nearly.
+
+    Attributes:
+        group: the group of each sample, [rows]; one that has no copy is a group of its own.
+        nearest: distance of each sample to its nearest other, [rows].
+        equal: whether a sample's vector equals that of another, [rows].
+    """
+
+    group: NDArray[np.int64]
+    nearest: NDArray[np.float32]
+    equal: NDArray[np.bool_]
+
+    def members(self) -> Iterator[NDArray[np.int64]]:
+        """Yields the samples of each group of two or more, in order."""
+        order = np.argsort(self.group, kind="stable")
+        ends = np.flatnonzero(np.diff(self.group[order])) + 1
+        yield from (rows for rows in np.split(order, ends) if len(rows) > 1)
+
+
+def find_copies(near: Near) -> Copies:
+    """Finds samples that are nearer to each other than samples that lie there by chance.
+
+    i and j are copies if their distance is at most r times the mean distance of i and of j to the
+    furthest of their nearest others (k of them), with r^m = 1e-4 / (k - 1): among k samples spread
+    evenly in m dimensions, one in 10,000 has another as near. m is the dimension of the samples, by
+    the distances of their neighbours (Levina and Bickel 2004, Eq. 8); distances are Euclidean,
+    between vectors of length one.
+    """
+    distance = np.sqrt(np.maximum(2 - 2 * near.cosine.astype(np.float64), 0))
+    k = distance.shape[1]
+    away = np.maximum(distance, LEAST)
+    logarithm = np.log(away[:, -1:] / away[:, :-1]).mean(1)
+    dimension = 1 / max(float(np.median(logarithm)), 1e-3)
+    ratio = min(MOST, (CHANCE / (k - 1)) ** (1 / dimension))
+    rows = np.repeat(np.arange(len(distance)), k)
+    theirs, apart = near.numbers.reshape(-1), distance.reshape(-1)
+    far = (distance[rows, -1] + distance[theirs, -1]) / 2
+    copy = apart <= np.maximum(ratio * far, LEAST)
+    links = coo_array(
+        (np.ones(int(copy.sum()), bool), (rows[copy], theirs[copy])), (len(distance),) * 2
+    )
+    _, group = connected_components(links, directed=False)
+    nearest = distance[:, 0].astype(np.float32)
+    return Copies(group.astype(np.int64), nearest, nearest <= LEAST)
+
+
+def other_labels(rows: NDArray[np.int64], y: Labels) -> bool:
+    """Returns whether labels that are known of two of the samples differ."""
+    values = y[rows]
+    return bool((np.nanmax(values, 0, initial=0) > np.nanmin(values, 0, initial=1)).any())
+
+
+def outliers(near: Near) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns the samples that lie far from all others, furthest first, and how far, [rows].
+
+    The logarithm of a sample's mean distance to its nearest others, in standard deviations from the
+    median over all samples (by the median absolute deviation); those above 5 are outliers.
+    """
+    distance = np.maximum(1 - near.cosine.astype(np.float64), LEAST**2).mean(1)
+    logarithm = np.log(distance)
+    middle = np.median(logarithm)
+    spread = 1.4826 * np.median(np.abs(logarithm - middle))
+    score = (logarithm - middle) / (spread or 1.0)
+    found = np.flatnonzero(score > FAR)
+    return found[np.argsort(-score[found], kind="stable")], score.astype(np.float32)

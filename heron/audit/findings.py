@@ -1,0 +1,231 @@
+"""What is found in embedded samples: suspicious labels and pairs, copies, outliers."""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heron.audit.copies import Copies, find_copies, outliers
+from heron.audit.labels import LabelModel, Labels, Near, suspicion
+from heron.audit.pairs import Pairs, score_pairs
+from heron.audit.planting import Estimate, estimate
+from heron.base.errors import RetrievalError
+from heron.base.workers import ALONE, Executor
+from heron.data.reader import Reader
+from heron.evaluation.knn import Numbers
+from heron.retrieval.embeddings import Embeddings, Layer
+from heron.retrieval.exact import nearest_of
+from heron.retrieval.some_views import EmbeddingsOfViews
+
+K = 10  # nearest others that vote, and that tell copies and outliers
+FEWEST = 50  # labelled rows, or rows with both views, that a judgement needs
+
+
+@dataclass(frozen=True)
+class LabelFindings:
+    """Labels by how suspicious they are.
+
+    Attributes:
+        rows: numbers of the samples with labels, [rows].
+        y: their labels, 0/1, NaN where unknown, [rows, labels].
+        probability: of each label, by models that have not seen the row's, [rows, labels].
+        suspicion: of each given label, [rows, labels]; of exclusive classes, [rows, 1].
+        estimate: how many are wrong, and how many of these are found.
+    """
+
+    rows: Numbers
+    y: Labels
+    probability: Labels
+    suspicion: Labels
+    estimate: Estimate
+    exclusive: bool  # whether each row has one class
+
+    def ranking(self) -> Numbers:
+        """Returns the flattened places of all known labels, the most suspicious first."""
+        flat = self.suspicion.reshape(-1)
+        order = np.argsort(-np.nan_to_num(flat, nan=-1.0), kind="stable")
+        return order[: int(np.isfinite(flat).sum())]
+
+
+@dataclass(frozen=True)
+class PairFindings:
+    """How well two stored views go together, of the samples that have both."""
+
+    views: tuple[str, str]
+    rows: Numbers  # numbers of the samples, in the order of their keys
+    pairs: Pairs  # whose rows are places in `rows`
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was found in embeddings.
+
+    Attributes:
+        split: the split of each sample, an index of `splits`; all 0 if it is not known.
+        outliers: by view, the samples that are like no other, the furthest first, and how far each
+            sample is: see `copies.outliers`.
+        notes: what was not looked at, and why.
+    """
+
+    embeddings: Embeddings
+    layer: Layer
+    splits: list[str]
+    split: NDArray[np.int64]
+    near: Near
+    copies: Copies
+    y: Labels  # of all samples; NaN where there is no label
+    outliers: dict[str, tuple[Numbers, NDArray[np.float32]]]
+    labels: LabelFindings | None
+    pairs: list[PairFindings]
+    notes: list[str] = field(default_factory=list)
+
+
+def look(
+    embeddings: Embeddings,
+    layer: Layer,
+    reader: Reader | None,
+    groups: NDArray[np.int64] | None = None,
+    seed: int = 0,
+    executor: Executor = ALONE,
+) -> Findings:
+    """Looks at all samples of embeddings.
+
+    Labels and splits are those of `reader`; without one, labels are those that were embedded, and
+    splits are not known. `groups` [samples] number samples that belong together (of one person),
+    whose labels do not vouch for each other; copies never do. Raises a RetrievalError if there are
+    fewer than 50 samples, or the reader has others.
+    """
+    count, everyone = len(embeddings), np.arange(len(embeddings))
+    if count < FEWEST:
+        raise RetrievalError(
+            f"{embeddings.where} has {count:,} samples, but an audit needs {FEWEST} or more; embed "
+            "more of the data set"
+        )
+    notes = list[str]()
+    near = Near(*nearest_of(embeddings, layer, everyone, K, executor=executor))
+    copies = find_copies(near)
+    y, exclusive, why = _labels(embeddings, reader)
+    splits, split = _splits(embeddings, reader)
+    if groups is not None:
+        group = np.unique(groups, return_inverse=True)[1]
+        joined = _joined(copies.group, group)
+    else:
+        joined = copies.group
+    labels = None
+    if why:
+        notes.append(f"labels: {why}")
+    else:
+        labels = _audit_labels(embeddings, layer, y, exclusive, near, joined, seed, executor)
+    pairs, odd = list[PairFindings](), {"all views": outliers(near)}
+    if len(embeddings.views) > 1:
+        pairs = _audit_pairs(embeddings, layer, notes, seed)
+        odd = {}
+        for name in embeddings.views:
+            one = EmbeddingsOfViews(embeddings, [name])
+            there = _there(one, layer)
+            if len(there) < FEWEST:
+                notes.append(f"view '{name}': {len(there):,} samples have it, too few to compare")
+                continue
+            own = nearest_of(one, layer, there, K, len(there) < count, executor)
+            found, score = outliers(Near(*own))
+            whole = np.zeros(count, np.float32)
+            whole[there] = score
+            odd[name] = there[found], whole
+    return Findings(embeddings, layer, splits, split, near, copies, y, odd, labels, pairs, notes)
+
+
+def _labels(embeddings: Embeddings, reader: Reader | None) -> tuple[Labels, bool, str]:
+    """Returns the labels of all samples, whether they are exclusive, and why none are audited."""
+    samples = embeddings.samples
+    y = samples.targets.astype(np.float32)
+    if reader is not None:
+        stored = reader.sample_keys(np.asarray(samples.rows))
+        if [key.encode() for key in stored] != samples.keys.tolist():
+            raise RetrievalError(
+                f"{reader.store} has other samples than {embeddings.where}; pass the shards that "
+                "were embedded with --data"
+            )
+        y = reader.ground_truth(np.asarray(samples.rows))
+    y[~samples.known] = np.nan
+    known = int(samples.known.sum())
+    why = ""
+    if not samples.names or not known:
+        why = "the data set has none"
+    elif samples.kind == "complementary":
+        why = "complementary labels say what a sample is not, and are not compared with features"
+    elif known < FEWEST:
+        why = f"{known:,} samples have some, and {FEWEST} or more are needed"
+    elif np.nanmin(y, 0).min() == np.nanmax(y, 0).max():
+        why = "all samples have the same"
+    return y, samples.exclusive, why
+
+
+def _splits(embeddings: Embeddings, reader: Reader | None) -> tuple[list[str], NDArray[np.int64]]:
+    rows = np.asarray(embeddings.samples.rows)
+    if reader is None:
+        return ["all"], np.zeros(len(rows), np.int64)
+    names = list(reader.manifest.splits)
+    starts = [int(reader.shard_rows(name).starts[0]) for name in names]
+    return names, np.searchsorted(starts, rows, side="right") - 1
+
+
+def _joined(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns groups that hold whole groups of both, [rows]."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends = first, second + first.max() + 1
+    size = int(ends[1].max()) + 1
+    links = coo_array((np.ones(len(first), bool), ends), (size, size))
+    return np.asarray(connected_components(links, directed=False)[1][first], np.int64)
+
+
+def _audit_labels(
+    embeddings: Embeddings,
+    layer: Layer,
+    y: Labels,
+    exclusive: bool,
+    near: Near,
+    groups: NDArray[np.int64],
+    seed: int,
+    executor: Executor,
+) -> LabelFindings:
+    """Judges the labels of the samples that have some."""
+    rows = np.flatnonzero(embeddings.samples.known)
+    if len(rows) < len(y):  # neighbours without labels would leave fewer to vote
+        numbers, cosine = nearest_of(embeddings, layer, rows, K, True, executor)
+        near = Near(np.searchsorted(rows, numbers), cosine)
+    given = y[rows]
+    features = embeddings.take(layer, rows)
+    model = LabelModel.of(features, given, exclusive, near, groups[rows], seed)
+    probability = model.probabilities(given)
+    suspicious = suspicion(probability, given, exclusive)
+    found = estimate(model, given, probability, suspicious, seed)
+    return LabelFindings(rows, given, probability, suspicious, found, exclusive)
+
+
+def _there(one: Embeddings, layer: Layer) -> Numbers:
+    """Returns the samples that have a view, whose numbers are not all 0."""
+    found = [first + np.flatnonzero(block.any(1)) for first, block in one.blocks(layer)]
+    return np.concatenate(found)
+
+
+def _audit_pairs(
+    embeddings: Embeddings, layer: Layer, notes: list[str], seed: int
+) -> list[PairFindings]:
+    order = np.argsort(embeddings.samples.keys, kind="stable")
+    views = {name: EmbeddingsOfViews(embeddings, [name]) for name in embeddings.views}
+    there = {name: _there(one, layer) for name, one in views.items()}
+    found = []
+    for first, second in combinations(views, 2):
+        both = order[np.isin(order, np.intersect1d(there[first], there[second]))]
+        if len(both) < FEWEST:
+            notes.append(
+                f"pairs of '{first}' and '{second}': {len(both):,} samples have both, too few to "
+                "compare"
+            )
+            continue
+        vectors = [views[name].take(layer, both) for name in (first, second)]
+        found.append(PairFindings((first, second), both, score_pairs(vectors[0], vectors[1], seed)))
+    return found

@@ -1,0 +1,396 @@
+"""Writes what an audit found: a page, its numbers as JSON, and tables of all that was judged."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from PIL import Image
+
+from heron.audit.copies import other_labels
+from heron.audit.findings import Findings, LabelFindings, PairFindings, look
+from heron.audit.planting import Estimate
+from heron.base.atomic import atomic_write, new_folder
+from heron.base.errors import RetrievalError, ShardError, csv_of
+from heron.base.workers import ALONE, Executor
+from heron.data.reader import Reader
+from heron.report import pages
+from heron.report.pages import ADDRESS, PageLinks, plain_json, png
+from heron.retrieval.embeddings import Embeddings, Layer, choose_data
+from heron.retrieval.pictures import SamplePictures, find_pictures
+
+PAGE = Path(__file__).parent / "page"
+LISTED = 10_000  # labels in labels.csv, at most
+FEWEST = 200  # labels in labels.csv, if there are as many
+SHOWN = 24  # findings of a kind on the page
+MEMBERS = 6  # of a group of copies that are shown
+SIDE = 160  # of a picture, in pixels, at most
+LABEL_COLUMNS = ["key", "label", "given", "likely", "suspicion", "decision"]
+
+
+def audit(
+    embeddings: Embeddings,
+    out: Path,
+    layer: Layer = "hidden",
+    data: str | None = None,
+    groups: Path | None = None,
+    seed: int = 0,
+    address: str = ADDRESS,
+    overwrite: bool = False,
+    executor: Executor = ALONE,
+) -> dict[str, Any]:
+    """Looks at embeddings, and writes a folder with a report; returns what audit.json holds.
+
+    Labels, splits and pictures are those of the shards that the embeddings name, or of `data`.
+    `groups` is a CSV file, key,group, of samples that belong together. Raises a RetrievalError if
+    there are fewer than 50 samples, a file of groups leaves one out, or shards are others; and what
+    reading the shards raises, if they were given as `data`. What `out` holds is refused or, with
+    `overwrite`, moved aside.
+    """
+    with new_folder(out, overwrite, RetrievalError) as folder:
+        links = PageLinks(address)
+        pictures, no_pictures = find_pictures(embeddings, data)
+        reader = pictures.reader if pictures else _reader(embeddings, data)
+        numbered = None if groups is None else read_groups(groups, embeddings)
+        found = look(embeddings, layer, reader, numbered, seed, executor)
+        return write_report(found, folder, pictures, no_pictures, links)
+
+
+def _reader(embeddings: Embeddings, data: str | None) -> Reader | None:
+    """Returns the shards of the samples; None if they were not given, and are not there."""
+    try:
+        return Reader(choose_data(data, embeddings.manifest.data, embeddings.where))
+    except (RetrievalError, ShardError, OSError):
+        if data is not None:
+            raise
+        return None
+
+
+def read_groups(path: Path, embeddings: Embeddings) -> NDArray[np.int64]:
+    """Reads a CSV file with the columns key and group; returns each sample's group, [samples].
+
+    Raises a RetrievalError if there is no such file, or it names a sample twice or leaves one out.
+    """
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as fault:
+        raise RetrievalError(f"cannot read --groups {path}: {fault}; pass a CSV file") from None
+    if missing := [name for name in ("key", "group") if name not in table]:
+        raise RetrievalError(
+            f"--groups {path} has no column '{missing[0]}'; it must have the columns key and group"
+        )
+    if table.key.duplicated().any():
+        key = table.key[table.key.duplicated()].iloc[0]
+        raise RetrievalError(f"--groups {path} names '{key}' twice; remove one of the two lines")
+    group = dict(zip(table.key, table.group, strict=True))
+    samples = embeddings.samples
+    keys = [key.decode() for key in samples.keys.tolist()]
+    if absent := [key for key in keys if key not in group]:
+        raise RetrievalError(
+            f"--groups {path} has no group of {len(absent):,} samples, the first '{absent[0]}'; "
+            "add a line for each"
+        )
+    return np.asarray(pd.factorize(pd.Series([group[key] for key in keys]))[0], np.int64)
+
+
+def write_report(
+    found: Findings,
+    folder: Path,
+    pictures: SamplePictures | None,
+    no_pictures: str,
+    links: PageLinks,
+) -> dict[str, Any]:
+    """Writes report.html, audit.json and the tables; returns what audit.json holds.
+
+    labels.csv has the most suspicious labels, with an empty column `decision` to fill in:
+    labels.parquet all that are known, pairs.parquet all samples with two views.
+    """
+    groups = _groups(found)
+    numbers = _numbers(found, groups, list(filter(None, [*found.notes, no_pictures])))
+    if found.labels is not None:
+        table = label_table(found, found.labels)
+        with atomic_write(folder / "labels.parquet") as stream:
+            table.drop(columns="decision").to_parquet(stream, index=False)
+        count = min(LISTED, max(FEWEST, found.labels.estimate.errors))
+        _write_csv(folder / "labels.csv", table.head(count))
+    if found.pairs:
+        with atomic_write(folder / "pairs.parquet") as stream:
+            pd.concat([pair_table(found, one) for one in found.pairs]).to_parquet(
+                stream, index=False
+            )
+    _write_csv(folder / "copies.csv", copy_table(found, groups))
+    _write_csv(folder / "outliers.csv", outlier_table(found))
+    text = pages.render(
+        "audit.html",
+        PAGE,
+        {"percent": percent},
+        name=f"Audit of {Path(found.embeddings.where).resolve().name}",
+        sentences=sentences(numbers),
+        links=links,
+        cards=_cards(found, groups, pictures),
+        **numbers,
+    )
+    with atomic_write(folder / "audit.json") as stream:
+        stream.write(plain_json(numbers))
+    with atomic_write(folder / "report.html") as stream:
+        stream.write(text.encode())
+    return numbers
+
+
+def percent(share: float) -> str:
+    """Formats a share in per cent, to two digits below 10."""
+    return f"{100 * share:.{1 if share < 0.095 else 0}f} %"
+
+
+def sentences(numbers: dict[str, Any]) -> list[str]:
+    """Returns what was found, in a sentence each: labels, pairs, copies."""
+    said = []
+    if (labels := numbers["labels"]) is not None:
+        said.append(_estimated(labels["estimate"], labels["known"], "label", "labels.csv"))
+    for pairs in numbers["pairs"]:
+        noun = f"pair of '{pairs['views'][0]}' and '{pairs['views'][1]}'"
+        text = _estimated(pairs["estimate"], pairs["rows"], noun, "pairs.parquet")
+        for shift in pairs["shifts"]:
+            text += (
+                f" From {shift['first']} to {shift['last']} ({shift['rows']:,} samples) "
+                f"'{pairs['views'][1]}' is that of the sample {abs(shift['by']):,} "
+                f"{'further on' if shift['by'] > 0 else 'before'}."
+            )
+        said.append(text)
+    copies = numbers["copies"]
+    text = "No sample is there twice."
+    if copies["samples"]:
+        text = (
+            f"{copies['samples']:,} samples are copies, or nearly, of others, in "
+            f"{copies['groups']:,} groups: {copies['leaks']:,} of these are in several splits, and "
+            f"in {copies['differ']:,} labels differ."
+        )
+    return [*said, text]
+
+
+def _estimated(estimate: Estimate, count: int, noun: str, file: str) -> str:
+    plural = f"{noun}s" if noun == "label" else f"pairs{noun.removeprefix('pair')}"
+    if not estimate.errors:
+        return (
+            f"None of {count:,} {plural} looks more suspicious than those of right ones do "
+            f"({estimate.planted:,} faults were planted)."
+        )
+    return (
+        f"At least {estimate.errors:,} of {count:,} {plural} look wrong "
+        f"({percent(estimate.errors / count)}); the first {estimate.errors:,} of {file} would hold "
+        f"{percent(estimate.recall)} of {estimate.planted:,} planted faults (95 % interval for "
+        f"others: {percent(estimate.low)} to {percent(estimate.high)})."
+    )
+
+
+def _numbers(found: Findings, groups: list[Any], left_out: list[str]) -> dict[str, Any]:
+    manifest, labels = found.embeddings.manifest, found.labels
+    sizes = [len(rows) for rows in groups]
+    return {
+        "embeddings": found.embeddings.where,
+        "checkpoint": manifest.checkpoint,
+        "run": manifest.run,
+        "data": manifest.data,
+        "layer": found.layer,
+        "samples": len(found.embeddings),
+        "labels": None
+        if labels is None
+        else {
+            "known": int(np.isfinite(labels.suspicion).sum()),
+            "estimate": labels.estimate,
+            "by_label": _by_label(found, labels),
+        },
+        "pairs": [
+            {
+                "views": one.views,
+                "rows": len(one.rows),
+                "estimate": one.pairs.estimate,
+                "shifts": [
+                    {
+                        "first": found.embeddings.samples.key(int(one.rows[shift.start])),
+                        "last": found.embeddings.samples.key(int(one.rows[shift.stop - 1])),
+                        "rows": shift.stop - shift.start,
+                        "by": shift.by,
+                    }
+                    for shift in one.pairs.shifts
+                ],
+            }
+            for one in found.pairs
+        ],
+        "copies": {
+            "samples": sum(sizes),
+            "groups": len(groups),
+            "equal": int(found.copies.equal.sum()),
+            "leaks": sum(len(set(found.split[rows].tolist())) > 1 for rows in groups),
+            "differ": sum(other_labels(rows, found.y) for rows in groups),
+        },
+        "outliers": {view: len(rows) for view, (rows, _) in found.outliers.items()},
+        "left_out": left_out,
+    }
+
+
+def _by_label(found: Findings, labels: LabelFindings) -> list[dict[str, Any]]:
+    """Returns of each label how many of the suspicious are given, and how many lack it."""
+    top, names = labels.ranking()[: labels.estimate.errors], found.embeddings.samples.names
+    if labels.exclusive:
+        given, likely = labels.y[top].argmax(1), _likely(labels, top)
+        return [
+            {"label": name, "given": int((given == n).sum()), "lacking": int((likely == n).sum())}
+            for n, name in enumerate(names)
+        ]
+    value, label = labels.y.reshape(-1)[top], top % len(names)
+    return [
+        {
+            "label": name,
+            "given": int((value[label == n] == 1).sum()),
+            "lacking": int((value[label == n] == 0).sum()),
+        }
+        for n, name in enumerate(names)
+    ]
+
+
+def _likely(labels: LabelFindings, rows: Any) -> Any:
+    """Returns the most probable class of rows of `labels` other than the given one."""
+    return np.where(labels.y[rows] == 1, -1, labels.probability[rows]).argmax(1)
+
+
+def label_table(found: Findings, labels: LabelFindings) -> pd.DataFrame:
+    """Returns all known labels, the most suspicious first.
+
+    Of exclusive classes, `label` is empty, `given` and `likely` are names of classes; else `given`
+    and `likely` are 0 or 1.
+    """
+    top, samples = labels.ranking(), found.embeddings.samples
+    names = np.array(samples.names, object)
+    rows, column = (top, None) if labels.exclusive else np.divmod(top, len(names))
+    keys = np.array([key.decode() for key in samples.keys[labels.rows].tolist()], object)
+    table: dict[str, Any] = {"key": keys[rows]}
+    if column is None:
+        given, likely = names[labels.y[rows].argmax(1)], names[_likely(labels, rows)]
+        table |= {"label": "", "given": given, "likely": likely}
+    else:
+        value = labels.y.reshape(-1)[top].astype(int)
+        table |= {"label": names[column], "given": value, "likely": 1 - value}
+    suspicious = labels.suspicion.reshape(-1)[top]
+    return pd.DataFrame(table | {"suspicion": suspicious, "decision": ""}, columns=LABEL_COLUMNS)
+
+
+def pair_table(found: Findings, one: PairFindings) -> pd.DataFrame:
+    """Returns all samples that have two views, those that go together least first."""
+    samples, order = found.embeddings.samples, np.argsort(-one.pairs.suspicion, kind="stable")
+    key = np.array([samples.key(int(row)) for row in one.rows], object)
+    by = np.zeros(len(key), np.int64)
+    for shift in one.pairs.shifts:
+        by[shift.start : shift.stop] = shift.by
+    first, second = one.views
+    return pd.DataFrame(
+        {
+            "key": key,
+            "first": first,
+            "second": second,
+            "suspicion": one.pairs.suspicion,
+            "second_belongs_to": key[one.pairs.home],
+            "out_of_step_by": by,
+        }
+    ).iloc[order]
+
+
+def _groups(found: Findings) -> list[Any]:
+    """Returns the groups of copies: those across splits first, then those with other labels."""
+
+    def rank(rows: Any) -> tuple[int, int]:
+        return -len(set(found.split[rows].tolist())), -int(other_labels(rows, found.y))
+
+    return sorted(found.copies.members(), key=rank)
+
+
+def copy_table(found: Findings, groups: Sequence[Any]) -> pd.DataFrame:
+    """Returns the samples of which there are copies, by group."""
+    samples = found.embeddings.samples
+    rows = [
+        {
+            "group": number,
+            "key": samples.key(int(row)),
+            "split": found.splits[found.split[row]],
+            "distance": float(found.copies.nearest[row]),
+            "equal": bool(found.copies.equal[row]),
+            "labels_differ": other_labels(members, found.y),
+        }
+        for number, members in enumerate(groups)
+        for row in members
+    ]
+    columns = ["group", "key", "split", "distance", "equal", "labels_differ"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def outlier_table(found: Findings) -> pd.DataFrame:
+    """Returns the samples that are like no other, by view, the furthest first."""
+    samples = found.embeddings.samples
+    rows = [
+        {"key": samples.key(int(row)), "view": view, "deviations": float(score[row])}
+        for view, (odd, score) in found.outliers.items()
+        for row in odd
+    ]
+    return pd.DataFrame(rows, columns=["key", "view", "deviations"])
+
+
+def _write_csv(path: Path, table: pd.DataFrame) -> None:
+    with atomic_write(path) as stream:
+        stream.write(csv_of(table.to_csv(index=False)).encode())
+
+
+def _cards(
+    found: Findings, groups: Sequence[Any], pictures: SamplePictures | None
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns what the page shows of each kind: pictures, keys, and a line that says why."""
+    samples = found.embeddings.samples
+
+    def card(rows: Sequence[int], text: str, views: Sequence[str] = ("",)) -> dict[str, Any]:
+        images = list(_images(found, pictures, rows, views)) if pictures else []
+        return {"keys": [samples.key(row) for row in rows], "pictures": images, "text": text}
+
+    cards: dict[str, list[dict[str, Any]]] = {"labels": [], "pairs": [], "copies": []}
+    if (labels := found.labels) is not None:
+        shown = label_table(found, labels).head(min(SHOWN, labels.estimate.errors or SHOWN))
+        for line in shown.to_dict("records"):
+            words = f"given {line['given']}, likely {line['likely']}"
+            if line["label"]:
+                words = f"{'has' if line['given'] else 'lacks'} {line['label']}"
+            words += f" (suspicion {line['suspicion']:.3f})"
+            cards["labels"].append(card([samples.find(line["key"])], words))
+    for one in found.pairs:
+        worst = np.argsort(-one.pairs.suspicion, kind="stable")[
+            : min(SHOWN, one.pairs.estimate.errors)
+        ]
+        for place in worst.tolist():
+            home = samples.key(int(one.rows[one.pairs.home[place]]))
+            words = f"'{one.views[1]}' seems to be that of {home}"
+            cards["pairs"].append(card([int(one.rows[place])], words, one.views))
+    for members in groups[:SHOWN]:
+        splits = dict.fromkeys(found.splits[found.split[row]] for row in members)
+        words = f"{len(members)} samples in {', '.join(splits)}"
+        if other_labels(members, found.y):
+            words += "; labels differ"
+        cards["copies"].append(card(members[:MEMBERS].tolist(), words))
+    cards["outliers"] = [
+        card([int(row)], f"{view}: {score[row]:.1f} deviations", ("" if one else view,))
+        for one in (len(found.outliers) == 1,)
+        for view, (odd, score) in found.outliers.items()
+        for row in odd[:SHOWN]
+    ]
+    return cards
+
+
+def _images(
+    found: Findings, pictures: SamplePictures, rows: Sequence[int], views: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    samples = found.embeddings.samples
+    for row in rows:
+        for view in views:
+            if view and view not in pictures.views:
+                continue
+            if (picture := pictures.of(samples, row, view)) is not None:
+                picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+                yield samples.key(row), png(picture)

@@ -1,0 +1,1 @@
+"""What an audit finds where faults were planted."""
