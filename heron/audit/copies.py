@@ -70,7 +70,9 @@ def find_copies(near: Near) -> Copies:
 def other_labels(rows: NDArray[np.int64], y: Labels) -> bool:
     """Returns whether labels that are known of two of the samples differ."""
     values = y[rows]
-    return bool((np.nanmax(values, 0, initial=0) > np.nanmin(values, 0, initial=1)).any())
+    unknown = np.isnan(values)
+    highest, lowest = (np.where(unknown, blank, values) for blank in (-np.inf, np.inf))
+    return bool((highest.max(0) > lowest.min(0)).any())
 
 
 def outliers(near: Near) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

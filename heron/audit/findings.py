@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.audit.copies import Copies, find_copies, outliers
+from heron.audit.copies import Copies, find_copies, other_labels, outliers
 from heron.audit.labels import LabelModel, Labels, Near, suspicion
 from heron.audit.pairs import Pairs, score_pairs
 from heron.audit.planting import Estimate, estimate
@@ -92,9 +92,9 @@ def look(
     """Looks at all samples of embeddings.
 
     Labels and splits are those of `reader`; without one, labels are those that were embedded, and
-    splits are not known. `groups` [samples] number samples that belong together (of one person),
-    whose labels do not vouch for each other; copies never do. Raises a RetrievalError if there are
-    fewer than 50 samples, or the reader has others.
+    splits are not known. `groups` [samples] number samples that belong together (of one person);
+    neither their labels nor those of copies vouch for each other. Raises a RetrievalError if there
+    are fewer than 50 samples, or the reader has others.
     """
     count, everyone = len(embeddings), np.arange(len(embeddings))
     if count < FEWEST:
@@ -156,7 +156,7 @@ def _labels(embeddings: Embeddings, reader: Reader | None) -> tuple[Labels, bool
         why = "complementary labels say what a sample is not, and are not compared with features"
     elif known < FEWEST:
         why = f"{known:,} samples have some, and {FEWEST} or more are needed"
-    elif np.nanmin(y, 0).min() == np.nanmax(y, 0).max():
+    elif not other_labels(np.flatnonzero(samples.known), y):
         why = "all samples have the same"
     return y, samples.exclusive, why
 

@@ -36,11 +36,22 @@ class Near:
 
     numbers: Numbers  # of rows, [rows, k]
     cosine: Vectors  # [rows, k]
+    group: NDArray[np.int64] | None = None  # of each row, whose members have no vote on it, [rows]
+
+    @property
+    def silent(self) -> NDArray[np.bool_]:
+        """Which neighbours have no vote, [rows, k]."""
+        if self.group is None:
+            return np.zeros(self.numbers.shape, bool)
+        return np.asarray(self.group[self.numbers] == self.group[:, None])
 
     @cached_property
     def weights(self) -> Vectors:
-        """What each neighbour's vote counts, [rows, k]; those of a row sum to 1."""
-        return np.asarray(softmax(self.cosine / TEMPERATURE, axis=1), np.float32)
+        """What each neighbour's vote counts, [rows, k]; those of a row sum to 1, or are all 0."""
+        raw = np.exp((self.cosine - self.cosine.max(1, keepdims=True)) / TEMPERATURE)
+        raw = raw * ~self.silent
+        total = raw.sum(1, keepdims=True)
+        return np.asarray(raw / np.where(total > 0, total, 1), np.float32)
 
     def votes(self, y: Labels) -> Labels:
         """Returns the share of a row's neighbours, by weight, that have each label; else 1/2."""
@@ -60,11 +71,12 @@ class LabelModel:
 
     Each row belongs to one of five folds, whole groups to one fold. (1) Logistic regression on the
     features' principal components, fitted to the other folds, predicts the rows of a fold. (2) The
-    ten nearest others vote, by exp(cosine / 0.1). (3) Of exclusive classes, log probabilities and
-    votes are averaged with the weights that fit the given classes best; where a row has several
-    labels, a logistic regression per label, fitted to the other folds, weighs the logarithms of the
-    odds of both and the row's other labels. The first step is that of confident learning (Northcutt
-    et al. 2021, section 3); the third uses what it leaves out.
+    ten nearest others vote, by exp(cosine / 0.1), without those of the row's group. (3) Of
+    exclusive classes, log probabilities and votes are averaged with the weights that fit the given
+    classes best; where a row has several labels, a logistic regression per label, fitted to the
+    other folds, weighs the logarithms of the odds of both and the row's other labels. The first
+    step is that of confident learning (Northcutt et al. 2021, section 3); the third uses what it
+    leaves out.
     """
 
     x: NDArray[np.float64]  # [rows, width]
@@ -95,7 +107,7 @@ class LabelModel:
         x = np.concatenate([project(features[start : start + ROWS]) for start in starts])
         chosen = np.sort(random.permutation(len(y))[:TUNED])
         c = _choose_c(x[chosen], y[chosen], fold[chosen], exclusive)
-        return cls(x, near, fold, exclusive, c)
+        return cls(x, Near(near.numbers, near.cosine, group), fold, exclusive, c)
 
     def probabilities(self, y: Labels) -> Labels:
         """Returns the probability of each label of each row, [rows, labels]."""
@@ -133,7 +145,8 @@ class LabelModel:
 
     def _in_context(self, alone: Labels, votes: Labels, y: Labels) -> Labels:
         """Weighs what speaks for a label: probability, votes, and the row's other labels."""
-        centred = np.nan_to_num(y - np.nanmean(y, 0))
+        mean = np.nansum(y, 0) / np.maximum(np.isfinite(y).sum(0), 1)
+        centred = np.nan_to_num(y - mean)
         found, splits = np.empty_like(y), self._splits(1)
         own = logit(np.clip(alone, 1e-6, 1 - 1e-6)), logit(0.9 * votes + 0.05)
         for label in range(y.shape[1]):

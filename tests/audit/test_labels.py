@@ -115,10 +115,23 @@ def test_groups_are_never_split_among_folds() -> None:
     assert sorted(np.unique(model.fold)) == list(range(FOLDS))
 
 
+def test_copies_do_not_vouch_for_each_other() -> None:
+    """A wrong label that ten copies share is as suspicious as one that a sample has alone."""
+    x, y, _ = several(0.0, 300)
+    x[280:] = x[0]
+    y[280:, 1] = y[0, 1] = 1 - y[0, 1]
+    groups = np.arange(300)
+    groups[280:] = 0
+    for number, votes in ((groups, 0.5), (None, y[0, 1])):
+        model = LabelModel.of(x, y, False, near_of(x), number)
+        assert model.near.votes(y)[0, 1] == votes
+
+
 def test_unknown_labels_have_no_suspicion_and_labels_that_all_share_none() -> None:
     x, y, _ = several(0.1, 300)
     y[:, 3] = 1
     y[random_cells(y, 200)] = np.nan
+    y[:, 2] = np.nan
     model = LabelModel.of(x, y, False, near_of(x))
     found = suspicion(model.probabilities(y), y, False)
     assert (np.isnan(found) == np.isnan(y)).all()
