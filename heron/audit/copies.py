@@ -15,7 +15,7 @@ from heron.audit.labels import Labels, Near
 
 CHANCE = 1e-4  # of a sample to have a neighbour that is taken for a copy
 MOST = 0.6  # of a copy's distance to that of the furthest neighbours, whatever the dimension
-LEAST = 2e-3  # distance of vectors that are equal but for rounding, at most
+LEAST = 6e-4  # distance of vectors that are equal but for rounding, at most
 FAR = 5.0  # standard deviations, by the median's, that an outlier lies above the others
 
 
@@ -26,7 +26,7 @@ class Copies:
     Attributes:
         group: the group of each sample, [rows]; one that has no copy is a group of its own.
         nearest: distance of each sample to its nearest other, [rows].
-        equal: whether a sample's vector equals that of another, [rows].
+        equal: whether a sample's vector points where another's does, but for rounding, [rows].
     """
 
     group: NDArray[np.int64]
@@ -58,7 +58,8 @@ def find_copies(near: Near) -> Copies:
     rows = np.repeat(np.arange(len(distance)), k)
     theirs, apart = near.numbers.reshape(-1), distance.reshape(-1)
     far = (distance[rows, -1] + distance[theirs, -1]) / 2
-    copy = apart <= np.maximum(ratio * far, LEAST)
+    equal = (apart <= LEAST) & ((far <= LEAST) | (far > 10 * LEAST))  # or all are nearly equal
+    copy = (apart <= ratio * far) & (far > 10 * LEAST) | equal
     links = coo_array(
         (np.ones(int(copy.sum()), bool), (rows[copy], theirs[copy])), (len(distance),) * 2
     )

@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heron.audit.copies import Copies, find_copies, other_labels, outliers
-from heron.audit.labels import LabelModel, Labels, Near, suspicion
+from heron.audit.labels import FOLDS, LabelModel, Labels, Near, suspicion
 from heron.audit.pairs import Pairs, score_pairs
 from heron.audit.planting import Estimate, estimate
 from heron.base.errors import RetrievalError
 from heron.base.workers import ALONE, Executor
 from heron.data.reader import Reader
 from heron.evaluation.knn import Numbers
+from heron.evaluation.scikit import log_loss
 from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.exact import nearest_of
 from heron.retrieval.some_views import EmbeddingsOfViews
@@ -40,6 +41,7 @@ class LabelFindings:
     suspicion: Labels
     estimate: Estimate
     exclusive: bool  # whether each row has one class
+    told: bool  # whether the probabilities say more of the labels than how frequent they are
 
     def ranking(self) -> Numbers:
         """Returns the flattened places of all known labels, the most suspicious first."""
@@ -62,7 +64,7 @@ class Findings:
     """All that was found in embeddings.
 
     Attributes:
-        split: the split of each sample, an index of `splits`; all 0 if it is not known.
+        split: the split of each sample, an index of `splits`, which is empty if they are not known.
         outliers: by view, the samples that are like no other, the furthest first, and how far each
             sample is: see `copies.outliers`.
         notes: what was not looked at, and why.
@@ -102,10 +104,11 @@ def look(
             f"{embeddings.where} has {count:,} samples, but an audit needs {FEWEST} or more; embed "
             "more of the data set"
         )
-    notes = list[str]()
+    notes = [] if reader else ["labels are those that were embedded, and splits are not known"]
     near = Near(*nearest_of(embeddings, layer, everyone, K, executor=executor))
     copies = find_copies(near)
-    y, exclusive, why = _labels(embeddings, reader)
+    y, why = _labels(embeddings, reader)
+    known = np.asarray(np.isfinite(y).any(1))
     splits, split = _splits(embeddings, reader)
     if groups is not None:
         group = np.unique(groups, return_inverse=True)[1]
@@ -116,7 +119,13 @@ def look(
     if why:
         notes.append(f"labels: {why}")
     else:
-        labels = _audit_labels(embeddings, layer, y, exclusive, near, joined, seed, executor)
+        if len(np.unique(joined[known])) < FOLDS:
+            notes.append(
+                f"labels: the samples belong to fewer than {FOLDS} groups, or are copies of each "
+                "other, so that nothing is left to judge them by"
+            )
+        else:
+            labels = _audit_labels(embeddings, layer, y, known, near, joined, seed, executor)
     pairs, odd = list[PairFindings](), {"all views": outliers(near)}
     if len(embeddings.views) > 1:
         pairs = _audit_pairs(embeddings, layer, notes, seed)
@@ -127,7 +136,7 @@ def look(
             if len(there) < FEWEST:
                 notes.append(f"view '{name}': {len(there):,} samples have it, too few to compare")
                 continue
-            own = nearest_of(one, layer, there, K, len(there) < count, executor)
+            own = nearest_of(one, layer, there, K, np.isin(everyone, there), executor)
             found, score = outliers(Near(*own))
             whole = np.zeros(count, np.float32)
             whole[there] = score
@@ -135,36 +144,44 @@ def look(
     return Findings(embeddings, layer, splits, split, near, copies, y, odd, labels, pairs, notes)
 
 
-def _labels(embeddings: Embeddings, reader: Reader | None) -> tuple[Labels, bool, str]:
-    """Returns the labels of all samples, whether they are exclusive, and why none are audited."""
+def _labels(embeddings: Embeddings, reader: Reader | None) -> tuple[Labels, str]:
+    """Returns the labels of all samples, NaN where unknown, and why none are judged, if so."""
     samples = embeddings.samples
-    y = samples.targets.astype(np.float32)
-    if reader is not None:
-        stored = reader.sample_keys(np.asarray(samples.rows))
-        if [key.encode() for key in stored] != samples.keys.tolist():
+    rows, why = np.asarray(samples.rows), ""
+    y, known = samples.targets.astype(np.float32), np.asarray(samples.known)
+    if reader is not None and samples.kind != "complementary":
+        labels = reader.manifest.labels
+        if (labels.kind, labels.names) != (samples.kind, samples.names):
             raise RetrievalError(
-                f"{reader.store} has other samples than {embeddings.where}; pass the shards that "
-                "were embedded with --data"
+                f"{reader.store} has other labels than {embeddings.where}; pass the shards that "
+                "were embedded with --data, or embed these"
             )
-        y = reader.ground_truth(np.asarray(samples.rows))
-    y[~samples.known] = np.nan
-    known = int(samples.known.sum())
-    why = ""
-    if not samples.names or not known:
+        y, known = reader.ground_truth(rows), reader.is_labelled(rows)
+    y[~known] = np.nan
+    if not samples.names or not known.any():
         why = "the data set has none"
     elif samples.kind == "complementary":
         why = "complementary labels say what a sample is not, and are not compared with features"
-    elif known < FEWEST:
-        why = f"{known:,} samples have some, and {FEWEST} or more are needed"
-    elif not other_labels(np.flatnonzero(samples.known), y):
+    elif (count := int(known.sum())) < FEWEST:
+        why = f"{count:,} samples have some, and {FEWEST} or more are needed"
+    elif not other_labels(np.flatnonzero(known), y):
         why = "all samples have the same"
-    return y, samples.exclusive, why
+    return y, why
+
+
+def same_samples(embeddings: Embeddings, reader: Reader) -> bool:
+    """Returns whether shards hold the samples that were embedded, at the same rows."""
+    rows = np.asarray(embeddings.samples.rows)
+    if len(rows) and rows.max() >= reader.starts[-1]:
+        return False
+    keys = [key.encode() for key in reader.sample_keys(rows)]
+    return bool(keys == embeddings.samples.keys.tolist())
 
 
 def _splits(embeddings: Embeddings, reader: Reader | None) -> tuple[list[str], NDArray[np.int64]]:
     rows = np.asarray(embeddings.samples.rows)
     if reader is None:
-        return ["all"], np.zeros(len(rows), np.int64)
+        return [], np.zeros(len(rows), np.int64)
     names = list(reader.manifest.splits)
     starts = [int(reader.shard_rows(name).starts[0]) for name in names]
     return names, np.searchsorted(starts, rows, side="right") - 1
@@ -185,16 +202,16 @@ def _audit_labels(
     embeddings: Embeddings,
     layer: Layer,
     y: Labels,
-    exclusive: bool,
+    known: NDArray[np.bool_],
     near: Near,
     groups: NDArray[np.int64],
     seed: int,
     executor: Executor,
 ) -> LabelFindings:
     """Judges the labels of the samples that have some."""
-    rows = np.flatnonzero(embeddings.samples.known)
+    rows, exclusive = np.flatnonzero(known), embeddings.samples.exclusive
     if len(rows) < len(y):  # neighbours without labels would leave fewer to vote
-        numbers, cosine = nearest_of(embeddings, layer, rows, K, True, executor)
+        numbers, cosine = nearest_of(embeddings, layer, rows, K, known, executor)
         near = Near(np.searchsorted(rows, numbers), cosine)
     given = y[rows]
     features = embeddings.take(layer, rows)
@@ -202,7 +219,10 @@ def _audit_labels(
     probability = model.probabilities(given)
     suspicious = suspicion(probability, given, exclusive)
     found = estimate(model, given, probability, suspicious, seed)
-    return LabelFindings(rows, given, probability, suspicious, found, exclusive)
+    share = np.nansum(given, 0) / np.maximum(np.isfinite(given).sum(0), 1)
+    blind = np.broadcast_to(share, given.shape)
+    told = log_loss(probability, given, exclusive) < log_loss(blind, given, exclusive)
+    return LabelFindings(rows, given, probability, suspicious, found, exclusive, told)
 
 
 def _there(one: Embeddings, layer: Layer) -> Numbers:

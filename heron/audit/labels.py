@@ -1,5 +1,6 @@
 """Which labels look wrong: what features, neighbours and a row's other labels say of each."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +26,10 @@ TEMPERATURE = 0.1  # of votes: a neighbour counts exp(cosine / this)
 CONTEXT_C = 0.1  # inverse penalty of the models that weigh a label's sources
 OTHERS = 200  # labels of a row that such a model sees, at most
 SHARES = np.linspace(0, 1, 11)  # tried: how much votes count beside probabilities of classes
+MANY_CLASSES = "The number of unique classes is greater"  # than half of the rows
 LEAST, FLOOR = 1e-3, 0.02  # added to a probability and to a vote before their logarithms
 ROWS = 65_536  # predicted at a time
+VOTES = 2**24  # of neighbours on labels, counted at a time
 FEW = 4000  # rows, of fewer than which all is computed on one thread
 
 
@@ -53,11 +56,17 @@ class Near:
         total = raw.sum(1, keepdims=True)
         return np.asarray(raw / np.where(total > 0, total, 1), np.float32)
 
+    @property
+    def heard(self) -> NDArray[np.bool_]:
+        """Which rows have a neighbour with a vote, [rows, 1]."""
+        return np.asarray(self.weights.any(1))[:, None]
+
     def votes(self, y: Labels) -> Labels:
         """Returns the share of a row's neighbours, by weight, that have each label; else 1/2."""
         found = np.empty_like(y)
-        for start in range(0, len(y), ROWS // 16):
-            block = slice(start, start + ROWS // 16)
+        size = max(1, VOTES // self.numbers.shape[1] // y.shape[1])
+        for start in range(0, len(y), size):
+            block = slice(start, start + size)
             theirs, weights = y[self.numbers[block]], self.weights[block]
             known = np.einsum("rk,rkl->rl", weights, ~np.isnan(theirs))
             have = np.einsum("rk,rkl->rl", weights, np.nan_to_num(theirs))
@@ -112,7 +121,9 @@ class LabelModel:
     def probabilities(self, y: Labels) -> Labels:
         """Returns the probability of each label of each row, [rows, labels]."""
         weigh = self._averaged if self.exclusive else self._in_context
-        with threadpool_limits(1 if len(y) <= FEW else None):  # threads wait more than they save
+        few = 1 if len(y) <= FEW else None  # rows: threads wait more than they save
+        with threadpool_limits(few), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", MANY_CLASSES)
             return weigh(self._out_of_fold(y), self.near.votes(y), y)
 
     def _splits(self, seed: int) -> list[tuple[Numbers, Numbers]]:
@@ -137,8 +148,11 @@ class LabelModel:
         """Averages the logarithms of both, with the weights of the least log-loss."""
         logarithms = np.log(alone + LEAST), np.log(votes + FLOOR)
 
+        heard = self.near.heard
+
         def mixed(share: float) -> Labels:
-            both = (1 - share) * logarithms[0] + share * logarithms[1]
+            weight = share * heard
+            both = (1 - weight) * logarithms[0] + weight * logarithms[1]
             return np.asarray(softmax(both, axis=1), np.float32)
 
         return mixed(min(SHARES, key=lambda share: log_loss(mixed(share), y, True)))
@@ -147,6 +161,7 @@ class LabelModel:
         """Weighs what speaks for a label: probability, votes, and the row's other labels."""
         mean = np.nansum(y, 0) / np.maximum(np.isfinite(y).sum(0), 1)
         centred = np.nan_to_num(y - mean)
+        votes = np.where(self.near.heard, votes, mean)
         found, splits = np.empty_like(y), self._splits(1)
         own = logit(np.clip(alone, 1e-6, 1 - 1e-6)), logit(0.9 * votes + 0.05)
         for label in range(y.shape[1]):

@@ -18,7 +18,7 @@ PLANTED = 2000  # pairs that are drawn of different rows
 LEAST_BLOCK = 3  # rows of a shift
 SMALL = 32  # offsets to both sides that are always tried
 FREQUENT = 20  # others, which rows share with where their second view belongs
-DRAWN = 20  # offsets that are drawn, to see what chance gives
+DRAWN = 20  # times that each row draws an offset, to see what chance gives
 CHANCE = 2.0  # times the most that chance gave, which a shift must gain
 BLOCKED = -1e3  # gain of a row that no block may hold
 
@@ -125,8 +125,10 @@ def find_shifts(
 
     What a row gains by an offset is how much nearer its second view is to the first view of the row
     that is so far away than to its own. A block is where the gains of an offset have the greatest
-    sum (Kadane's maximal segment), and a shift if that is twice the most of 20 drawn offsets or
-    more. Tried are all offsets up to 32, and the 20 that most suspicious rows have to their home.
+    sum (Kadane's maximal segment). It is a shift if that is twice what a block gains where each row
+    draws an offset of its own, near or far, 20 times each, and a row of it gains at least half of
+    what one in step would lose. Tried are all offsets up to 32, and the 20 that most suspicious
+    rows have to their home.
     """
     count, shifts, free = len(own), list[Shift](), np.ones(len(own), bool)
 
@@ -134,10 +136,20 @@ def find_shifts(
         inside = np.arange(max(0, -by), min(count, count - by))
         gain = np.full(count, BLOCKED)
         gain[inside] = similarity.at(inside, inside + by) - own[inside]
-        return _best_segment(np.where(free, gain, BLOCKED))
+        total, start, stop = _best_segment(np.where(free, gain, BLOCKED))
+        others = np.delete(gain, np.s_[start:stop])
+        others = others[others > BLOCKED]
+        lost = -others.mean() if len(others) else 0.0  # by a row that is in step
+        return (total, start, stop) if total > (stop - start) * lost / 2 > 0 else (0.0, 0, 0)
 
-    far = [by for by in random.integers(-count, count, 4 * DRAWN).tolist() if abs(by) > SMALL]
-    least = CHANCE * max([1e-3, *(best(by)[0] for by in far[:DRAWN])])
+    def chance(most: int) -> float:
+        rows = np.arange(count)
+        steps = random.integers(1, most + 1, count) * random.choice((-1, 1), count)
+        gain = similarity.at(rows, (rows + steps) % count) - own
+        return _best_segment(gain.astype(np.float64))[0]
+
+    drawn = [chance(most) for most in (SMALL, count - 1) for _ in range(DRAWN)]
+    least = CHANCE * max(1e-3, *drawn)
     rows = np.flatnonzero((suspicion > 0) & (home != np.arange(count)))
     common = Counter((home[rows] - rows).tolist()).most_common(FREQUENT)
     small = [by for by in range(-SMALL, SMALL + 1) if by and abs(by) < count]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.audit.copies import other_labels
-from heron.audit.findings import Findings, LabelFindings, PairFindings, look
+from heron.audit.findings import Findings, LabelFindings, PairFindings, look, same_samples
 from heron.audit.planting import Estimate
 from heron.base.atomic import atomic_write, new_folder
 from heron.base.errors import RetrievalError, ShardError, csv_of
@@ -52,7 +52,7 @@ def audit(
     with new_folder(out, overwrite, RetrievalError) as folder:
         links = PageLinks(address)
         pictures, no_pictures = find_pictures(embeddings, data)
-        reader = pictures.reader if pictures else _reader(embeddings, data)
+        reader = _reader(embeddings, data)
         numbered = None if groups is None else read_groups(groups, embeddings)
         found = look(embeddings, layer, reader, numbered, seed, executor)
         return write_report(found, folder, pictures, no_pictures, links)
@@ -61,7 +61,13 @@ def audit(
 def _reader(embeddings: Embeddings, data: str | None) -> Reader | None:
     """Returns the shards of the samples; None if they were not given, and are not there."""
     try:
-        return Reader(choose_data(data, embeddings.manifest.data, embeddings.where))
+        reader = Reader(choose_data(data, embeddings.manifest.data, embeddings.where))
+        if not same_samples(embeddings, reader):
+            raise RetrievalError(
+                f"{reader.store} has other samples than {embeddings.where}; pass the shards that "
+                "were embedded with --data"
+            )
+        return reader
     except (RetrievalError, ShardError, OSError):
         if data is not None:
             raise
@@ -87,7 +93,7 @@ def read_groups(path: Path, embeddings: Embeddings) -> NDArray[np.int64]:
     group = dict(zip(table.key, table.group, strict=True))
     samples = embeddings.samples
     keys = [key.decode() for key in samples.keys.tolist()]
-    if absent := [key for key in keys if key not in group]:
+    if absent := [key for key in keys if not group.get(key)]:
         raise RetrievalError(
             f"--groups {path} has no group of {len(absent):,} samples, the first '{absent[0]}'; "
             "add a line for each"
@@ -105,7 +111,7 @@ def write_report(
     """Writes report.html, audit.json and the tables; returns what audit.json holds.
 
     labels.csv has the most suspicious labels, with an empty column `decision` to fill in:
-    labels.parquet all that are known, pairs.parquet all samples with two views.
+    labels.parquet all that are known, pairs-A-B.parquet all samples with views A and B.
     """
     groups = _groups(found)
     numbers = _numbers(found, groups, list(filter(None, [*found.notes, no_pictures])))
@@ -116,10 +122,9 @@ def write_report(
         count = min(LISTED, max(FEWEST, found.labels.estimate.errors))
         _write_csv(folder / "labels.csv", table.head(count))
     if found.pairs:
-        with atomic_write(folder / "pairs.parquet") as stream:
-            pd.concat([pair_table(found, one) for one in found.pairs]).to_parquet(
-                stream, index=False
-            )
+        for one in found.pairs:
+            with atomic_write(folder / _pair_file(one.views)) as stream:
+                pair_table(found, one).to_parquet(stream, index=False)
     _write_csv(folder / "copies.csv", copy_table(found, groups))
     _write_csv(folder / "outliers.csv", outlier_table(found))
     text = pages.render(
@@ -147,11 +152,16 @@ def percent(share: float) -> str:
 def sentences(numbers: dict[str, Any]) -> list[str]:
     """Returns what was found, in a sentence each: labels, pairs, copies."""
     said = []
-    if (labels := numbers["labels"]) is not None:
-        said.append(_estimated(labels["estimate"], labels["known"], "label", "labels.csv"))
+    if (labels := numbers["labels"]) is not None and not labels["told"]:
+        said.append(
+            "The features say no more of the labels than how frequent these are, so that no label "
+            "can be judged; use another --encoder."
+        )
+    elif labels is not None:
+        said.append(_estimated(labels["estimate"], labels["known"], "label", "labels.parquet"))
     for pairs in numbers["pairs"]:
         noun = f"pair of '{pairs['views'][0]}' and '{pairs['views'][1]}'"
-        text = _estimated(pairs["estimate"], pairs["rows"], noun, "pairs.parquet")
+        text = _estimated(pairs["estimate"], pairs["in_step"], noun, _pair_file(pairs["views"]))
         for shift in pairs["shifts"]:
             text += (
                 f" From {shift['first']} to {shift['last']} ({shift['rows']:,} samples) "
@@ -159,13 +169,14 @@ def sentences(numbers: dict[str, Any]) -> list[str]:
                 f"{'further on' if shift['by'] > 0 else 'before'}."
             )
         said.append(text)
-    copies = numbers["copies"]
+    copies, splits = numbers["copies"], numbers["copies"]["leaks"] is not None
     text = "No sample is there twice."
     if copies["samples"]:
         text = (
             f"{copies['samples']:,} samples are copies, or nearly, of others, in "
-            f"{copies['groups']:,} groups: {copies['leaks']:,} of these are in several splits, and "
-            f"in {copies['differ']:,} labels differ."
+            f"{copies['groups']:,} groups: "
+            + (f"{copies['leaks']:,} of these are in several splits, and " if splits else "")
+            + f"in {copies['differ']:,} labels differ."
         )
     return [*said, text]
 
@@ -199,6 +210,7 @@ def _numbers(found: Findings, groups: list[Any], left_out: list[str]) -> dict[st
         if labels is None
         else {
             "known": int(np.isfinite(labels.suspicion).sum()),
+            "told": labels.told,
             "estimate": labels.estimate,
             "by_label": _by_label(found, labels),
         },
@@ -206,6 +218,7 @@ def _numbers(found: Findings, groups: list[Any], left_out: list[str]) -> dict[st
             {
                 "views": one.views,
                 "rows": len(one.rows),
+                "in_step": len(one.rows) - sum(s.stop - s.start for s in one.pairs.shifts),
                 "estimate": one.pairs.estimate,
                 "shifts": [
                     {
@@ -223,7 +236,9 @@ def _numbers(found: Findings, groups: list[Any], left_out: list[str]) -> dict[st
             "samples": sum(sizes),
             "groups": len(groups),
             "equal": int(found.copies.equal.sum()),
-            "leaks": sum(len(set(found.split[rows].tolist())) > 1 for rows in groups),
+            "leaks": sum(len(set(found.split[rows].tolist())) > 1 for rows in groups)
+            if found.splits
+            else None,
             "differ": sum(other_labels(rows, found.y) for rows in groups),
         },
         "outliers": {view: len(rows) for view, (rows, _) in found.outliers.items()},
@@ -278,8 +293,11 @@ def label_table(found: Findings, labels: LabelFindings) -> pd.DataFrame:
 
 
 def pair_table(found: Findings, one: PairFindings) -> pd.DataFrame:
-    """Returns all samples that have two views, those that go together least first."""
-    samples, order = found.embeddings.samples, np.argsort(-one.pairs.suspicion, kind="stable")
+    """Returns all samples that have two views, those that go together least first.
+
+    Those that are out of step come last.
+    """
+    samples, order = found.embeddings.samples, _worst_pairs(one)
     key = np.array([samples.key(int(row)) for row in one.rows], object)
     by = np.zeros(len(key), np.int64)
     for shift in one.pairs.shifts:
@@ -295,6 +313,22 @@ def pair_table(found: Findings, one: PairFindings) -> pd.DataFrame:
             "out_of_step_by": by,
         }
     ).iloc[order]
+
+
+def _worst_pairs(one: PairFindings) -> Any:
+    """Returns the places of pairs, the most suspicious first, those out of step last."""
+    late = np.zeros(len(one.rows), bool)
+    for shift in one.pairs.shifts:
+        late[shift.start : shift.stop] = True
+    return np.lexsort((-one.pairs.suspicion, late))
+
+
+def _pair_file(views: Sequence[str]) -> str:
+    return f"pairs-{views[0]}-{views[1]}.parquet"
+
+
+def _split(found: Findings, row: int) -> str:
+    return found.splits[found.split[row]] if found.splits else ""
 
 
 def _groups(found: Findings) -> list[Any]:
@@ -313,7 +347,7 @@ def copy_table(found: Findings, groups: Sequence[Any]) -> pd.DataFrame:
         {
             "group": number,
             "key": samples.key(int(row)),
-            "split": found.splits[found.split[row]],
+            "split": _split(found, row),
             "distance": float(found.copies.nearest[row]),
             "equal": bool(found.copies.equal[row]),
             "labels_differ": other_labels(members, found.y),
@@ -361,16 +395,14 @@ def _cards(
             words += f" (suspicion {line['suspicion']:.3f})"
             cards["labels"].append(card([samples.find(line["key"])], words))
     for one in found.pairs:
-        worst = np.argsort(-one.pairs.suspicion, kind="stable")[
-            : min(SHOWN, one.pairs.estimate.errors)
-        ]
+        worst = _worst_pairs(one)[: min(SHOWN, one.pairs.estimate.errors)]
         for place in worst.tolist():
             home = samples.key(int(one.rows[one.pairs.home[place]]))
             words = f"'{one.views[1]}' seems to be that of {home}"
             cards["pairs"].append(card([int(one.rows[place])], words, one.views))
     for members in groups[:SHOWN]:
-        splits = dict.fromkeys(found.splits[found.split[row]] for row in members)
-        words = f"{len(members)} samples in {', '.join(splits)}"
+        splits = dict.fromkeys(_split(found, row) for row in members)
+        words = f"{len(members)} samples" + (f" in {', '.join(splits)}" if found.splits else "")
         if other_labels(members, found.y):
             words += "; labels differ"
         cards["copies"].append(card(members[:MEMBERS].tolist(), words))
@@ -391,6 +423,10 @@ def _images(
         for view in views:
             if view and view not in pictures.views:
                 continue
-            if (picture := pictures.of(samples, row, view)) is not None:
+            try:
+                picture = pictures.of(samples, row, view)
+            except (RetrievalError, ShardError):  # the finding is told without it
+                continue
+            if picture is not None:
                 picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
                 yield samples.key(row), png(picture)

@@ -167,7 +167,9 @@ def find_neighbours(
     if len(ks) < len({*KS, question.k}):
         notes.append(f"rates stop at k = {ks[-1]}: only {len(labelled):,} samples have labels")
     if index is None:
-        numbers, cosine = nearest_of(embeddings, question.layer, anchors, ks[-1], True, executor)
+        numbers, cosine = nearest_of(
+            embeddings, question.layer, anchors, ks[-1], samples.known, executor
+        )
     else:
         numbers, cosine = _of_index(index, embeddings, question.layer, anchors, ks[-1])
     return NearPairs(

@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heron.base.errors import RetrievalError
 from heron.base.workers import ALONE, Executor, Item, Result, in_order
@@ -45,15 +46,15 @@ def nearest_of(
     layer: Layer,
     anchors: Numbers,
     k: int,
-    labelled: bool = False,
+    allowed: NDArray[np.bool_] | None = None,
     executor: Executor = ALONE,
 ) -> tuple[Numbers, Vectors]:
     """Returns the k nearest others of each anchor, and their cosines, [anchors, k].
 
-    Only samples with labels are neighbours if `labelled`. There must be more than k of them. Raises
-    a RetrievalError that names samples whose vectors have no direction.
+    Neighbours are the samples that are `allowed` [samples], by default all; there must be more than
+    k of them. Raises a RetrievalError that names samples whose vectors have no direction.
     """
-    job = partial(_exact, embeddings, layer, anchors, k, labelled)
+    job = partial(_exact, embeddings, layer, anchors, k, allowed)
     found = map_in_order(executor, job, blocks_of(len(anchors), SEARCHED))
     numbers, cosine = zip(*found, strict=True)
     return np.concatenate(numbers), np.concatenate(cosine)
@@ -64,7 +65,7 @@ def _exact(
     layer: Layer,
     all_anchors: Numbers,
     k: int,
-    labelled: bool,
+    allowed: NDArray[np.bool_] | None,
     block: Block,
 ) -> tuple[Numbers, Vectors]:
     anchors, samples = all_anchors[slice(*block)], embeddings.samples
@@ -72,9 +73,10 @@ def _exact(
     def candidates() -> Iterator[tuple[Numbers, Vectors]]:
         for start, vectors in embeddings.blocks(layer):
             rows = np.arange(len(vectors))
-            if labelled:
-                rows = np.flatnonzero(samples.known[start : start + len(vectors)])
-            yield start + rows, unit(vectors[rows], samples, start + rows)
+            if allowed is not None:
+                rows = np.flatnonzero(allowed[start : start + len(vectors)])
+            if len(rows):
+                yield start + rows, unit(vectors[rows], samples, start + rows)
 
     return exact_nearest(candidates(), unit_vectors(embeddings, layer, anchors)[0], anchors, k)
 

@@ -127,6 +127,17 @@ def test_copies_do_not_vouch_for_each_other() -> None:
         assert model.near.votes(y)[0, 1] == votes
 
 
+def test_a_row_without_votes_is_judged_by_its_features_alone() -> None:
+    x, y, _ = digits(0.0)
+    groups = np.arange(ROWS)
+    near = near_of(x)
+    groups[near.numbers[0]] = groups[0]
+    model = LabelModel.of(x, y, True, near, groups)
+    assert not model.near.heard[0, 0] and model.near.heard[:, 0].sum() > ROWS / 2
+    alone, whole = model._out_of_fold(y)[0], model.probabilities(y)[0]
+    np.testing.assert_allclose(whole, (alone + 1e-3) / (alone + 1e-3).sum(), rtol=1e-5)
+
+
 def test_unknown_labels_have_no_suspicion_and_labels_that_all_share_none() -> None:
     x, y, _ = several(0.1, 300)
     y[:, 3] = 1

@@ -59,6 +59,35 @@ def test_a_block_out_of_step_is_one_finding(shift: Shift) -> None:
     assert (home == shift.by).mean() > 0.5
 
 
+@pytest.mark.parametrize("rows", [400, 1200])
+def test_rows_in_the_order_of_their_classes_are_in_step(rows: int) -> None:
+    """Neighbours are as near as the own view there: nothing can be out of step."""
+    shifts = []
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        shared = np.repeat(random.normal(size=(10, 6)), rows // 10, 0)
+        first, second = (
+            (shared @ random.normal(size=(6, 10)) + 0.3 * random.normal(size=(rows, 10)))
+            for _ in range(2)
+        )
+        shifts += score_pairs(first.astype(np.float32), second.astype(np.float32)).shifts
+    assert not shifts
+
+
+def test_frames_that_change_slowly_are_in_step() -> None:
+    random, shifts = np.random.default_rng(0), []
+    for _ in range(4):
+        frames = random.normal(size=(500, 6))
+        for row in range(1, 500):
+            frames[row] = 0.9 * frames[row - 1] + 0.4 * frames[row]
+        first, second = (
+            (frames @ random.normal(size=(6, 10)) + 0.2 * random.normal(size=(500, 10)))
+            for _ in range(2)
+        )
+        shifts += score_pairs(first.astype(np.float32), second.astype(np.float32)).shifts
+    assert not shifts
+
+
 def test_two_blocks_are_two_findings() -> None:
     first, second = views()
     given = second.copy()

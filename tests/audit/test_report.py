@@ -99,7 +99,7 @@ def test_the_same_bytes_on_any_processes(place: Path) -> None:
     for name, executor in (("one", Processes()), ("two", Processes(2))):
         audit(e, place / name, executor=executor)
         written.append({p.name: p.read_bytes() for p in (place / name).iterdir()})
-    assert written[0].keys() == written[1].keys() and "pairs.parquet" in written[0]
+    assert written[0].keys() == written[1].keys() and "pairs-left-right.parquet" in written[0]
     assert all(written[0][name] == written[1][name] for name in written[0])
 
 
@@ -124,7 +124,7 @@ def test_labels_that_cannot_be_judged_are_said(tmp_path: Path) -> None:
     ):
         e = made.embeddings(tmp_path / name, {"hidden": x}, targets, ["a", "b", "c"][: targets.shape[1]], kind)  # noqa: E501  # fmt: skip
         found = look(e, "hidden", None)
-        assert found.labels is None and why in found.notes[0]
+        assert found.labels is None and why in found.notes[1]
     few = made.unlabelled(tmp_path / "few", x[:20])
     with pytest.raises(RetrievalError, match="has 20 samples, but an audit needs 50 or more"):
         look(few, "hidden", None)
@@ -133,8 +133,13 @@ def test_labels_that_cannot_be_judged_are_said(tmp_path: Path) -> None:
 def test_shards_of_other_samples_are_refused(place: Path, tmp_path: Path) -> None:
     x, keys = np.ones((ROWS, 4)), [f"x{n}" for n in range(ROWS)]
     other = made.embeddings(tmp_path / "o", {"hidden": x}, np.ones((ROWS, 1)), ["a"], keys=keys)
-    with pytest.raises(RetrievalError, match="pass the shards that were embedded with --data"):
-        look(other, "hidden", Reader(place / "data"))
+    for data in (None, str(place / "data")):
+        if data is None:  # shards that are not there, or others, are told: labels are the embedded
+            numbers = audit(other, tmp_path / "told", data=data)
+            assert "splits are not known" in numbers["left_out"][0]
+            continue
+        with pytest.raises(RetrievalError, match="pass the shards that were embedded with --data"):
+            audit(other, tmp_path / "refused", data=data)
     assert main(["audit", str(place / "e"), "--out", str(tmp_path / "a"), "--data", "none"]) == 1
 
 
@@ -159,6 +164,41 @@ def test_groups(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path.write_text("key,group\n" + "".join(lines))
     assert (np.bincount(read_groups(path, e)) == [*[3] * 133, 1]).all()
     assert main(["audit", str(place / "e"), "--out", str(tmp_path / "out"), "--groups", str(path)]) == 0  # noqa: E501  # fmt: skip
+
+
+def test_labels_after_unlabelled_rows_and_views_that_rows_lack(tmp_path: Path) -> None:
+    """A part without labels, and one without a view, are read over."""
+    random = np.random.default_rng(0)
+    y = np.eye(3)[np.arange(200) % 3]
+    x = np.hstack([y @ random.normal(size=(3, 5)), y @ random.normal(size=(3, 5))])
+    x += 0.1 * random.normal(size=x.shape)
+    x[120:, 5:] = 0
+    views = [ViewRecord(stored=name, width=5) for name in ("left", "right")]
+    known = np.arange(200) >= 110
+    e = made.embeddings(
+        tmp_path / "e", {"hidden": x}, y, ["a", "b", "c"], "multi_class", known=known, views=2,
+    )  # fmt: skip
+    object.__setattr__(e, "manifest", e.manifest.model_copy(update={"views": views}))
+    found = look(e, "hidden", None)
+    assert found.labels is not None and len(found.labels.rows) == 90
+    assert len(found.pairs[0].rows) == 120
+    odd, score = found.outliers["right"]
+    assert (score[120:] == 0).all() and not set(odd.tolist()) & set(range(120, 200))
+
+
+def test_features_that_say_nothing_judge_no_label(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(200, 6)), np.eye(4)[random.integers(0, 4, 200)]
+    e = made.embeddings(tmp_path / "e", {"hidden": x}, y, ["a", "b", "c", "d"], "multi_class")
+    numbers = audit(e, tmp_path / "out")
+    assert not numbers["labels"]["told"]
+    assert "no label can be judged" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_one_group_leaves_nothing_to_judge_by(place: Path) -> None:
+    e = Embeddings.open(place / "e")
+    found = look(e, "hidden", None, np.zeros(ROWS, np.int64))
+    assert found.labels is None and "fewer than 5 groups" in found.notes[1]
 
 
 def test_either_embeddings_or_an_encoder(capsys: pytest.CaptureFixture[str]) -> None:
