@@ -143,7 +143,7 @@ def audit(
 
     _refuse_both(embeddings, encoder)
     if encoder is not None and data is None:
-        raise UsageError("--encoder needs --data")
+        raise UsageError("an audit by --encoder needs the shards: add --data DATA")
     refuse_taken(out, overwrite, RetrievalError)
     source = open_source(embeddings, encoder, data, out, (), not no_verify, overwrite)
     with executor(None, address) as spread:

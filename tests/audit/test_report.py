@@ -131,16 +131,27 @@ def test_labels_that_cannot_be_judged_are_said(tmp_path: Path) -> None:
 
 
 def test_shards_of_other_samples_are_refused(place: Path, tmp_path: Path) -> None:
-    x, keys = np.ones((ROWS, 4)), [f"x{n}" for n in range(ROWS)]
+    keys = Reader(place / "data").sample_keys(np.arange(ROWS))[:-1] + ["other"]
+    x = np.random.default_rng(0).normal(size=(ROWS, 4))
     other = made.embeddings(tmp_path / "o", {"hidden": x}, np.ones((ROWS, 1)), ["a"], keys=keys)
     for data in (None, str(place / "data")):
         if data is None:  # shards that are not there, or others, are told: labels are the embedded
             numbers = audit(other, tmp_path / "told", data=data)
             assert "splits are not known" in numbers["left_out"][0]
             continue
-        with pytest.raises(RetrievalError, match="pass the shards that were embedded with --data"):
+        with pytest.raises(RetrievalError, match="has other samples than"):
             audit(other, tmp_path / "refused", data=data)
     assert main(["audit", str(place / "e"), "--out", str(tmp_path / "a"), "--data", "none"]) == 1
+    e = Embeddings.open(place / "e")
+    keys = [e.samples.key(n) for n in range(ROWS)]
+    y = np.eye(4)[np.arange(ROWS) % 4]
+    named = made.embeddings(
+        tmp_path / "n", {"hidden": np.eye(4)[np.arange(ROWS) % 4]}, y, list("wxyz"), keys=keys
+    )
+    with pytest.raises(RetrievalError, match="has other labels than"):
+        audit(named, tmp_path / "named", data=str(place / "data"))
+    out = ["--out", str(tmp_path / "own"), "--data", str(place / "data")]
+    assert main(["audit", str(place / "e"), *out]) == 0
 
 
 def test_groups(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,4 +216,4 @@ def test_either_embeddings_or_an_encoder(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["audit", "--out", "out"]) == 2
     assert "pass either a folder of embeddings, or --encoder and --data" in capsys.readouterr().err
     assert main(["audit", "--encoder", "timm:resnet18", "--out", "out"]) == 2
-    assert "--encoder needs --data" in capsys.readouterr().err
+    assert "an audit by --encoder needs the shards: add --data DATA" in capsys.readouterr().err

@@ -11,6 +11,7 @@ REPRODUCE = "tests/launch/test_reproduce.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
 ANY = "tests/retrieval/test_any_encoder.py"
+AUDIT = "tests/audit/test_report.py"
 SOME = "tests/retrieval/test_some_views.py"
 ODD = "tests/sources/test_odd_tables.py"
 VERB = "tests/launch/test_pretrain_verb.py"
@@ -54,6 +55,13 @@ PERFORMED = {
     "in the index; pass the shards that": SAME,
     "has the fingerprint ": SAME,
     " has weights of sha256 ": SAME,
+    "has other labels than": f"{AUDIT}::test_shards_of_other_samples_are_refused",
+    "has other samples than": f"{AUDIT}::test_shards_of_other_samples_are_refused",
+    "an audit by --encoder needs": f"{AUDIT}::test_either_embeddings_or_an_encoder",
+    "; pass a CSV file": f"{AUDIT}::test_groups",
+    "it must have the columns key and group": f"{AUDIT}::test_groups",
+    "' twice; remove one": f"{AUDIT}::test_groups",
+    "no group of ": f"{AUDIT}::test_groups",
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
     "files with the other views; pass": f"{SOME}::test_the_command_says_what_it_compares",
     "the index compares whole vectors": f"{SOME}::test_negatives_of_a_view_that_is_not_there",
