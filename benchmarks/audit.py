@@ -93,7 +93,7 @@ def judged(data: Set, near: Near, rate: float, kind: str, draw: int) -> dict[str
     stated = estimate(model, given, probability, found, draw)
     listed = np.argsort(-found.reshape(-1), kind="stable")[: stated.errors]
     true = wrong.reshape(-1)[listed].sum() / max(1, wrong.sum())
-    alone = model._out_of_fold(given)
+    alone = model.out_of_fold(given)
     scores = {"heron": found, "confidence": suspicion(alone, given, exclusive)}
     scores |= cleanlab(alone, given, exclusive)
     precision = {k: average_precision_score(wrong.ravel(), v.ravel()) for k, v in scores.items()}

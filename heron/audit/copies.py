@@ -1,17 +1,23 @@
-"""Samples that are there twice, also across splits or with other labels, and samples like no other.
+"""Samples that are there twice or belong together, and samples like no other.
 
-Both are read off the distances of a sample to its nearest others.
+Copies and outliers are read off the distances of a sample to its nearest others.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from heron.audit.labels import Labels, Near
+from heron.base.errors import RetrievalError
+from heron.retrieval.embeddings import Embeddings
+
+Groups = NDArray[np.int64]  # a number for each sample, [samples]
 
 CHANCE = 1e-4  # of a sample to have a neighbour that is taken for a copy
 MOST = 0.6  # of a copy's distance to that of the furthest neighbours, whatever the dimension
@@ -60,12 +66,9 @@ def find_copies(near: Near) -> Copies:
     far = (distance[rows, -1] + distance[theirs, -1]) / 2
     equal = (apart <= LEAST) & ((far <= LEAST) | (far > 10 * LEAST))  # or all are nearly equal
     copy = (apart <= ratio * far) & (far > 10 * LEAST) | equal
-    links = coo_array(
-        (np.ones(int(copy.sum()), bool), (rows[copy], theirs[copy])), (len(distance),) * 2
-    )
-    _, group = connected_components(links, directed=False)
+    group = linked(rows[copy], theirs[copy], len(distance))
     nearest = distance[:, 0].astype(np.float32)
-    return Copies(group.astype(np.int64), nearest, nearest <= LEAST)
+    return Copies(group, nearest, nearest <= LEAST)
 
 
 def other_labels(rows: NDArray[np.int64], y: Labels) -> bool:
@@ -89,3 +92,43 @@ def outliers(near: Near) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     score = (logarithm - middle) / (spread or 1.0)
     found = np.flatnonzero(score > FAR)
     return found[np.argsort(-score[found], kind="stable")], score.astype(np.float32)
+
+
+def read_groups(path: Path, embeddings: Embeddings) -> Groups:
+    """Reads a CSV file with the columns key and group; returns each sample's group, [samples].
+
+    Raises a RetrievalError if there is no such file, or it names a sample twice or leaves one out.
+    """
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as fault:
+        raise RetrievalError(f"cannot read --groups {path}: {fault}; pass a CSV file") from None
+    if missing := [name for name in ("key", "group") if name not in table]:
+        raise RetrievalError(
+            f"--groups {path} has no column '{missing[0]}'; it must have the columns key and group"
+        )
+    if table.key.duplicated().any():
+        key = table.key[table.key.duplicated()].iloc[0]
+        raise RetrievalError(f"--groups {path} names '{key}' twice; remove one of the two lines")
+    group = dict(zip(table.key, table.group, strict=True))
+    samples = embeddings.samples
+    keys = [key.decode() for key in samples.keys.tolist()]
+    if absent := [key for key in keys if not group.get(key)]:
+        raise RetrievalError(
+            f"--groups {path} has no group of {len(absent):,} samples, the first '{absent[0]}'; "
+            "add a line for each"
+        )
+    return np.asarray(pd.factorize(pd.Series([group[key] for key in keys]))[0], np.int64)
+
+
+def linked(first: NDArray[np.int64], second: NDArray[np.int64], count: int) -> Groups:
+    """Returns groups of `count` samples that hold both ends of each link."""
+    links = coo_array((np.ones(len(first), bool), (first, second)), (count, count))
+    return np.asarray(connected_components(links, directed=False)[1], np.int64)
+
+
+def joined(first: Groups, second: Groups) -> Groups:
+    """Returns groups that hold whole groups of both."""
+    beyond = int(first.max()) + 1  # numbers that the second's groups begin at
+    _, second = np.unique(second, return_inverse=True)
+    return linked(first, second + beyond, beyond + int(second.max()) + 1)[first]

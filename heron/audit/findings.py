@@ -1,12 +1,15 @@
-"""What is found in embedded samples: suspicious labels and pairs, copies, outliers."""
+"""What is found in embedded samples, and tables of it: labels, pairs of views, copies, outliers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from heron.audit.copies import Copies, find_copies, other_labels, outliers
+from heron.audit.copies import Copies, find_copies, joined, other_labels, outliers
 from heron.audit.labels import FOLDS, LabelModel, Labels, Near, suspicion
 from heron.audit.pairs import Pairs, score_pairs
 from heron.audit.planting import Estimate, estimate
@@ -19,6 +22,7 @@ from heron.retrieval.embeddings import Embeddings, Layer
 from heron.retrieval.exact import nearest_of
 from heron.retrieval.some_views import EmbeddingsOfViews
 
+LABEL_COLUMNS = ["key", "label", "given", "likely", "suspicion", "decision"]
 K = 10  # nearest others that vote, and that tell copies and outliers
 FEWEST = 50  # labelled rows, or rows with both views, that a judgement needs
 
@@ -74,7 +78,6 @@ class Findings:
     layer: Layer
     splits: list[str]
     split: NDArray[np.int64]
-    near: Near
     copies: Copies
     y: Labels  # of all samples; NaN where there is no label
     outliers: dict[str, tuple[Numbers, NDArray[np.float32]]]
@@ -96,7 +99,7 @@ def look(
     Labels and splits are those of `reader`; without one, labels are those that were embedded, and
     splits are not known. `groups` [samples] number samples that belong together (of one person);
     neither their labels nor those of copies vouch for each other. Raises a RetrievalError if there
-    are fewer than 50 samples, or the reader has others.
+    are fewer than 50 samples, or the reader has other labels.
     """
     count, everyone = len(embeddings), np.arange(len(embeddings))
     if count < FEWEST:
@@ -104,28 +107,22 @@ def look(
             f"{embeddings.where} has {count:,} samples, but an audit needs {FEWEST} or more; embed "
             "more of the data set"
         )
-    notes = [] if reader else ["labels are those that were embedded, and splits are not known"]
     near = Near(*nearest_of(embeddings, layer, everyone, K, executor=executor))
     copies = find_copies(near)
     y, why = _labels(embeddings, reader)
     known = np.asarray(np.isfinite(y).any(1))
     splits, split = _splits(embeddings, reader)
-    if groups is not None:
-        group = np.unique(groups, return_inverse=True)[1]
-        joined = _joined(copies.group, group)
-    else:
-        joined = copies.group
-    labels = None
+    together = copies.group if groups is None else joined(copies.group, groups)
+    if not why and len(np.unique(together[known])) < FOLDS:
+        why = (
+            f"the samples belong to fewer than {FOLDS} groups, or are copies of each other, so "
+            "that nothing is left to judge them by"
+        )
+    labels, notes = None, list[str]()
     if why:
         notes.append(f"labels: {why}")
     else:
-        if len(np.unique(joined[known])) < FOLDS:
-            notes.append(
-                f"labels: the samples belong to fewer than {FOLDS} groups, or are copies of each "
-                "other, so that nothing is left to judge them by"
-            )
-        else:
-            labels = _audit_labels(embeddings, layer, y, known, near, joined, seed, executor)
+        labels = _audit_labels(embeddings, layer, y, known, near, together, seed, executor)
     pairs, odd = list[PairFindings](), {"all views": outliers(near)}
     if len(embeddings.views) > 1:
         pairs = _audit_pairs(embeddings, layer, notes, seed)
@@ -141,7 +138,7 @@ def look(
             whole = np.zeros(count, np.float32)
             whole[there] = score
             odd[name] = there[found], whole
-    return Findings(embeddings, layer, splits, split, near, copies, y, odd, labels, pairs, notes)
+    return Findings(embeddings, layer, splits, split, copies, y, odd, labels, pairs, notes)
 
 
 def _labels(embeddings: Embeddings, reader: Reader | None) -> tuple[Labels, str]:
@@ -185,17 +182,6 @@ def _splits(embeddings: Embeddings, reader: Reader | None) -> tuple[list[str], N
     names = list(reader.manifest.splits)
     starts = [int(reader.shard_rows(name).starts[0]) for name in names]
     return names, np.searchsorted(starts, rows, side="right") - 1
-
-
-def _joined(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns groups that hold whole groups of both, [rows]."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    ends = first, second + first.max() + 1
-    size = int(ends[1].max()) + 1
-    links = coo_array((np.ones(len(first), bool), ends), (size, size))
-    return np.asarray(connected_components(links, directed=False)[1][first], np.int64)
 
 
 def _audit_labels(
@@ -249,3 +235,104 @@ def _audit_pairs(
         vectors = [views[name].take(layer, both) for name in (first, second)]
         found.append(PairFindings((first, second), both, score_pairs(vectors[0], vectors[1], seed)))
     return found
+
+
+def likely_class(labels: LabelFindings, rows: Any) -> Any:
+    """Returns the most probable class of rows of `labels` other than the given one."""
+    return np.where(labels.y[rows] == 1, -1, labels.probability[rows]).argmax(1)
+
+
+def label_table(found: Findings, labels: LabelFindings) -> pd.DataFrame:
+    """Returns all known labels, the most suspicious first.
+
+    Of exclusive classes, `label` is empty, `given` and `likely` are names of classes; else `given`
+    and `likely` are 0 or 1.
+    """
+    top, samples = labels.ranking(), found.embeddings.samples
+    names = np.array(samples.names, object)
+    rows, column = (top, None) if labels.exclusive else np.divmod(top, len(names))
+    keys = np.array([key.decode() for key in samples.keys[labels.rows].tolist()], object)
+    table: dict[str, Any] = {"key": keys[rows]}
+    if column is None:
+        given, likely = names[labels.y[rows].argmax(1)], names[likely_class(labels, rows)]
+        table |= {"label": "", "given": given, "likely": likely}
+    else:
+        value = labels.y.reshape(-1)[top].astype(int)
+        table |= {"label": names[column], "given": value, "likely": 1 - value}
+    suspicious = labels.suspicion.reshape(-1)[top]
+    return pd.DataFrame(table | {"suspicion": suspicious, "decision": ""}, columns=LABEL_COLUMNS)
+
+
+def pair_table(found: Findings, one: PairFindings) -> pd.DataFrame:
+    """Returns all samples that have two views, those that go together least first.
+
+    Those that are out of step come last.
+    """
+    samples, order = found.embeddings.samples, worst_pairs(one)
+    key = np.array([samples.key(int(row)) for row in one.rows], object)
+    by = np.zeros(len(key), np.int64)
+    for shift in one.pairs.shifts:
+        by[shift.start : shift.stop] = shift.by
+    first, second = one.views
+    return pd.DataFrame(
+        {
+            "key": key,
+            "first": first,
+            "second": second,
+            "suspicion": one.pairs.suspicion,
+            "second_belongs_to": key[one.pairs.home],
+            "out_of_step_by": by,
+        }
+    ).iloc[order]
+
+
+def worst_pairs(one: PairFindings) -> Any:
+    """Returns the places of pairs, the most suspicious first, those out of step last."""
+    late = np.zeros(len(one.rows), bool)
+    for shift in one.pairs.shifts:
+        late[shift.start : shift.stop] = True
+    return np.lexsort((-one.pairs.suspicion, late))
+
+
+def split_of(found: Findings, row: int) -> str:
+    """Returns the split of a sample, "" if it is not known."""
+    return found.splits[found.split[row]] if found.splits else ""
+
+
+def groups_of_copies(found: Findings) -> list[Any]:
+    """Returns the groups of copies: those across splits first, then those with other labels."""
+
+    def rank(rows: Any) -> tuple[int, int]:
+        return -len(set(found.split[rows].tolist())), -int(other_labels(rows, found.y))
+
+    return sorted(found.copies.members(), key=rank)
+
+
+def copy_table(found: Findings, groups: Sequence[Any]) -> pd.DataFrame:
+    """Returns the samples of which there are copies, by group."""
+    samples = found.embeddings.samples
+    rows = [
+        {
+            "group": number,
+            "key": samples.key(int(row)),
+            "split": split_of(found, row),
+            "distance": float(found.copies.nearest[row]),
+            "equal": bool(found.copies.equal[row]),
+            "labels_differ": other_labels(members, found.y),
+        }
+        for number, members in enumerate(groups)
+        for row in members
+    ]
+    columns = ["group", "key", "split", "distance", "equal", "labels_differ"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def outlier_table(found: Findings) -> pd.DataFrame:
+    """Returns the samples that are like no other, by view, the furthest first."""
+    samples = found.embeddings.samples
+    rows = [
+        {"key": samples.key(int(row)), "view": view, "deviations": float(score[row])}
+        for view, (odd, score) in found.outliers.items()
+        for row in odd
+    ]
+    return pd.DataFrame(rows, columns=["key", "view", "deviations"])

@@ -41,18 +41,12 @@ class Near:
     cosine: Vectors  # [rows, k]
     group: NDArray[np.int64] | None = None  # of each row, whose members have no vote on it, [rows]
 
-    @property
-    def silent(self) -> NDArray[np.bool_]:
-        """Which neighbours have no vote, [rows, k]."""
-        if self.group is None:
-            return np.zeros(self.numbers.shape, bool)
-        return np.asarray(self.group[self.numbers] == self.group[:, None])
-
     @cached_property
     def weights(self) -> Vectors:
         """What each neighbour's vote counts, [rows, k]; those of a row sum to 1, or are all 0."""
         raw = np.exp((self.cosine - self.cosine.max(1, keepdims=True)) / TEMPERATURE)
-        raw = raw * ~self.silent
+        if self.group is not None:
+            raw = raw * (self.group[self.numbers] != self.group[:, None])
         total = raw.sum(1, keepdims=True)
         return np.asarray(raw / np.where(total > 0, total, 1), np.float32)
 
@@ -124,7 +118,7 @@ class LabelModel:
         few = 1 if len(y) <= FEW else None  # rows: threads wait more than they save
         with threadpool_limits(few), warnings.catch_warnings():
             warnings.filterwarnings("ignore", MANY_CLASSES)
-            return weigh(self._out_of_fold(y), self.near.votes(y), y)
+            return weigh(self.out_of_fold(y), self.near.votes(y), y)
 
     def _splits(self, seed: int) -> list[tuple[Numbers, Numbers]]:
         """Returns of each fold the rows that are fitted, and those that are predicted."""
@@ -135,7 +129,8 @@ class LabelModel:
             splits.append((np.sort(some), np.flatnonzero(self.fold == number)))
         return splits
 
-    def _out_of_fold(self, y: Labels) -> Labels:
+    def out_of_fold(self, y: Labels) -> Labels:
+        """Returns what logistic regression alone says of each label: the first step."""
         found = np.empty_like(y)
         for fitted, rows in self._splits(0):
             predict = _fit(self.x[fitted], y[fitted], self.exclusive, self.c)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heron.audit.labels import FITTED, FOLDS, ROWS
+from heron.audit.labels import FITTED, FOLDS
 from heron.audit.planting import Estimate, judge
-from heron.evaluation.knn import Numbers, Vectors, exact_nearest
+from heron.evaluation.knn import Numbers, Vectors, exact_nearest, unit_rows
 
 COMPONENTS = 64  # in which two views are compared, at most
 RIDGE = 0.1  # added to a view's variances of 1
@@ -68,24 +68,26 @@ def score_pairs(first: Vectors, second: Vectors, seed: int = 0) -> Pairs:
     suspicion, planted = np.empty(len(first), np.float32), []
     home, own = np.empty(len(first), np.int64), np.empty(len(first), np.float32)
     compared = np.sort(random.permutation(len(first))[:COMPARED])
-    maps = []
+    firsts, seconds = list[Vectors](), np.empty((len(first), 0), np.float32)
     for number in range(FOLDS):
         rows = np.flatnonzero(fold == number)
         fitted = random.permutation(np.flatnonzero(fold != number))[:FITTED]
-        maps.append(_canonical(views[0][fitted], views[1][fitted]))
-        a, b = (_unit(view[rows] @ matrix) for view, matrix in zip(views, maps[-1], strict=True))
-        others = [
-            _unit(view[compared] @ matrix) for view, matrix in zip(views, maps[-1], strict=True)
-        ]
+        maps = _canonical(views[0][fitted], views[1][fitted])
+        mapped = [unit_rows(view @ matrix) for view, matrix in zip(views, maps, strict=True)]
+        a, b = (view[rows] for view in mapped)
         k = min(K, len(compared) - 1)
-        r_a = exact_nearest([(compared, others[1])], a, rows, k)[1].mean(1)
-        near, cosine = exact_nearest([(compared, others[0])], b, rows, k)
+        r_a = exact_nearest([(compared, mapped[1][compared])], a, rows, k)[1].mean(1)
+        near, cosine = exact_nearest([(compared, mapped[0][compared])], b, rows, k)
         r_b, home[rows], own[rows] = cosine.mean(1), near[:, 0], (a * b).sum(1)
         suspicion[rows] = r_a + r_b - 2 * own[rows]
         i, j = random.integers(len(rows), size=(2, PLANTED // FOLDS))
         i, j = i[i != j], j[i != j]
         planted.append(r_a[i] + r_b[j] - 2 * (a[i] * b[j]).sum(1))
-    similarity = _Similarity(views, maps, fold)
+        firsts.append(mapped[0])
+        seconds = (
+            mapped[1] if number == 0 else np.where((fold == number)[:, None], mapped[1], seconds)
+        )
+    similarity = _Similarity(firsts, seconds, fold)
     shifts = find_shifts(similarity, own, suspicion, home, random)
     alone = np.ones(len(first), bool)
     for shift in shifts:
@@ -98,19 +100,16 @@ def score_pairs(first: Vectors, second: Vectors, seed: int = 0) -> Pairs:
 class _Similarity:
     """The cosine of a row's second view with another's first, by the map of the row's fold."""
 
-    views: tuple[Vectors, Vectors]
-    maps: list[tuple[Vectors, Vectors]]
+    firsts: list[Vectors]  # all rows by the map of each fold
+    seconds: Vectors  # each row by the map of its own
     fold: NDArray[np.int64]
 
     def at(self, rows: Numbers, others: Numbers) -> NDArray[np.float32]:
         """Returns the cosines of pairs, [rows]."""
         found = np.empty(len(rows), np.float32)
-        for number, (of_a, of_b) in enumerate(self.maps):
-            for part in np.array_split(
-                np.flatnonzero(self.fold[rows] == number), len(rows) // ROWS + 1
-            ):
-                b = _unit(self.views[1][rows[part]] @ of_b)
-                found[part] = (b * _unit(self.views[0][others[part]] @ of_a)).sum(1)
+        for number, first in enumerate(self.firsts):
+            part = np.flatnonzero(self.fold[rows] == number)
+            found[part] = np.einsum("rd,rd->r", self.seconds[rows[part]], first[others[part]])
         return found
 
 
@@ -179,22 +178,17 @@ def _standard(view: Vectors) -> Vectors:
     return np.asarray((view - view.mean(0)) / np.where(spread > 0, spread, 1), np.float32)
 
 
-def _unit(vectors: Vectors) -> Vectors:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
-
-
 def _canonical(a: Vectors, b: Vectors) -> tuple[Vectors, Vectors]:
     """Returns maps of both views to their canonical variables, each times the root of its r."""
-    (left, a_white), (right, b_white) = _whitening(a), _whitening(b)
+    a_white, b_white = _whitening(a), _whitening(b)
     u, r, v = np.linalg.svd(a_white.T @ (a.astype(np.float64).T @ b / len(a)) @ b_white)
-    width, root = min(COMPONENTS, left, right), np.sqrt(r)
+    width, root = min(COMPONENTS, len(r)), np.sqrt(r)
     maps = a_white @ (u[:, :width] * root[:width]), b_white @ (v[:width].T * root[:width])
     return maps[0].astype(np.float32), maps[1].astype(np.float32)
 
 
-def _whitening(view: Vectors) -> tuple[int, NDArray[np.float64]]:
-    width = view.shape[1]
-    covariance = view.astype(np.float64).T @ view / len(view) + RIDGE * np.eye(width)
+def _whitening(view: Vectors) -> NDArray[np.float64]:
+    """Returns the inverse root of a view's covariance, with the ridge."""
+    covariance = view.astype(np.float64).T @ view / len(view) + RIDGE * np.eye(view.shape[1])
     values, vectors = np.linalg.eigh(covariance)
-    return width, (vectors / np.sqrt(values)) @ vectors.T
+    return np.asarray((vectors / np.sqrt(values)) @ vectors.T)

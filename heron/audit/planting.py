@@ -1,7 +1,7 @@
 """How many labels are wrong, and how many of them are found: by faults that are planted.
 
-Labels are changed on purpose, in a copy, in the way that labels look wrong; how high these rank
-says how many others of their kind are there, and which share of them a list holds.
+Labels are changed in a copy, evenly and in the way that labels look wrong; how high these rank says
+how many others are there, and which share of them a list holds.
 """
 
 from collections.abc import Sequence

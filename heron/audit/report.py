@@ -6,20 +6,31 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from PIL import Image
 
-from heron.audit.copies import other_labels
-from heron.audit.findings import Findings, LabelFindings, PairFindings, look, same_samples
+from heron.audit.copies import other_labels, read_groups
+from heron.audit.findings import (
+    Findings,
+    LabelFindings,
+    copy_table,
+    groups_of_copies,
+    label_table,
+    likely_class,
+    look,
+    outlier_table,
+    pair_table,
+    same_samples,
+    split_of,
+    worst_pairs,
+)
 from heron.audit.planting import Estimate
 from heron.base.atomic import atomic_write, new_folder
 from heron.base.errors import RetrievalError, ShardError, csv_of
 from heron.base.workers import ALONE, Executor
-from heron.data.reader import Reader
 from heron.report import pages
 from heron.report.pages import ADDRESS, PageLinks, plain_json, png
 from heron.retrieval.embeddings import Embeddings, Layer, choose_data
-from heron.retrieval.pictures import SamplePictures, find_pictures
+from heron.retrieval.pictures import SamplePictures
 
 PAGE = Path(__file__).parent / "page"
 LISTED = 10_000  # labels in labels.csv, at most
@@ -27,7 +38,6 @@ FEWEST = 200  # labels in labels.csv, if there are as many
 SHOWN = 24  # findings of a kind on the page
 MEMBERS = 6  # of a group of copies that are shown
 SIDE = 160  # of a picture, in pixels, at most
-LABEL_COLUMNS = ["key", "label", "given", "likely", "suspicion", "decision"]
 
 
 def audit(
@@ -51,61 +61,36 @@ def audit(
     """
     with new_folder(out, overwrite, RetrievalError) as folder:
         links = PageLinks(address)
-        pictures, no_pictures = find_pictures(embeddings, data)
-        reader = _reader(embeddings, data)
+        shards, no_shards = _open_shards(embeddings, data)
+        reader = shards.reader if shards else None
         numbered = None if groups is None else read_groups(groups, embeddings)
         found = look(embeddings, layer, reader, numbered, seed, executor)
-        return write_report(found, folder, pictures, no_pictures, links)
+        return write_report(found, folder, shards, no_shards, links)
 
 
-def _reader(embeddings: Embeddings, data: str | None) -> Reader | None:
-    """Returns the shards of the samples; None if they were not given, and are not there."""
+def _open_shards(embeddings: Embeddings, data: str | None) -> tuple[SamplePictures | None, str]:
+    """Opens the shards of the samples; None, and why, if they were not given and are not there."""
+    manifest = embeddings.manifest
     try:
-        reader = Reader(choose_data(data, embeddings.manifest.data, embeddings.where))
-        if not same_samples(embeddings, reader):
+        shards = choose_data(data, manifest.data, embeddings.where)
+        pictures = SamplePictures.open(shards, manifest.run, trusted=False)
+        if not same_samples(embeddings, pictures.reader):
             raise RetrievalError(
-                f"{reader.store} has other samples than {embeddings.where}; pass the shards that "
-                "were embedded with --data"
+                f"{pictures.reader.store} has other samples than {embeddings.where}; pass the "
+                "shards that were embedded with --data"
             )
-        return reader
-    except (RetrievalError, ShardError, OSError):
+        return pictures, ""
+    except (RetrievalError, ShardError, OSError) as fault:
         if data is not None:
             raise
-        return None
-
-
-def read_groups(path: Path, embeddings: Embeddings) -> NDArray[np.int64]:
-    """Reads a CSV file with the columns key and group; returns each sample's group, [samples].
-
-    Raises a RetrievalError if there is no such file, or it names a sample twice or leaves one out.
-    """
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as fault:
-        raise RetrievalError(f"cannot read --groups {path}: {fault}; pass a CSV file") from None
-    if missing := [name for name in ("key", "group") if name not in table]:
-        raise RetrievalError(
-            f"--groups {path} has no column '{missing[0]}'; it must have the columns key and group"
-        )
-    if table.key.duplicated().any():
-        key = table.key[table.key.duplicated()].iloc[0]
-        raise RetrievalError(f"--groups {path} names '{key}' twice; remove one of the two lines")
-    group = dict(zip(table.key, table.group, strict=True))
-    samples = embeddings.samples
-    keys = [key.decode() for key in samples.keys.tolist()]
-    if absent := [key for key in keys if not group.get(key)]:
-        raise RetrievalError(
-            f"--groups {path} has no group of {len(absent):,} samples, the first '{absent[0]}'; "
-            "add a line for each"
-        )
-    return np.asarray(pd.factorize(pd.Series([group[key] for key in keys]))[0], np.int64)
+        return None, f"pictures, splits, and labels that are not in the embeddings: {fault}"
 
 
 def write_report(
     found: Findings,
     folder: Path,
     pictures: SamplePictures | None,
-    no_pictures: str,
+    no_shards: str,
     links: PageLinks,
 ) -> dict[str, Any]:
     """Writes report.html, audit.json and the tables; returns what audit.json holds.
@@ -113,28 +98,27 @@ def write_report(
     labels.csv has the most suspicious labels, with an empty column `decision` to fill in:
     labels.parquet all that are known, pairs-A-B.parquet all samples with views A and B.
     """
-    groups = _groups(found)
-    numbers = _numbers(found, groups, list(filter(None, [*found.notes, no_pictures])))
+    groups, shown = groups_of_copies(found), None
+    numbers = _numbers(found, groups, list(filter(None, [*found.notes, no_shards])))
     if found.labels is not None:
         table = label_table(found, found.labels)
         with atomic_write(folder / "labels.parquet") as stream:
             table.drop(columns="decision").to_parquet(stream, index=False)
         count = min(LISTED, max(FEWEST, found.labels.estimate.errors))
         _write_csv(folder / "labels.csv", table.head(count))
-    if found.pairs:
-        for one in found.pairs:
-            with atomic_write(folder / _pair_file(one.views)) as stream:
-                pair_table(found, one).to_parquet(stream, index=False)
+        shown = table.head(found.labels.estimate.errors) if found.labels.told else None
+    for one in found.pairs:
+        with atomic_write(folder / _pair_file(one.views)) as stream:
+            pair_table(found, one).to_parquet(stream, index=False)
     _write_csv(folder / "copies.csv", copy_table(found, groups))
     _write_csv(folder / "outliers.csv", outlier_table(found))
     text = pages.render(
         "audit.html",
         PAGE,
-        {"percent": percent},
         name=f"Audit of {Path(found.embeddings.where).resolve().name}",
         sentences=sentences(numbers),
         links=links,
-        cards=_cards(found, groups, pictures),
+        cards=_cards(found, shown, groups, pictures),
         **numbers,
     )
     with atomic_write(folder / "audit.json") as stream:
@@ -250,124 +234,13 @@ def _by_label(found: Findings, labels: LabelFindings) -> list[dict[str, Any]]:
     """Returns of each label how many of the suspicious are given, and how many lack it."""
     top, names = labels.ranking()[: labels.estimate.errors], found.embeddings.samples.names
     if labels.exclusive:
-        given, likely = labels.y[top].argmax(1), _likely(labels, top)
-        return [
-            {"label": name, "given": int((given == n).sum()), "lacking": int((likely == n).sum())}
-            for n, name in enumerate(names)
-        ]
-    value, label = labels.y.reshape(-1)[top], top % len(names)
-    return [
-        {
-            "label": name,
-            "given": int((value[label == n] == 1).sum()),
-            "lacking": int((value[label == n] == 0).sum()),
-        }
-        for n, name in enumerate(names)
-    ]
-
-
-def _likely(labels: LabelFindings, rows: Any) -> Any:
-    """Returns the most probable class of rows of `labels` other than the given one."""
-    return np.where(labels.y[rows] == 1, -1, labels.probability[rows]).argmax(1)
-
-
-def label_table(found: Findings, labels: LabelFindings) -> pd.DataFrame:
-    """Returns all known labels, the most suspicious first.
-
-    Of exclusive classes, `label` is empty, `given` and `likely` are names of classes; else `given`
-    and `likely` are 0 or 1.
-    """
-    top, samples = labels.ranking(), found.embeddings.samples
-    names = np.array(samples.names, object)
-    rows, column = (top, None) if labels.exclusive else np.divmod(top, len(names))
-    keys = np.array([key.decode() for key in samples.keys[labels.rows].tolist()], object)
-    table: dict[str, Any] = {"key": keys[rows]}
-    if column is None:
-        given, likely = names[labels.y[rows].argmax(1)], names[_likely(labels, rows)]
-        table |= {"label": "", "given": given, "likely": likely}
+        given, lacking = labels.y[top].argmax(1), likely_class(labels, top)
     else:
-        value = labels.y.reshape(-1)[top].astype(int)
-        table |= {"label": names[column], "given": value, "likely": 1 - value}
-    suspicious = labels.suspicion.reshape(-1)[top]
-    return pd.DataFrame(table | {"suspicion": suspicious, "decision": ""}, columns=LABEL_COLUMNS)
-
-
-def pair_table(found: Findings, one: PairFindings) -> pd.DataFrame:
-    """Returns all samples that have two views, those that go together least first.
-
-    Those that are out of step come last.
-    """
-    samples, order = found.embeddings.samples, _worst_pairs(one)
-    key = np.array([samples.key(int(row)) for row in one.rows], object)
-    by = np.zeros(len(key), np.int64)
-    for shift in one.pairs.shifts:
-        by[shift.start : shift.stop] = shift.by
-    first, second = one.views
-    return pd.DataFrame(
-        {
-            "key": key,
-            "first": first,
-            "second": second,
-            "suspicion": one.pairs.suspicion,
-            "second_belongs_to": key[one.pairs.home],
-            "out_of_step_by": by,
-        }
-    ).iloc[order]
-
-
-def _worst_pairs(one: PairFindings) -> Any:
-    """Returns the places of pairs, the most suspicious first, those out of step last."""
-    late = np.zeros(len(one.rows), bool)
-    for shift in one.pairs.shifts:
-        late[shift.start : shift.stop] = True
-    return np.lexsort((-one.pairs.suspicion, late))
-
-
-def _pair_file(views: Sequence[str]) -> str:
-    return f"pairs-{views[0]}-{views[1]}.parquet"
-
-
-def _split(found: Findings, row: int) -> str:
-    return found.splits[found.split[row]] if found.splits else ""
-
-
-def _groups(found: Findings) -> list[Any]:
-    """Returns the groups of copies: those across splits first, then those with other labels."""
-
-    def rank(rows: Any) -> tuple[int, int]:
-        return -len(set(found.split[rows].tolist())), -int(other_labels(rows, found.y))
-
-    return sorted(found.copies.members(), key=rank)
-
-
-def copy_table(found: Findings, groups: Sequence[Any]) -> pd.DataFrame:
-    """Returns the samples of which there are copies, by group."""
-    samples = found.embeddings.samples
-    rows = [
-        {
-            "group": number,
-            "key": samples.key(int(row)),
-            "split": _split(found, row),
-            "distance": float(found.copies.nearest[row]),
-            "equal": bool(found.copies.equal[row]),
-            "labels_differ": other_labels(members, found.y),
-        }
-        for number, members in enumerate(groups)
-        for row in members
-    ]
-    columns = ["group", "key", "split", "distance", "equal", "labels_differ"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def outlier_table(found: Findings) -> pd.DataFrame:
-    """Returns the samples that are like no other, by view, the furthest first."""
-    samples = found.embeddings.samples
-    rows = [
-        {"key": samples.key(int(row)), "view": view, "deviations": float(score[row])}
-        for view, (odd, score) in found.outliers.items()
-        for row in odd
-    ]
-    return pd.DataFrame(rows, columns=["key", "view", "deviations"])
+        value, label = labels.y.reshape(-1)[top], top % len(names)
+        given, lacking = label[value == 1], label[value == 0]
+    counts = (np.bincount(numbers, minlength=len(names)).tolist() for numbers in (given, lacking))
+    rows = zip(names, *counts, strict=True)
+    return [{"label": name, "given": has, "lacking": lacks} for name, has, lacks in rows]
 
 
 def _write_csv(path: Path, table: pd.DataFrame) -> None:
@@ -375,10 +248,20 @@ def _write_csv(path: Path, table: pd.DataFrame) -> None:
         stream.write(csv_of(table.to_csv(index=False)).encode())
 
 
+def _pair_file(views: Sequence[str]) -> str:
+    return f"pairs-{views[0]}-{views[1]}.parquet"
+
+
 def _cards(
-    found: Findings, groups: Sequence[Any], pictures: SamplePictures | None
+    found: Findings,
+    labels: pd.DataFrame | None,
+    groups: Sequence[Any],
+    pictures: SamplePictures | None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns what the page shows of each kind: pictures, keys, and a line that says why."""
+    """Returns what the page shows of each kind: pictures, keys, and a line that says why.
+
+    `labels` are the lines of the table to show, `groups` all groups of copies.
+    """
     samples = found.embeddings.samples
 
     def card(rows: Sequence[int], text: str, views: Sequence[str] = ("",)) -> dict[str, Any]:
@@ -386,22 +269,21 @@ def _cards(
         return {"keys": [samples.key(row) for row in rows], "pictures": images, "text": text}
 
     cards: dict[str, list[dict[str, Any]]] = {"labels": [], "pairs": [], "copies": []}
-    if (labels := found.labels) is not None:
-        shown = label_table(found, labels).head(min(SHOWN, labels.estimate.errors or SHOWN))
-        for line in shown.to_dict("records"):
+    if labels is not None:
+        for line in labels.head(SHOWN).to_dict("records"):
             words = f"given {line['given']}, likely {line['likely']}"
             if line["label"]:
                 words = f"{'has' if line['given'] else 'lacks'} {line['label']}"
             words += f" (suspicion {line['suspicion']:.3f})"
             cards["labels"].append(card([samples.find(line["key"])], words))
     for one in found.pairs:
-        worst = _worst_pairs(one)[: min(SHOWN, one.pairs.estimate.errors)]
+        worst = worst_pairs(one)[: min(SHOWN, one.pairs.estimate.errors)]
         for place in worst.tolist():
             home = samples.key(int(one.rows[one.pairs.home[place]]))
             words = f"'{one.views[1]}' seems to be that of {home}"
             cards["pairs"].append(card([int(one.rows[place])], words, one.views))
     for members in groups[:SHOWN]:
-        splits = dict.fromkeys(_split(found, row) for row in members)
+        splits = dict.fromkeys(split_of(found, row) for row in members)
         words = f"{len(members)} samples" + (f" in {', '.join(splits)}" if found.splits else "")
         if other_labels(members, found.y):
             words += "; labels differ"

@@ -73,7 +73,7 @@ def vote(
     k = min(k, len(numbers) - bool(np.isin(own, numbers).any()))
     if not k or not len(own):
         return np.zeros((len(own), y.shape[1]), np.float32)
-    keys, anchors = _unit(features), _unit(queries)
+    keys, anchors = unit_rows(features), unit_rows(queries)
     near, cosine = exact_nearest([(numbers, keys)], anchors, own, k)
     order = np.argsort(numbers)
     positions = order[np.searchsorted(numbers, near, sorter=order)]
@@ -87,7 +87,7 @@ def vote(
     )
 
 
-def _unit(vectors: Vectors) -> Vectors:
+def unit_rows(vectors: Vectors) -> Vectors:
     """Returns rows of length one; a row of zeros stays one."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from heron.base.atomic import atomic_write, new_folder
-from heron.base.errors import RetrievalError
+from heron.base.errors import RetrievalError, ShardError
 from heron.base.workers import ALONE, Executor
 from heron.evaluation.collapse import collapsed
 from heron.evaluation.negatives import RELATIONS
@@ -24,8 +24,8 @@ from heron.negatives.repulsion import Temperatures, measure_repulsion, near_weig
 from heron.report import pages
 from heron.report.charts import Chart, heat_map
 from heron.report.pages import ADDRESS, PageLinks, plain_json
-from heron.retrieval.embeddings import Embeddings
-from heron.retrieval.pictures import SamplePictures, find_pictures
+from heron.retrieval.embeddings import Embeddings, choose_data
+from heron.retrieval.pictures import SamplePictures
 
 if TYPE_CHECKING:
     from heron.retrieval.index import Index
@@ -181,6 +181,24 @@ def _thumbnail(picture: Image.Image) -> str:
     """Shrinks a picture in place, and returns it as a PNG in base64."""
     picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     return pages.png(picture)
+
+
+def find_pictures(
+    embeddings: Embeddings, data: str | None = None
+) -> tuple[SamplePictures | None, str]:
+    """Returns the pictures of the samples, or None and why there are none; see `report`."""
+    manifest = embeddings.manifest
+    try:
+        shards = choose_data(data, manifest.data, embeddings.where)
+        pictures = SamplePictures.open(shards, manifest.run, trusted=False)
+        pictures.of(embeddings.samples, 0)  # raises if the shards are others
+        if pictures.views:
+            return pictures, ""
+        return None, "pictures: the data set has no view of images"
+    except (RetrievalError, ShardError, OSError) as fault:
+        if data is not None:
+            raise
+        return None, f"pictures: {fault}; if the data set was moved, pass it with --data"
 
 
 def percent(share: "float | Estimate") -> str:

@@ -8,11 +8,10 @@ from typing import Self
 import numpy as np
 from PIL import Image
 
-from heron.base.errors import CheckpointError, ConfigError, RetrievalError, ShardError
+from heron.base.errors import CheckpointError, ConfigError, RetrievalError
 from heron.data.reader import Reader
 from heron.experiment.config import load_saved
 from heron.retrieval.embedding_model import refuse_options
-from heron.retrieval.embeddings import Embeddings, choose_data
 from heron.retrieval.samples import Samples
 from heron.shards.cache import ShardCache
 from heron.shards.manifest import View
@@ -123,25 +122,3 @@ class SamplePictures:
             local.path.open("rb", buffering=0) as stream,
         ):
             return os.pread(stream.fileno(), int(index.lengths[member]), int(index.offsets[member]))
-
-
-def find_pictures(
-    embeddings: Embeddings, data: str | None = None
-) -> tuple[SamplePictures | None, str]:
-    """Returns the pictures of the samples, or None and why there are none.
-
-    `data` names the shards, if they are not those that the embeddings name. Raises a RetrievalError
-    or ShardError if these are missing, damaged or of other samples.
-    """
-    manifest = embeddings.manifest
-    try:
-        shards = choose_data(data, manifest.data, embeddings.where)
-        pictures = SamplePictures.open(shards, manifest.run, trusted=False)
-        pictures.of(embeddings.samples, 0)  # raises if the shards are others
-        if pictures.views:
-            return pictures, ""
-        return None, "pictures: the data set has no view of images"
-    except (RetrievalError, ShardError, OSError) as fault:
-        if data is not None:
-            raise
-        return None, f"pictures: {fault}; if the data set was moved, pass it with --data"

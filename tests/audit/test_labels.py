@@ -79,7 +79,7 @@ def test_other_labels_of_a_row_tell_what_its_features_do_not() -> None:
     x, y, wrong = several(0.05)
     model = LabelModel.of(x, y, False, near_of(x))
     given = suspicion(model.probabilities(y), y, False)
-    alone = suspicion(model._out_of_fold(y), y, False)
+    alone = suspicion(model.out_of_fold(y), y, False)
     precision = [
         average_precision_score(wrong[:, 4:].ravel(), s[:, 4:].ravel()) for s in (given, alone)
     ]
@@ -92,7 +92,7 @@ def test_a_label_has_no_part_in_its_own_probability() -> None:
     model = LabelModel.of(x, y, False, near_of(x))
     changed = y.copy()
     changed[17, 2] = 1 - changed[17, 2]
-    before, after = (model._out_of_fold(labels)[17] for labels in (y, changed))
+    before, after = (model.out_of_fold(labels)[17] for labels in (y, changed))
     np.testing.assert_array_equal(before, after)
     votes = (model.near.votes(labels)[17] for labels in (y, changed))
     np.testing.assert_array_equal(*votes)
@@ -134,7 +134,7 @@ def test_a_row_without_votes_is_judged_by_its_features_alone() -> None:
     groups[near.numbers[0]] = groups[0]
     model = LabelModel.of(x, y, True, near, groups)
     assert not model.near.heard[0, 0] and model.near.heard[:, 0].sum() > ROWS / 2
-    alone, whole = model._out_of_fold(y)[0], model.probabilities(y)[0]
+    alone, whole = model.out_of_fold(y)[0], model.probabilities(y)[0]
     np.testing.assert_allclose(whole, (alone + 1e-3) / (alone + 1e-3).sum(), rtol=1e-5)
 
 

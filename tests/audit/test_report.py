@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from heron.audit.copies import read_groups
 from heron.audit.findings import look
-from heron.audit.report import audit, read_groups
+from heron.audit.report import audit
 from heron.base.errors import RetrievalError
 from heron.base.workers import Processes
 from heron.cli.main import main
@@ -124,7 +125,7 @@ def test_labels_that_cannot_be_judged_are_said(tmp_path: Path) -> None:
     ):
         e = made.embeddings(tmp_path / name, {"hidden": x}, targets, ["a", "b", "c"][: targets.shape[1]], kind)  # noqa: E501  # fmt: skip
         found = look(e, "hidden", None)
-        assert found.labels is None and why in found.notes[1]
+        assert found.labels is None and why in found.notes[0]
     few = made.unlabelled(tmp_path / "few", x[:20])
     with pytest.raises(RetrievalError, match="has 20 samples, but an audit needs 50 or more"):
         look(few, "hidden", None)
@@ -133,14 +134,18 @@ def test_labels_that_cannot_be_judged_are_said(tmp_path: Path) -> None:
 def test_shards_of_other_samples_are_refused(place: Path, tmp_path: Path) -> None:
     keys = Reader(place / "data").sample_keys(np.arange(ROWS))[:-1] + ["other"]
     x = np.random.default_rng(0).normal(size=(ROWS, 4))
-    other = made.embeddings(tmp_path / "o", {"hidden": x}, np.ones((ROWS, 1)), ["a"], keys=keys)
-    for data in (None, str(place / "data")):
-        if data is None:  # shards that are not there, or others, are told: labels are the embedded
-            numbers = audit(other, tmp_path / "told", data=data)
-            assert "splits are not known" in numbers["left_out"][0]
-            continue
-        with pytest.raises(RetrievalError, match="has other samples than"):
-            audit(other, tmp_path / "refused", data=data)
+    other = made.embeddings(
+        tmp_path / "o",
+        {"hidden": x},
+        np.ones((ROWS, 1)),
+        ["a"],
+        keys=keys,
+        data=str(place / "data"),
+    )
+    # Others at the path of the embedded ones are told; it uses the labels that were embedded.
+    assert "has other samples than" in audit(other, tmp_path / "told")["left_out"][-1]
+    with pytest.raises(RetrievalError, match="has other samples than"):
+        audit(other, tmp_path / "refused", data=str(place / "data"))
     assert main(["audit", str(place / "e"), "--out", str(tmp_path / "a"), "--data", "none"]) == 1
     e = Embeddings.open(place / "e")
     keys = [e.samples.key(n) for n in range(ROWS)]
@@ -209,7 +214,7 @@ def test_features_that_say_nothing_judge_no_label(tmp_path: Path) -> None:
 def test_one_group_leaves_nothing_to_judge_by(place: Path) -> None:
     e = Embeddings.open(place / "e")
     found = look(e, "hidden", None, np.zeros(ROWS, np.int64))
-    assert found.labels is None and "fewer than 5 groups" in found.notes[1]
+    assert found.labels is None and "fewer than 5 groups" in found.notes[0]
 
 
 def test_either_embeddings_or_an_encoder(capsys: pytest.CaptureFixture[str]) -> None:
