@@ -80,6 +80,7 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
             f"data.roles={as_typed(str(args['folder']))}",
         )
     ],
+    "shards amend": "heron shards show {out}",
     "init": "heron pretrain {out}",
     "pretrain": _after_pretrain,
     "embed": "heron index {out} --out indexes/{out_name}",

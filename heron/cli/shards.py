@@ -1,11 +1,11 @@
-"""`heron shards build | index | verify | show | protocol`."""
+"""`heron shards build | index | verify | show | protocol | amend`."""
 
 import math
 import sys
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from heron.base.artefact import INT64_MAX
 from heron.base.errors import SourceError
@@ -16,6 +16,7 @@ from heron.sources import SOURCES, find_source, foreign, make_source
 from heron.sources.layout import Layout
 
 Workers = Annotated[Natural | None, "processes here (default: 1), or tasks of the cluster at once"]
+Undecided = Literal["skip", "wrong", "unknown", "drop"]
 Folder = Annotated[Location, "folder of shards, or s3://bucket/folder"]
 
 
@@ -120,6 +121,44 @@ def show_shards(
         print(f"contact sheet: {sheet}")
 
 
+def amend_shards(
+    data: Folder,
+    *,
+    decisions: Annotated[Path, "CSV file with what was decided: decisions.csv or labels.csv"],
+    out: Annotated[Location, "folder to write, or s3://bucket/folder"],
+    undecided: Annotated[Undecided, "what to do where the file has no decision"] = "skip",
+    first: Annotated[Natural | None, "lines that --undecided is of (default: all)"] = None,
+    workers: Workers = None,
+    address: Address = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes a data set again with labels corrected or removed, or samples left out.
+
+    heron shards amend data/faces --decisions reports/audit/decisions.csv --out data/faces-2
+    """
+    from heron.data.amend import Amended
+
+    options = {"data": data, "decisions": decisions, "undecided": undecided, "first": first}
+    source = Amended.model_validate(options)
+    source.reader.verify_payloads()
+    counts, size = source.amendment.counts, source.reader.manifest.built_from.shard_rows
+    with executor(workers, address) as spread:
+        build.build(
+            source,
+            out,
+            shard_rows=size,
+            executor=spread,
+            progress=not quiet,
+            overwrite=overwrite,
+            wait=False,
+        )
+    print(
+        f"{counts['changed']:,} labels changed, {counts['removed']:,} removed, "
+        f"{counts['left_out']:,} samples left out"
+    )
+
+
 def write_protocol(
     config: Annotated[Location, "experiment: a file, or a shipped name"],
     folder: Annotated[Path, "new folder for the roles"],
@@ -162,5 +201,6 @@ SHARDS = Group(
         "verify": Verb(verify_shards),
         "show": Verb(show_shards),
         "protocol": Verb(write_protocol),
+        "amend": Verb(amend_shards),
     },
 )

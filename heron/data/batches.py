@@ -121,6 +121,8 @@ class Batch:
         paths: hierarchical labels of the labelled rows, [labelled, levels], if there are any.
         lost: rows that could not be read, and the reasons; other rows replace them.
         present: which views of the model each row has, [rows, views]; None: all of them.
+        label_weights: how much each label of the labelled rows counts, 0 to 1, [labelled, labels];
+            None: all count 1.
     """
 
     stored: dict[str, Tensor]
@@ -131,6 +133,7 @@ class Batch:
     paths: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
     lost: dict[int, str] = field(default_factory=dict)
     present: Tensor | None = None
+    label_weights: Tensor | None = None
 
     @property
     def labelled(self) -> int:

@@ -15,6 +15,9 @@ from heron.data.augmentations import Augmentations
 from heron.data.tars import WebDataset
 from heron.shards.remote import SECRET
 
+# None is not written, so that roles written before there was the option keep their protocol.
+Chosen = Annotated[PathText | None, Field(exclude_if=lambda value: value is None)]
+
 
 class Protocol(Section):
     """Which rows are labelled, unlabelled, kept for validation, and tested.
@@ -45,6 +48,10 @@ class Protocol(Section):
         validation: share of the labelled rows, stratified by their labels, that is kept for
             validation; the test rows are then scored only at the end of the run.
         stratified: whether each label has the same share in the `labelled` rows as in all rows.
+        leave_out: CSV file of samples that are not trained on, by the column key; with a column
+            decision only those decided to be wrong, unknown or drop. Test rows stay. null: none.
+        label_weights: CSV or parquet file of how much labels count, 0 to 1: key, label, weight, or
+            suspicion (1 - weight), as of the labels.parquet of `heron audit`; null: 1.
     """
 
     labelled: Natural | Literal["all"] = "all"
@@ -59,6 +66,8 @@ class Protocol(Section):
     partial_rows: Literal["keep", "drop"] = "keep"
     validation: BelowOne = 0.0
     stratified: bool = False
+    leave_out: Chosen = None
+    label_weights: Chosen = None
 
     @model_validator(mode="after")
     def _one_selection(self) -> "Protocol":
@@ -274,7 +283,8 @@ class Data(Section):
 
         `fingerprint` stays where `path` is that of this section.
         """
-        protocol = self.protocol.model_copy(update={"hide_views": {}, "hide_labels": 0.0})
+        own = {"hide_views": {}, "hide_labels": 0.0, "leave_out": None, "label_weights": None}
+        protocol = self.protocol.model_copy(update=own)
         update = {"path": path, "sources": None, "webdataset": None, "protocol": protocol}
         update |= {"roles": None, "fingerprint": self.fingerprint if path == self.path else None}
         return self.model_copy(update=update)

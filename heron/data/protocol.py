@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from heron.base.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
 from heron.base.atomic import atomic_write, new_folder
 from heron.base.errors import ConfigError
+from heron.data.label_files import leave_out
 from heron.data.options import Data, Protocol
 from heron.data.random_keys import rng_keys, uniforms
 from heron.data.reader import Reader
@@ -29,8 +30,15 @@ def assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     """Assigns a role to every row of a split; the rows of a role are in the data set's order.
 
     Raises ConfigError for too many labelled rows, more folds than rows of a label vector, no test
-    split, or a validation set of no row or all rows.
+    split, a validation set of no row or all rows, or a file of rows to leave out that does not fit.
     """
+    roles = _assign(reader, split, protocol)
+    if protocol.leave_out is None:
+        return roles
+    return leave_out(reader, roles, Path(protocol.leave_out))
+
+
+def _assign(reader: Reader, split: str, protocol: Protocol) -> Roles:
     if _needs_no_labels(reader, protocol):
         no_rows, shards = np.empty(0, np.int64), reader.shards_of(split)
         sizes = np.zeros(len(reader.shards), np.int64)
@@ -275,7 +283,7 @@ class WrittenRoles(Artefact):
 
 def role_inputs(data: Data) -> dict[str, Any]:
     """Returns the options that determine the roles of a data set's rows."""
-    protocol = data.protocol.model_dump(mode="json", exclude={"complementary"})
+    protocol = data.protocol.model_dump(mode="json", exclude={"complementary", "label_weights"})
     return {**protocol, "split": data.split, "views": sorted({v.stored for v in data.views})}
 
 

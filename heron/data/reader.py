@@ -277,6 +277,16 @@ class Reader:
         self.fill({name: out}, rows)
         return out
 
+    def payloads(self, name: str, rows: Rows) -> list[bytes | None]:
+        """Returns the stored bytes of a view of rows that are tar samples; None where one lacks it.
+
+        Raises ShardError for a row that cannot be read.
+        """
+        column = self.manifest.views.index(self.view(name))
+        present = self.present(rows, [name])[:, 0].tolist()
+        places = zip(*(part.tolist() for part in self.indexes.locate(rows)), present, strict=True)
+        return [self._open_shard(n).payload(row, column) if has else None for n, row, has in places]
+
     def fill(self, out: Mapping[str, NDArray[Any]], rows: Rows) -> None:
         """Reads stored views of the rows, in the given order, into the arrays of `out`.
 

@@ -1,6 +1,7 @@
 """Opens the data of a run: streams of indexed shards, or of tars without an index."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -9,6 +10,7 @@ import numpy as np
 from heron.base.errors import ConfigError
 from heron.data.dataset import load_or_assign_roles, open_reader, prepare_decoders
 from heron.data.endless import EndlessStream, EndlessStreams
+from heron.data.label_files import LabelWeights
 from heron.data.options import Data, Negatives
 from heron.data.plan import MAX_STREAMS, Balanced, Blend, Stream, apportion, default_streams
 from heron.data.protocol import assign
@@ -84,6 +86,9 @@ def open_streams(data: Data, seed: int, negatives: Negatives, folder: Path) -> S
     streams = Streams(
         reader, roles, labelled, unlabelled, epoch_stream, stored, viewed, data.protocol, kind
     )
+    if (path := data.protocol.label_weights) is not None:
+        weights = LabelWeights.read(reader, Path(path))
+        streams = replace(streams, label_weights=weights)
     if labelled is not None:
         _check_labels(streams)
     refuse_unscored(reader, roles)
@@ -263,6 +268,9 @@ def _unsupported(data: Data) -> Iterator[tuple[str, str]]:
     if data.protocol.hide_labels:
         hidden = data.protocol.hide_labels
         yield f"data.protocol.hide_labels is {hidden:g}", "they are chosen by row number"
+    for key in ("leave_out", "label_weights"):
+        if (path := getattr(data.protocol, key)) is not None:
+            yield f"data.protocol.{key} is {path}", "it chooses samples of a data set by their keys"
     if data.protocol.partial_rows != "keep":
         rows = data.protocol.partial_rows
         yield (

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from heron.base.errors import ShardError
 from heron.data.batches import VIEW_PREFIX, ArraySpec, Buffer, array_specs
 from heron.data.decoders import Decoder
+from heron.data.label_files import LabelWeights
 from heron.data.options import Negatives, Protocol
 from heron.data.plan import Balanced, Blend, Stream, even_slice
 from heron.data.random_keys import rng_keys, uniforms
@@ -146,6 +147,7 @@ class Streams:
         protocol: says which labels training sees.
         kind: of the labels that training sees.
         embedded: features that are read in place of views, by their number.
+        label_weights: how much each label counts; None: all count 1.
     """
 
     reader: Reader
@@ -158,6 +160,7 @@ class Streams:
     protocol: Protocol
     kind: str
     embedded: Mapping[int, Embedded] = field(default_factory=dict, kw_only=True)
+    label_weights: LabelWeights | None = field(default=None, kw_only=True)
 
     @property
     def decoders(self) -> dict[str, Decoder]:
@@ -254,6 +257,8 @@ class ShardBatches:
         model_views = len(streams.stored_by_view) if reader.may_lack_views else 0
         rows = sum(sizes.values())
         specs = array_specs(streams.decoders, rows, targets, levels, model_views)
+        if streams.label_weights is not None:
+            specs["label_weights"] = targets, "float32"
         return specs | {
             VIEW_PREFIX + features_of(view): ((rows, embedded.width), embedded.dtype)
             for view, embedded in streams.embedded.items()
@@ -267,6 +272,8 @@ class ShardBatches:
         labelled, reader = rows[: len(buffer["targets"])], self.streams.reader
         buffer["targets"][:] = self.streams.targets(labelled)
         buffer["paths"][:] = reader.label_paths(labelled)
+        if self.streams.label_weights is not None:
+            buffer["label_weights"][:] = self.streams.label_weights.of(labelled)
         buffer["indices"][:] = rows
         if reader.may_lack_views:
             buffer["present"][:] = reader.present(rows, self.streams.stored_by_view)

@@ -63,6 +63,8 @@ class GlobalBatch:
         own_row_sets: the own rows, and the own labelled rows, where other processes have rows too.
         labels_known: whether the data have no unknown label, so that none need be looked for.
         num_rows: the number of rows of all processes.
+        label_weights: how much each label of all labelled rows counts, 0 to 1, [all labelled,
+            labels]; None: all count 1.
     """
 
     own: FeatureMap
@@ -83,6 +85,7 @@ class GlobalBatch:
     own_row_sets: tuple[OwnRows, OwnRows] | None = None
     labels_known: bool = False
     num_rows: int = 0
+    label_weights: Tensor | None = None
 
     def prefix(self, names: Collection[str], width: int) -> "GlobalBatch":
         """Returns the batch, its features in `names` cut to their first `width` columns.
@@ -102,6 +105,18 @@ class GlobalBatch:
     def own_targets(self) -> Tensor:
         """Labels of this process's labelled rows."""
         return self.targets[self.labelled]
+
+    @cached_property
+    def known_weights(self) -> Tensor | None:
+        """`label_weights`, 0 where a label is unknown; None: all are known and count 1.
+
+        They are of booleans where there are no weights, but unknown labels.
+        """
+        if self.unknown is None:
+            return self.label_weights
+        if self.label_weights is None:
+            return ~self.unknown
+        return self.label_weights.masked_fill(self.unknown, 0.0)
 
     def own_labelled(self, name: str) -> list[Tensor]:
         """Returns features of this process's labelled rows, a tensor per view."""

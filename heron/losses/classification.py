@@ -27,6 +27,8 @@ def bce(
     *,
     total: int,
     known: int | None = None,
+    weights: Float[Tensor, "labelled labels"] | None = None,
+    weight: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
     """Binary cross-entropy of multi-label targets, averaged over `total` samples and all labels.
 
@@ -35,10 +37,19 @@ def bce(
         y: their labels, 0 or 1; NaN where unknown, which the mean leaves out.
         total: number of labelled samples in the whole batch; 0 gives a loss of 0.
         known: number of known labels in the whole batch; None: all labels are known.
+        weights: how much each label counts, 0 where it is unknown; None: all known ones count 1.
+        weight: the sum of the weights of the whole batch.
 
     Returns:
         The process's share of the loss, differentiable also when it has no sample.
     """
+    if weights is not None and weight is not None:
+        y = y.nan_to_num(0.0)
+        return _weighted_mean(
+            F.binary_cross_entropy_with_logits(logits.to(y.dtype), y, reduction="none"),
+            weights,
+            weight,
+        )
     if known is not None:
         is_known = ~y.isnan()
         loss = F.binary_cross_entropy_with_logits(
@@ -49,10 +60,26 @@ def bce(
     return loss / max(total * y.shape[1], 1)
 
 
+def _weighted_mean(losses: Tensor, weights: Tensor, weight: Tensor) -> Tensor:
+    return (losses * weights).sum() / weight.clamp(min=torch.finfo(losses.dtype).tiny)
+
+
 def cross_entropy(
-    logits: Float[Tensor, "labelled labels"], y: Float[Tensor, "labelled labels"], *, total: int
+    logits: Float[Tensor, "labelled labels"],
+    y: Float[Tensor, "labelled labels"],
+    *,
+    total: int,
+    weights: Float[Tensor, " labelled"] | None = None,
+    weight: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of one-hot targets, averaged over `total` samples; see `bce`."""
+    """Cross-entropy of one-hot targets, averaged over `total` samples; see `bce`.
+
+    `weights` are of the samples, `weight` is their sum over the whole batch.
+    """
+    if weights is not None and weight is not None:
+        return _weighted_mean(
+            F.cross_entropy(logits.to(y.dtype), y, reduction="none"), weights, weight
+        )
     loss = F.cross_entropy(logits.to(y.dtype), y, reduction="sum")
     return loss / max(total, 1)
 
@@ -62,11 +89,20 @@ class Bce(LogitLoss):
 
     needs = Needs(own=("logits",), labels=CLASS_LABELS)
     unknown_labels = True
+    weighs_labels = True
     columns = staticmethod(as_probabilities)
     function = staticmethod(bce)
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `bce` of this process's samples, with the number of known labels."""
+        if batch.label_weights is not None and (weights := batch.known_weights) is not None:
+            return bce(
+                batch.logits,
+                batch.own_targets,
+                total=batch.num_labelled,
+                weights=weights[batch.labelled],
+                weight=weights.sum(),
+            )
         known = None if batch.unknown is None else int((~batch.unknown).sum())
         return bce(batch.logits, batch.own_targets, total=batch.num_labelled, known=known)
 
@@ -75,8 +111,22 @@ class CrossEntropy(LogitLoss):
     """Cross-entropy of classes, averaged over samples."""
 
     needs = Needs(own=("logits",), labels=SINGLE_CLASS_LABELS)
+    weighs_labels = True
     columns = staticmethod(as_probabilities)
     function = staticmethod(cross_entropy)
+
+    def share(self, batch: GlobalBatch) -> Tensor:
+        """Returns `cross_entropy` of this process's samples, each weighed as its class."""
+        if batch.label_weights is None:
+            return super().share(batch)
+        weights = (batch.label_weights * batch.targets).sum(1)
+        return cross_entropy(
+            batch.logits,
+            batch.own_targets,
+            total=batch.num_labelled,
+            weights=weights[batch.labelled],
+            weight=weights.sum(),
+        )
 
 
 NEEDS = Needs(own=("logits",), labels=COMPLEMENTARY_LABELS)

@@ -72,6 +72,7 @@ def exchange(
     present: Tensor | None = None,
     wire_dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
     labels_known: bool = False,
+    label_weights: Tensor | None = None,
 ) -> GlobalBatch:
     """Gathers features of all rows, and of the labelled ones, in one collective.
 
@@ -79,7 +80,8 @@ def exchange(
     of this process's rows, labelled ones first: `targets` of the labelled rows alone, `inputs` one
     a view, `present` None if every row has all views. `wire_dtypes` are dtypes by feature in which
     they are sent, and to which they are rounded on one process, too; other features keep theirs.
-    `labels_known` tells that no label of any process is unknown.
+    `labels_known` tells that no label of any process is unknown. `label_weights` are of the
+    labelled rows, as `targets`; None if all labels of all processes count 1.
     """
     rows, labelled = sizes.rows, list(sizes.labelled)
     local_labelled = labelled[_exchange_rank(rows)]
@@ -92,8 +94,12 @@ def exchange(
     to_gather += [
         (name, x[:local_labelled], labelled) for name in only_labelled for x in features[name]
     ]
-    extra = [(targets, labelled)] + ([] if present is None else [(present, rows)])
-    gathered, (targets, *present_of_all) = _gather(to_gather, extra, wire_dtypes)
+    extra = [(targets, labelled)]
+    extra += [] if present is None else [(present, rows)]
+    extra += [] if label_weights is None else [(label_weights, labelled)]
+    gathered, (targets, *others) = _gather(to_gather, extra, wire_dtypes)
+    label_weights = None if label_weights is None else others.pop()
+    present = None if present is None else others.pop()
 
     def select(scope: str, of_labelled: bool, sum_grads: bool) -> FeatureMap:
         selected = FeatureMap(scope, {name: [] for name in getattr(needs, scope)})
@@ -120,10 +126,11 @@ def exchange(
         rng_keys=rng_keys,
         epoch=epoch,
         gather_labelled=partial(gather, sizes=sizes.labelled),
-        present=present_of_all[0] if present_of_all else None,
+        present=present,
         own_row_sets=own_row_sets(sizes),
         labels_known=labels_known,
         num_rows=sum(rows),
+        label_weights=label_weights,
     )
 
 

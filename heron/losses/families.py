@@ -69,7 +69,14 @@ class LabelledLoss(Loss):
         """Returns the labels as columns."""
         return as_groups(labels)
 
-    def forward(self, features: Views, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
+    def forward(
+        self,
+        features: Views,
+        labels: Tensor,
+        *,
+        sizes: RowCounts = None,
+        label_weights: Tensor | None = None,
+    ) -> Tensor:
         """Returns the loss over the samples of all processes.
 
         Args:
@@ -77,6 +84,8 @@ class LabelledLoss(Loss):
                 or a tensor [batch, dim] for each view.
             labels: class numbers [batch], or 0 or 1 for each label, [batch, labels].
             sizes: numbers of samples of every process, if known; None exchanges them.
+            label_weights: how much each label counts, 0 to 1, [batch, labels] or [batch], where
+                `weighs_labels`; None: all count 1.
 
         Raises:
             LossError: an input has the wrong shape, type or number of rows.
@@ -84,8 +93,10 @@ class LabelledLoss(Loss):
         views, columns = as_views(features, "features"), self.columns(labels)
         same_rows({"features": views[0], "labels": columns})
         if "hidden" in self.needs.features:
-            return self.evaluate({"hidden": torch.cat(views, 1)}, columns, sizes=sizes)
-        return self.evaluate({"projections": views}, columns, sizes=sizes)
+            views, name = [torch.cat(views, 1)], "hidden"
+        else:
+            name = "projections"
+        return self.evaluate({name: views}, columns, sizes=sizes, label_weights=label_weights)
 
 
 class LogitLoss(Loss):
@@ -107,7 +118,14 @@ class LogitLoss(Loss):
         """Returns `function` of this process's labelled samples."""
         return self.function(batch.logits, batch.own_targets, total=batch.num_labelled)
 
-    def forward(self, logits: Tensor, labels: Tensor, *, sizes: RowCounts = None) -> Tensor:
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        *,
+        sizes: RowCounts = None,
+        label_weights: Tensor | None = None,
+    ) -> Tensor:
         """Returns the mean over the samples of all processes.
 
         Args:
@@ -115,12 +133,15 @@ class LogitLoss(Loss):
             labels: columns [batch, labels] or class numbers [batch]; `Bce` and `CrossEntropy` take
                 columns from 0 to 1.
             sizes: numbers of samples of every process, if known; None exchanges them.
+            label_weights: how much each label counts, 0 to 1, [batch, labels] or [batch], where
+                `weighs_labels`; None: all count 1.
 
         Raises:
             LossError: an input has the wrong shape, type or number of rows.
         """
         columns = self.columns(labels, as_rows(logits, "logits").shape[1])
-        return self.evaluate({"logits": logits}, columns, sizes=sizes)
+        weights = label_weights
+        return self.evaluate({"logits": logits}, columns, sizes=sizes, label_weights=weights)
 
 
 class ClassifierLoss(Loss):

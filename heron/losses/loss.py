@@ -22,7 +22,15 @@ from heron.distributed import collectives
 from heron.distributed.derivatives import OPERATIONS, one_operation
 from heron.losses.batch import GlobalBatch
 from heron.losses.exchange import ShardSizes, exchange
-from heron.losses.inputs import LossError, RowCounts, Views, as_views, expect_width, same_rows
+from heron.losses.inputs import (
+    LossError,
+    RowCounts,
+    Views,
+    as_views,
+    expect_width,
+    same_rows,
+    shown,
+)
 from heron.losses.run import Memory, RunSpec, TermSetting
 from heron.losses.terms import Needs, section_of
 from heron.models.heterogeneous import Encoded, FeaturePart, Features, ModelSpec
@@ -56,6 +64,7 @@ class Loss(nn.Module, ABC):
         needs: the features that the loss reads, and for which labels and views it is defined.
         missing_views: whether it is defined where rows lack views (`GlobalBatch.present`).
         unknown_labels: whether it is defined where single labels of a row are unknown (NaN).
+        weighs_labels: whether it counts labels by `GlobalBatch.label_weights`.
         remembers_rows: whether its memory is indexed by the rows' numbers.
         repels_all: whether all other samples are negatives, at exp(cos / tau).
         truncated: the features that `Matryoshka` cuts, which are as wide as a projection; (): the
@@ -71,6 +80,7 @@ class Loss(nn.Module, ABC):
     needs: Needs = Needs()
     missing_views: ClassVar[bool] = False
     unknown_labels: ClassVar[bool] = False
+    weighs_labels: ClassVar[bool] = False
     remembers_rows: ClassVar[bool] = False
     repels_all: ClassVar[bool] = False
     truncated: ClassVar[tuple[str, ...] | None] = ("projections",)
@@ -199,6 +209,7 @@ class Loss(nn.Module, ABC):
         indices: Tensor | None = None,
         rng_keys: Tensor | None = None,
         epoch: float = 0.0,
+        label_weights: Tensor | None = None,
     ) -> Tensor:
         """Returns the loss over the rows of all processes; every process must call it.
 
@@ -209,6 +220,7 @@ class Loss(nn.Module, ABC):
             indices: the rows' numbers in the data set, where its memory needs them.
             rng_keys: keys of the rows' random numbers, where it draws some.
             epoch: the current epoch, which may be fractional.
+            label_weights: how much each label counts, 0 to 1, [rows, labels]; None: all count 1.
 
         Raises:
             LossError: the rows cannot be compared, or processes differ in more than their rows.
@@ -226,6 +238,8 @@ class Loss(nn.Module, ABC):
         first = next(iter(views.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:
             targets = targets.double() if first.dtype == torch.float64 else targets.float()
+        if label_weights is not None:
+            label_weights = self._checked_weights(label_weights, targets)
         zeros = _zeros(len(first), first.device)
         rng_keys = zeros if rng_keys is None else rng_keys
         with torch.autocast(first.device.type, enabled=False):
@@ -238,7 +252,8 @@ class Loss(nn.Module, ABC):
                 f"build it: see help({type(self).__name__})"
             )
         world = collectives.world_size() if self.gather else 1
-        sizes = [len(first)] if world == 1 else _sizes(views, targets, sizes)
+        weighed = {} if label_weights is None else {"label_weights": [label_weights]}
+        sizes = [len(first)] if world == 1 else _sizes(views | weighed, targets, sizes)
         batch = exchange(
             views,
             needs,
@@ -250,6 +265,7 @@ class Loss(nn.Module, ABC):
             epoch=epoch,
             wire_dtypes=half,
             labels_known=not targets.is_floating_point(),
+            label_weights=label_weights,
         )
         memory = self.memory
         if not self.training:  # a memory is updated in training alone
@@ -292,6 +308,19 @@ class Loss(nn.Module, ABC):
             if isinstance(part, FeaturePart):
                 added |= part.add_features(encoded)
         return added
+
+    def _checked_weights(self, weights: Tensor, targets: Tensor) -> Tensor:
+        """Returns weights of labels in the type of the targets; refuses those that do not fit."""
+        if not self.weighs_labels:
+            raise LossError("it cannot weigh labels; pass label_weights=None")
+        if weights.dim() == 1:  # a weight for each row
+            weights = weights[:, None].expand(targets.shape)
+        if weights.shape != targets.shape or not ((weights >= 0) & (weights <= 1)).all():
+            raise LossError(
+                f"label_weights must be 0 to 1, of the shape of the labels {list(targets.shape)}, "
+                f"got {shown(weights)}"
+            )
+        return weights.to(targets.dtype if targets.is_floating_point() else torch.float32)
 
     def _refuse(self, features: Features, targets: Tensor) -> None:
         """Refuses tensors whose rows, widths or types do not agree."""

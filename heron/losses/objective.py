@@ -108,8 +108,8 @@ class Objective:
                 "compares projections; use a term that does, such as nt_xent, or set it to []"
             )
 
-    def refuse_partial_rows(self, missing: bool, unknown: bool) -> None:
-        """Raises ConfigError for a term that is undefined for missing views or unknown labels."""
+    def refuse_partial_rows(self, missing: bool, unknown: bool, weighted: bool = False) -> None:
+        """Raises ConfigError for a term undefined for missing views, unknown or weighed labels."""
         for name, term in self.terms.items():
             needs = term.needs
             if missing and not term.missing_views:
@@ -125,6 +125,14 @@ class Objective:
                     f"objective.{name} cannot use rows whose labels are only partly known, and "
                     f"some are; use some of {', '.join(fitting)}, or train only on whole rows: "
                     "data.protocol.partial_rows=drop"
+                )
+
+            if weighted and needs.labels and not term.weighs_labels:
+                fitting = [n for n, t in named_terms().items() if t.loss.weighs_labels]
+                raise ConfigError(
+                    f"objective.{name} cannot weigh labels, as data.protocol.label_weights asks; "
+                    f"use some of {', '.join(fitting)}, or leave samples out instead: "
+                    "data.protocol.leave_out"
                 )
 
     def weights(self, epoch: float) -> dict[str, float]:
@@ -240,6 +248,7 @@ def gather_batch(
             )
     # Losses of float64 logits and float32 labels would be rounded to float32.
     targets = batch.targets.double() if has_float64 else batch.targets
+    weights = batch.label_weights
     vectors = {*needs.vectors, *needs.labelled_vectors} if half else ()
     return exchange(
         features,
@@ -253,4 +262,5 @@ def gather_batch(
         present=batch.present,
         wire_dtypes=dict.fromkeys(vectors, torch.bfloat16),
         labels_known=labels_known,
+        label_weights=weights if weights is None else weights.to(targets.dtype),
     )

@@ -43,6 +43,7 @@ class WeightedSupervised(LabelledLoss):
     needs = Needs(labelled_vectors=("hidden",), labels=CLASS_LABELS)
     missing_views = True
     unknown_labels = True
+    weighs_labels = True
 
     def __init__(
         self,
@@ -72,11 +73,11 @@ class WeightedSupervised(LabelledLoss):
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `weighted_supervised` of this process's anchors."""
-        known = None if batch.unknown is None else ~batch.unknown
-        y = batch.targets if known is None else batch.targets.nan_to_num(0.0)
+        weights = batch.known_weights
+        y = batch.targets if batch.unknown is None else batch.targets.nan_to_num(0.0)
         _refuse_other_labels(y)
         s, rows = batch.labelled_vectors["hidden"][0], batch.own_labelled_rows
-        return _weighted_supervised(s, y, known, self.tau, self.distance, self.self_pairs, rows)
+        return _weighted_supervised(s, y, weights, self.tau, self.distance, self.self_pairs, rows)
 
 
 def weighted_supervised(
@@ -87,6 +88,7 @@ def weighted_supervised(
     distance: Distance = "hamming",
     self_pairs: bool = False,
     rows: Rows = slice(None),
+    label_weights: Float[Tensor, "batch labels"] | None = None,
 ) -> Float[Tensor, ""]:
     r"""HeroCon's weighted supervised loss L_s (KDD 2022, Eq. 7): see `WeightedSupervised`.
 
@@ -101,6 +103,10 @@ def weighted_supervised(
     so sigma is the share of equal labels among those known of both. Two samples are compared only
     as members of P(a) and N(a) of one label a, so K_i and K_k always have a in common.
 
+    Where labels have weights w, a pair of P(a) counts :math:`w_{ia} w_{ja}` in the mean, a sample
+    of N(a) :math:`w_{ka}` in the sum, and each label :math:`w_{ia} w_{ka}` in dist, whose
+    :math:`|K_i \cap K_k|` is the sum of these. 0 is the same as an unknown label.
+
     The inner sum D_ia depends on the anchor and the label alone, so it is one product of a strip
     with 1 - Y. Then only the pairs inside P(a) are visited, label by label: sum_a |P(a)|^2 pairs
     instead of c N^2.
@@ -113,6 +119,7 @@ def weighted_supervised(
             sigma is 1, which makes the multi-class case SupCon's Eq. 6 (Section 3.3).
         self_pairs: keep the pairs i = j, as the authors' code does.
         rows: as in `nt_xent`.
+        label_weights: how much each label counts, 0 to 1; None: all count 1.
 
     Returns:
         The share of the loss that belongs to `rows`: a scalar, which is 0 and still differentiable
@@ -121,38 +128,50 @@ def weighted_supervised(
     Raises:
         ValueError: tau <= 0, or labels that are not 0 or 1.
     """
-    known = None
+    weights = label_weights
     if not ((y == 0) | (y == 1)).all():
         known = ~y.isnan()
+        weights = known if weights is None else weights * known
         y = y.nan_to_num(0.0)
         _refuse_other_labels(y)
-    return _weighted_supervised(s, y, known, tau, distance, self_pairs, rows)
+    return _weighted_supervised(s, y, weights, tau, distance, self_pairs, rows)
 
 
 def _weighted_supervised(
     s: Tensor,
     y: Tensor,
-    is_known: Tensor | None,
+    weights: Tensor | None,
     tau: float,
     distance: Distance,
     self_pairs: bool,
     rows: Rows,
 ) -> Tensor:
-    """Computes L_s of labels of 0 and 1, 0 for unknown ones; `is_known` is None if all are."""
+    """Computes L_s of labels of 0 and 1, 0 for unknown ones, whose weights are 0 or False.
+
+    None: all weights are 1.
+    """
     dtype = working_dtype(s.dtype, tau)
     vectors, scaled = (x.flatten(0, 1) for x in unit_and_scaled([s], tau, dtype))
     y = y.to(dtype)
+    weighed = False
+    if weights is not None and weights.dtype != torch.bool:
+        weighed, y = True, y * weights
     count = y.sum(0)
-    pairs = y.shape[1] * count * (count if self_pairs else count - 1)
+    # What a sample has in the sum of w_i w_j with itself, over the sum of w_j:
+    alone = (y.square().sum(0) / count).nan_to_num(0.0) if weighed else 1
+    pairs = y.shape[1] * count * (count if self_pairs else count - alone)
     weight = pairs.reciprocal_().nan_to_num_(posinf=0.0, neginf=0.0)  # of no pair: 0
+    if weighed and not self_pairs:  # rounding may leave something of one sample
+        weight.masked_fill_((y > 0).sum(0) < 2, 0.0)
     use_kernels = (
-        is_known is None and is_fused(vectors, "labels") and y.shape[1] <= fused.WIDEST_SIDE
+        weights is None and is_fused(vectors, "labels") and y.shape[1] <= fused.WIDEST_SIDE
     )
     if use_kernels:
         return _by_kernels(vectors, scaled, y, weight, distance, self_pairs, rows)
-    known, own = None if is_known is None else is_known.to(dtype), as_slice(rows)
+    own = as_slice(rows)
     excluded = None if self_pairs else torch.arange(len(y), device=y.device)[own]
-    rule = _PairRule(y, weight, distance, known, own, excluded)
+    weights = None if weights is None else weights.to(dtype)
+    rule = _PairRule(y, weight, distance, weights, weighed, own, excluded)
     if not isinstance(rows, OwnRows):
         return blockwise(rule, [scaled[own]], [vectors])
     return _shared_pairs(scaled[own], vectors.detach(), rule, rows)
@@ -244,11 +263,15 @@ class _PairRule:
         y: Tensor,
         weight: Tensor,
         distance: Distance,
-        known: Tensor | None,
+        weights: Tensor | None,
+        weighed: bool,
         rows: slice,
         excluded: Tensor | None,
     ) -> None:
-        """Takes the anchors `rows`, and each one's own column, if it is excluded."""
+        """Takes the anchors `rows`, and each one's own column, if it is excluded.
+
+        `y` are the labels times their weights, which are 0 or 1 unless `weighed`.
+        """
         self.labels = y.shape[1]
         self.distance = distance
         self.excluded = excluded
@@ -262,18 +285,21 @@ class _PairRule:
         self.anchor_side = torch.cat(
             [-2 * anchor_y, torch.ones_like(anchor_y[:, :1]), anchor_y.sum(1, keepdim=True)], 1
         )
-        self.known = None
-        if known is not None:  # the same over the labels known of both
-            self.known = known[rows], known
-            self.anchor_negative, self.negative = known[rows] - anchor_y, known - y
-            self.key_side = torch.cat([known - 2 * y, y], 1)
-            self.anchor_side = torch.cat([anchor_y, known[rows]], 1)
+        self.known, self.key_y = None, y if weighed else None
+        if weights is not None:  # the same over the labels known of both, by their weights
+            self.anchor_negative, self.negative = weights[rows] - anchor_y, weights - y
+            if distance == "indicator":  # any label that differs counts, whatever its weight
+                y, weights = (y > 0).to(y.dtype), (weights > 0).to(y.dtype)
+            self.known = weights[rows], weights
+            self.key_side = torch.cat([weights - 2 * y, y], 1)
+            self.anchor_side = torch.cat([y[rows], weights[rows]], 1)
 
     def distances(self, rows: slice) -> Tensor:
         hamming = self.anchor_side[rows] @ self.key_side.T
         if self.known is not None:
             known_of_both = self.known[0][rows] @ self.known[1].T
-            hamming.mul_(self.labels).div_(known_of_both.clamp_(min=1))
+            tiny = torch.finfo(hamming.dtype).tiny  # of pairs without a common label, at 0
+            hamming.mul_(self.labels).div_(known_of_both.clamp_(min=tiny))
         return hamming if self.distance == "hamming" else hamming.gt_(0.5)
 
     def __call__(
@@ -295,7 +321,10 @@ class _PairRule:
             d = total[:, a].index_select(0, anchors)[:, None]
             pair_inverse = inverse.view(-1).index_select(0, flat_index).view(len(anchors), -1)
             ratio = pair_inverse * d  # x = D / (sigma f)
-            loss += ratio.log1p().sum() * weight
+            if isinstance(weight, Tensor):
+                loss += (ratio.log1p() * weight).sum()
+            else:
+                loss += ratio.log1p().sum() * weight
             d_pairs = pair_inverse.mul_(weight).div_(ratio.add_(1))  # d loss / d D
             d_total[:, a].index_copy_(0, anchors, d_pairs.sum(1))
             if attraction is not None:  # x / (1 + x)
@@ -317,7 +346,10 @@ class _PairRule:
             d_pairs = torch.zeros_like(pair_inverse)
             for d in (anchor_sums[0][anchors, a, None], key_sums[0][None, members, a]):
                 ratio = pair_inverse * d
-                d_pairs.addcdiv_(ratio, ratio + 1, value=-weight)
+                if isinstance(weight, Tensor):
+                    d_pairs.sub_(ratio.div_(ratio + 1).mul_(weight))
+                else:
+                    d_pairs.addcdiv_(ratio, ratio + 1, value=-weight)
             d_logits.view(-1).scatter_add_(0, flat_index, d_pairs.view(-1))
         return d_logits
 
@@ -333,8 +365,10 @@ class _PairRule:
             inverse.scatter_(1, self.excluded[rows, None], 0.0)  # ratio 0: no loss, no gradient
         return repulsion, inverse
 
-    def pairs(self, rows: slice) -> Iterator[tuple[int, float, Tensor, Tensor, Tensor]]:
-        """Yields the pairs inside each P(a): a, its weight, anchors, keys, flat strip indices.
+    def pairs(self, rows: slice) -> Iterator[tuple[int, float | Tensor, Tensor, Tensor, Tensor]]:
+        """Yields the pairs inside each P(a): a, their weight, anchors, keys, flat strip indices.
+
+        The weight is one of all pairs or, where labels have weights, of each, [anchors, keys].
 
         One flat index is ten times faster on a CPU than a pair of index vectors.
         """
@@ -342,4 +376,8 @@ class _PairRule:
         for a, (anchors, members, weight) in enumerate(by_label):
             if weight != 0 and anchors.numel():
                 flat_index = (anchors[:, None] * len(self.negative) + members).view(-1)
-                yield a, weight, anchors, members, flat_index
+                each: float | Tensor = weight
+                if self.key_y is not None:
+                    own = self.anchor_y[rows][anchors, a, None]
+                    each = own * self.key_y[members, a] * weight
+                yield a, each, anchors, members, flat_index

@@ -14,6 +14,7 @@ from heron.base.shipped import __version__
 from heron.base.terminal import print_lines, print_table
 from heron.data.batches import Batch, batches, on_device, worker_count
 from heron.data.dataset import build_data
+from heron.data.label_files import chosen_files, refuse_other_files
 from heron.data.plan import even_sizes
 from heron.data.streams import MinedStream
 from heron.data.views import Embedded, Views
@@ -104,7 +105,8 @@ class Trainer:
             if data.verify and is_local_main:
                 streams.reader.verify_payloads()
         collectives.barrier()  # fails at once where a process is gone
-        facts = {"data": self.data_fingerprint, "tokenizers": streams.reader.tokenizers}
+        chosen = chosen_files(data.protocol)
+        facts = {"data": self.data_fingerprint, "tokenizers": streams.reader.tokenizers, **chosen}
         agree(facts, self.config.train.timeout_s, self.signals.received)
         self.skipped = streams.skipped(data.max_bad_fraction)
         for lost in collectives.gather_if_any(streams.reader.lost):
@@ -123,7 +125,8 @@ class Trainer:
         config, streams = self.config, self.streams
         objective = self.objective = Objective(config.objective, config.model.matryoshka)
         objective.refuse_unfit(streams.kind, config.data.views, self.n_labelled, config.model)
-        objective.refuse_partial_rows(streams.lacks_views, streams.lacks_labels)
+        weighted = streams.protocol.label_weights is not None
+        objective.refuse_partial_rows(streams.lacks_views, streams.lacks_labels, weighted)
         refuse_unfit(config, objective, self.views, streams)
         self.signature = Signature.of(streams.reader, config.data.views)
         self.labels = streams.reader.manifest.labels.names
@@ -172,7 +175,9 @@ class Trainer:
             )
         self.moved = "" if step else make_way(self.folder, config.run.resume, overwrite, run_lock)
         if snapshot:
-            self.signature.refuse_other_tokenizers(self.checkpoints / f"step-{step:08d}")
+            path = self.checkpoints / f"step-{step:08d}"
+            self.signature.refuse_other_tokenizers(path)
+            refuse_other_files(path, config.data.protocol)
             model.load_state_dict(snapshot.model)
             self.objective.load_memory_state(snapshot.memories)
         plain, shown = dict[int, Embedded](), self.accelerator.is_local_main_process
@@ -209,6 +214,7 @@ class Trainer:
             write_start(self.folder, self.config_text, self.steps, run_fingerprint(config, data))
         log = RunLog(self.folder, at, self.steps, self.is_main, self.trackers)
         texts = {"config.yaml": self.config_text, SIGNATURE: self.signature.text()}
+        texts |= chosen_files(config.data.protocol)
         saver = Saver(self.checkpoints, config.train.keep_checkpoints, data, texts, self.watchdog)
         with log as self.log, closing(source), self.miner or nullcontext(), saver as self.saver:
             parts = self.objective, self.sizes, self.strategy, self.micro_batches

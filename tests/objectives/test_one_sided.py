@@ -44,6 +44,7 @@ SCALE, BIAS = (torch.full((BATCH,), x, dtype=torch.float64) for x in (3.0, -1.0)
 LABEL, PATHS = torch.randint(0, 3, (BATCH,)), torch.randint(0, 2, (BATCH, 3))
 Y = (torch.rand(BATCH, 4) < 0.4).double()
 SOME = torch.where(torch.rand(BATCH, 4) < 0.7, Y, torch.nan)
+WEIGHTS = torch.rand(BATCH, 4, dtype=torch.float64)
 INPUTS = [drawn(BATCH, width) for width in (5, 3, 5)]
 V = slice(0, VIEWS)
 
@@ -58,6 +59,10 @@ TERMS: dict[str, tuple[Term, list[Tensor]]] = {
     ),
     "L_s": (lambda x, r: weighted_supervised(x[0], Y, rows=r), Z[:1]),
     "L_s, unknown": (lambda x, r: weighted_supervised(x[0], SOME, rows=r), Z[:1]),
+    "L_s, weights": (
+        lambda x, r: weighted_supervised(x[0], SOME, rows=r, label_weights=WEIGHTS),
+        Z[:1],
+    ),
     "L_s, indicator": (
         lambda x, r: weighted_supervised(x[0], Y, distance="indicator", self_pairs=True, rows=r),
         Z[:1],

@@ -1,0 +1,113 @@
+"""What people decided on samples and labels that look wrong: a CSV file with a line for each."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from heron.base.atomic import atomic_write
+from heron.base.errors import FORMULA, HeronError, csv_line, short_repr
+
+RIGHT, WRONG, UNKNOWN, DROP, SKIP = "right", "wrong", "unknown", "drop", "skip"
+CHOICES = RIGHT, WRONG, UNKNOWN, DROP, SKIP
+MAX_BYTES = 2**30  # of a file that is read
+
+
+class Decision(NamedTuple):
+    """A line: the label of a sample, what it is and what is more likely, and what was decided.
+
+    `label` is empty where samples have one class each; `given` and `likely` are then names of
+    classes, else 0 or 1. `decision` is one of `CHOICES`, or empty.
+    """
+
+    key: str
+    label: str = ""
+    given: str = ""
+    likely: str = ""
+    suspicion: str = ""
+    decision: str = ""
+
+    @property
+    def acts(self) -> bool:
+        """Whether the label, or the sample, was found to be wrong."""
+        return self.decision in (WRONG, UNKNOWN, DROP)
+
+
+def read_columns(
+    path: Path, required: Sequence[str], option: str, error: type[HeronError]
+) -> dict[str, list[str]]:
+    """Reads a CSV file with a header, and returns all of its columns, by name.
+
+    Raises `error`, which names `option`, if there is no such file, it is no CSV file in UTF-8 or
+    larger than 1 GiB, or one of the `required` columns is missing.
+    """
+    try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ValueError(f"{size:,} bytes, and the limit is {MAX_BYTES:,}")
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            lines = csv.reader(stream, strict=True)
+            names = next(lines, [])
+            columns: list[list[str]] = [[] for _ in names]
+            for cells in lines:
+                if cells and len(cells) != len(names):
+                    raise ValueError(
+                        f"line {lines.line_num} has {len(cells)} cells, the first {len(names)}"
+                    )
+                for column, cell in zip(columns, cells, strict=False):
+                    column.append(_plain(cell))
+    except (OSError, ValueError, csv.Error) as fault:
+        raise error(f"cannot read {option} {path}: {fault}; pass a CSV file in UTF-8") from None
+    if missing := [name for name in required if name not in names]:
+        raise error(
+            f"{option} {path} has no column '{missing[0]}'; it must have the columns "
+            f"{' and '.join(required)}"
+        )
+    return dict(zip(names, columns, strict=True))
+
+
+def _plain(cell: str) -> str:
+    """Returns a cell without the apostrophe that `csv_line` puts before formulas."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell[1:]) else cell
+
+
+def read_decisions(
+    path: Path,
+    option: str,
+    error: type[HeronError],
+    undecided: str = SKIP,
+    first: int | None = None,
+) -> list[Decision]:
+    """Reads decisions; those of the `first` lines (None: all) that have none are `undecided`.
+
+    Raises `error` as `read_columns` does, and for an unknown decision, or two on one label.
+    """
+    columns = read_columns(path, ["key", "decision"], option, error)
+    empty = [""] * len(columns["key"])
+    fields = (columns.get(name, empty) for name in Decision._fields)
+    found: dict[tuple[str, str], Decision] = {}
+    for number, line in enumerate(map(Decision._make, zip(*fields, strict=True)), 1):
+        choice = line.decision.strip().lower() or (
+            undecided if first is None or number <= first else SKIP
+        )
+        if choice not in CHOICES:
+            raise error(
+                f"{option} {path}, line {number + 1}: the decision must be one of "
+                f"{', '.join(CHOICES)}, or nothing, got {short_repr(line.decision)}"
+            )
+        line = line._replace(decision=choice)
+        if found.setdefault((line.key, line.label), line).decision != choice:
+            of = f" of '{line.label}'" if line.label else ""
+            raise error(
+                f"{option} {path} has two decisions on sample '{line.key}'{of}: "
+                f"{found[line.key, line.label].decision} and {choice}; remove one of the lines"
+            )
+    return list(found.values())
+
+
+def write_decisions(path: Path, decisions: Iterable[Decision]) -> None:
+    """Writes decisions, whole or not at all; spreadsheets find no formula in them."""
+    with atomic_write(path) as stream:
+        lines = iter([Decision._fields, *decisions])
+        while block := list(islice(lines, 4096)):
+            stream.write("".join(f"{csv_line(cells)}\n" for cells in block).encode())
