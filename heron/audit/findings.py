@@ -319,11 +319,12 @@ def copy_table(found: Findings, groups: Sequence[Any]) -> pd.DataFrame:
             "distance": float(found.copies.nearest[row]),
             "equal": bool(found.copies.equal[row]),
             "labels_differ": other_labels(members, found.y),
+            "decision": "",
         }
         for number, members in enumerate(groups)
         for row in members
     ]
-    columns = ["group", "key", "split", "distance", "equal", "labels_differ"]
+    columns = ["group", "key", "split", "distance", "equal", "labels_differ", "decision"]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -24,16 +24,20 @@ from heron.audit.findings import (
     worst_pairs,
 )
 from heron.audit.planting import Estimate
+from heron.base.artefact import MAX_MANIFEST_BYTES, parse_json
 from heron.base.atomic import atomic_write, new_folder
+from heron.base.decisions import AUDIT, LISTED
 from heron.base.errors import RetrievalError, ShardError, csv_of
 from heron.base.workers import ALONE, Executor
 from heron.report import pages
 from heron.report.pages import ADDRESS, PageLinks, plain_json, png
 from heron.retrieval.embeddings import Embeddings, Layer, choose_data
 from heron.retrieval.pictures import SamplePictures
+from heron.retrieval.samples import Samples
+from heron.shards.store import is_remote
 
 PAGE = Path(__file__).parent / "page"
-LISTED = 10_000  # labels in labels.csv, at most
+MOST = 10_000  # labels in labels.csv, at most
 FEWEST = 200  # labels in labels.csv, if there are as many
 SHOWN = 24  # findings of a kind on the page
 MEMBERS = 6  # of a group of copies that are shown
@@ -61,14 +65,14 @@ def audit(
     """
     with new_folder(out, overwrite, RetrievalError) as folder:
         links = PageLinks(address)
-        shards, no_shards = _open_shards(embeddings, data)
+        shards, no_shards = open_pictures(embeddings, data)
         reader = shards.reader if shards else None
         numbered = None if groups is None else read_groups(groups, embeddings)
         found = look(embeddings, layer, reader, numbered, seed, executor)
         return write_report(found, folder, shards, no_shards, links)
 
 
-def _open_shards(embeddings: Embeddings, data: str | None) -> tuple[SamplePictures | None, str]:
+def open_pictures(embeddings: Embeddings, data: str | None) -> tuple[SamplePictures | None, str]:
     """Opens the shards of the samples; None, and why, if they were not given and are not there."""
     manifest = embeddings.manifest
     try:
@@ -84,6 +88,29 @@ def _open_shards(embeddings: Embeddings, data: str | None) -> tuple[SamplePictur
         if data is not None:
             raise
         return None, f"pictures, splits, and labels that are not in the embeddings: {fault}"
+
+
+def pictures_of(
+    folder: Path, embeddings: str | None = None, data: str | None = None
+) -> tuple[tuple[SamplePictures, Samples] | None, str]:
+    """Opens the pictures of the samples of an audit; None, and why, if they are not there.
+
+    `embeddings` and `data` are given by the user, by default those that audit.json names, which
+    must not be behind a URL: it may be a stranger's.
+    """
+    try:
+        with (folder / AUDIT).open("rb") as stream:
+            numbers = parse_json(stream.read(MAX_MANIFEST_BYTES))
+        named = embeddings or str(numbers["embeddings"])
+        if embeddings is None and is_remote(named):
+            raise RetrievalError(f"{named} is behind a URL; to read it, pass it with --embeddings")
+        source = Embeddings.open(named)
+        pictures, why = open_pictures(source, data)
+        return (None if pictures is None else (pictures, source.samples)), why
+    except (RetrievalError, ShardError, OSError, ValueError, KeyError, TypeError) as fault:
+        if embeddings or data:
+            raise
+        return None, f"there are no pictures: {fault}"
 
 
 def write_report(
@@ -104,8 +131,8 @@ def write_report(
         table = label_table(found, found.labels)
         with atomic_write(folder / "labels.parquet") as stream:
             table.drop(columns="decision").to_parquet(stream, index=False)
-        count = min(LISTED, max(FEWEST, found.labels.estimate.errors))
-        _write_csv(folder / "labels.csv", table.head(count))
+        count = min(MOST, max(FEWEST, found.labels.estimate.errors))
+        _write_csv(folder / LISTED, table.head(count))
         shown = table.head(found.labels.estimate.errors) if found.labels.told else None
     for one in found.pairs:
         with atomic_write(folder / _pair_file(one.views)) as stream:
@@ -121,7 +148,7 @@ def write_report(
         cards=_cards(found, shown, groups, pictures),
         **numbers,
     )
-    with atomic_write(folder / "audit.json") as stream:
+    with atomic_write(folder / AUDIT) as stream:
         stream.write(plain_json(numbers))
     with atomic_write(folder / "report.html") as stream:
         stream.write(text.encode())

@@ -11,6 +11,8 @@ from heron.base.errors import FORMULA, HeronError, csv_line, short_repr
 
 RIGHT, WRONG, UNKNOWN, DROP, SKIP = "right", "wrong", "unknown", "drop", "skip"
 CHOICES = RIGHT, WRONG, UNKNOWN, DROP, SKIP
+# In the folder of an audit: its numbers, the labels that it lists, what is decided on them.
+AUDIT, LISTED, DECIDED = "audit.json", "labels.csv", "decisions.csv"
 MAX_BYTES = 2**30  # of a file that is read
 
 
@@ -78,7 +80,7 @@ def read_decisions(
     undecided: str = SKIP,
     first: int | None = None,
 ) -> list[Decision]:
-    """Reads decisions; those of the `first` lines (None: all) that have none are `undecided`.
+    """Reads decisions; of the `first` lines (None: all), those that have none are `undecided`.
 
     Raises `error` as `read_columns` does, and for an unknown decision, or two on one label.
     """
@@ -90,7 +92,7 @@ def read_decisions(
         choice = line.decision.strip().lower() or (
             undecided if first is None or number <= first else SKIP
         )
-        if choice not in CHOICES:
+        if choice and choice not in CHOICES:
             raise error(
                 f"{option} {path}, line {number + 1}: the decision must be one of "
                 f"{', '.join(CHOICES)}, or nothing, got {short_repr(line.decision)}"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from heron.base.atomic import new_folder
+from heron.base.atomic import locked, new_folder
+from heron.base.decisions import AUDIT, DECIDED
 from heron.base.errors import RetrievalError
 from heron.base.extras import require
 from heron.cli.arguments import ONE_EACH, Address, Location, Overwrite, Quiet, UsageError, executor
@@ -233,7 +234,7 @@ def _hits(answer: Answer, has_labels: bool) -> Iterator[str]:
 
 
 def serve(
-    index: IndexFolder,
+    index: Annotated[Location, "folder that `heron index` or `heron audit` wrote, or its URL"],
     *others: Annotated[Location, "more indexes, of other data or models"],
     host: Annotated[str, "address to listen on; only loopback needs no token"] = "127.0.0.1",
     port: Annotated[int, "port to listen on; 0 picks a free one"] = 8000,
@@ -251,9 +252,12 @@ def serve(
 ) -> None:
     """Shows an index, or several, as a web page; or writes the page to a folder.
 
+    An audit is shown with keys to decide on the labels that look wrong, into its decisions.csv.
+
     heron serve indexes/faces
     heron serve indexes/faces indexes/birds
     heron serve indexes/faces --export site
+    heron serve reports/audit
     """
     from heron.retrieval.query import Retriever
 
@@ -267,6 +271,11 @@ def serve(
             "--embeddings, --run, --data and --export work with one index only; pass one"
         )
     options = embeddings, run, data, not no_verify, gpu, trust_code
+    if (Path(index) / AUDIT).is_file():
+        if others or export:
+            raise UsageError("an audit is served alone, without --export; pass one folder")
+        _serve_audit(Path(index), embeddings, data, host, port, given_token)
+        return
     if export is not None:
         _export(Retriever.open(index, *options), export, overwrite)
         return
@@ -281,6 +290,29 @@ def serve(
         folders = ", ".join(map(str, (index, *others)))
         print(f"{folders}: {count:,} samples at {address(listening, token)}")
         print("press Ctrl-C to stop", flush=True)
+        server.run(sockets=[listening])
+
+
+def _serve_audit(
+    folder: Path,
+    embeddings: str | None,
+    data: str | None,
+    host: str,
+    port: int,
+    given_token: str | None,
+) -> None:
+    """Serves the page on which the labels of an audit are decided."""
+    from heron.audit.report import pictures_of
+    from heron.serve.decide import Decisions
+    from heron.serve.server import address, choose_token, listen, make_decision_server
+
+    with locked(folder / DECIDED), listen(host, port) as listening:
+        token = choose_token(listening, given_token)
+        decisions = Decisions(folder)
+        shown, why = pictures_of(folder, embeddings, data)
+        server = make_decision_server(decisions, shown, why, listening, token)
+        print(f"{folder}: {len(decisions.lines):,} labels at {address(listening, token)}")
+        print(f"decisions: {folder / DECIDED}; press Ctrl-C to stop", flush=True)
         server.run(sockets=[listening])
 
 

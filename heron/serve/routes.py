@@ -364,8 +364,11 @@ def about(retriever: Retriever, limits: Limits, sample_map: SampleMap | None) ->
 def picture_bytes(retriever: Retriever, number: int, view: str) -> bytes | None:
     """Returns the picture of a sample as a JPEG small enough for the page; None without one."""
     picture = retriever.picture(number, view)
-    if picture is None:
-        return None
+    return None if picture is None else jpeg(picture)
+
+
+def jpeg(picture: Image.Image) -> bytes:
+    """Returns a picture as a JPEG, no larger than the page shows it."""
     picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
     # Without chroma subsampling, which would blur the colours of small pictures.
     picture.save(out := BytesIO(), "JPEG", quality=90, subsampling=0)

@@ -8,12 +8,12 @@ page and its API share one origin; nothing is fetched from elsewhere, and no oth
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as RouteError
@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException as RouteError
 from heron.base.errors import ConfigError, RetrievalError
 from heron.retrieval.query import Retriever
 from heron.serve.admission import Limits
+from heron.serve.decide import Decisions, Shown, decision_routes
 from heron.serve.guard import HEADERS, BoundedConnection, Gate
 from heron.serve.routes import EXPECTED, Bounds, index_routes
 
@@ -139,17 +140,48 @@ def make_server(
     (DNS rebinding). Elsewhere requests need a token, usually in the cookie that the address with
     the token sets.
     """
-    limits, local = limits or Limits(), _on_loopback(listening)
+    by_name = retrievers if isinstance(retrievers, Mapping) else {"": retrievers}
+    limits = limits or Limits()
+    bounds = Bounds(limits)
+    routers = [index_routes(retriever, bounds, [*by_name]) for retriever in by_name.values()]
+    return _server("index.html", routers, listening, limits, token)
+
+
+def make_decision_server(
+    decisions: Decisions,
+    shown: Shown | None,
+    why: str,
+    listening: socket.socket,
+    token: str | None = None,
+) -> uvicorn.Server:
+    """Returns a server of the page of an audit: see `make_server` and `decision_routes`."""
+    limits = Limits()
+    routes = decision_routes(decisions, shown, why, Bounds(limits))
+    return _server("decide.html", [routes], listening, limits, token)
+
+
+def page_files(start: str) -> dict[str, Path]:
+    """Returns the files of the page that begins with `start`, by the paths they have."""
+    files = sorted(file for file in PAGE.iterdir() if file.suffix in TYPES)
+    own = [x for x in files if x.name.startswith("decide") <= (start == "decide.html")]
+    named = {file.name: file for file in own if file.suffix != ".html"}
+    return {"": PAGE / start} | named
+
+
+def _server(
+    start: str,
+    routers: Sequence[APIRouter],
+    listening: socket.socket,
+    limits: Limits,
+    token: str | None,
+) -> uvicorn.Server:
+    local = _on_loopback(listening)
     if token is None and not local:
         raise ValueError("a server that others can reach needs a token; see choose_token")
     app = FastAPI(title="Heron", docs_url=None, redoc_url=None, openapi_url=None)
-    for file in PAGE.iterdir():
-        if file.suffix in TYPES:
-            app.get("/" if file.name == "index.html" else f"/{file.name}")(_page_file(file))
-    by_name = retrievers if isinstance(retrievers, Mapping) else {"": retrievers}
-    bounds = Bounds(limits)
-    for number, retriever in enumerate(by_name.values()):
-        routes = index_routes(retriever, bounds, [*by_name])
+    for path, file in page_files(start).items():
+        app.get(f"/{path}")(_page_file(file))
+    for number, routes in enumerate(routers):
         app.include_router(routes, prefix=f"/api/{number}" if number else "/api")
     cookie = f"heron-{listening.getsockname()[1]}"  # the ports of a host share their cookies
     app.add_middleware(Gate, hosts=LOOPBACK if local else (), token=token, cookie=cookie)

@@ -15,7 +15,7 @@ from heron.retrieval.answer import RELATIONS, Answer
 from heron.retrieval.query import Retriever
 from heron.serve.admission import Limits
 from heron.serve.routes import EXPECTED, about, picture_bytes
-from heron.serve.server import PAGE, TYPES
+from heron.serve.server import page_files
 
 MAX_SAMPLES = 50_000  # three searches each; beyond it a server is the better way
 HITS = 24  # of each relation
@@ -41,14 +41,13 @@ def write_site(retriever: Retriever, folder: Path, update: Callable[[int], None]
 
 
 def _write_page(folder: Path) -> None:
-    for file in PAGE.iterdir():
-        if file.suffix in TYPES:
-            text = file.read_text()
-            if file.name == "index.html":
-                # The scripts look for the mark; the answers of the server's paths are files here.
-                text = text.replace("<body>", "<body data-static>")
-                text = text.replace('href="api/about"', 'href="data/about.json"')
-            (folder / file.name).write_text(text)
+    for file in page_files("index.html").values():
+        text = file.read_text()
+        if file.name == "index.html":
+            # The scripts look for the mark; the answers of the server's paths are files here.
+            text = text.replace("<body>", "<body data-static>")
+            text = text.replace('href="api/about"', 'href="data/about.json"')
+        (folder / file.name).write_text(text)
 
 
 def _write_data(retriever: Retriever, folder: Path, update: Callable[[int], None]) -> None:
