@@ -34,7 +34,6 @@ from heron.report.pages import ADDRESS, PageLinks, plain_json, png
 from heron.retrieval.embeddings import Embeddings, Layer, choose_data
 from heron.retrieval.pictures import SamplePictures
 from heron.retrieval.samples import Samples
-from heron.shards.store import is_remote
 
 PAGE = Path(__file__).parent / "page"
 MOST = 10_000  # labels in labels.csv, at most
@@ -102,7 +101,7 @@ def pictures_of(
         with (folder / AUDIT).open("rb") as stream:
             numbers = parse_json(stream.read(MAX_MANIFEST_BYTES))
         named = embeddings or str(numbers["embeddings"])
-        if embeddings is None and is_remote(named):
+        if embeddings is None and "://" in named:
             raise RetrievalError(f"{named} is behind a URL; to read it, pass it with --embeddings")
         source = Embeddings.open(named)
         pictures, why = open_pictures(source, data)
