@@ -3,6 +3,7 @@
 Copies and outliers are read off the distances of a sample to its nearest others.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from heron.audit.labels import Labels, Near
+from heron.base.decisions import read_columns
 from heron.base.errors import RetrievalError
 from heron.retrieval.embeddings import Embeddings
 
@@ -99,18 +101,11 @@ def read_groups(path: Path, embeddings: Embeddings) -> Groups:
 
     Raises a RetrievalError if there is no such file, or it names a sample twice or leaves one out.
     """
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as fault:
-        raise RetrievalError(f"cannot read --groups {path}: {fault}; pass a CSV file") from None
-    if missing := [name for name in ("key", "group") if name not in table]:
-        raise RetrievalError(
-            f"--groups {path} has no column '{missing[0]}'; it must have the columns key and group"
-        )
-    if table.key.duplicated().any():
-        key = table.key[table.key.duplicated()].iloc[0]
+    columns = read_columns(path, ["key", "group"], "--groups", RetrievalError)
+    group = dict(zip(columns["key"], columns["group"], strict=True))
+    if len(group) < len(columns["key"]):
+        key = Counter(columns["key"]).most_common(1)[0][0]
         raise RetrievalError(f"--groups {path} names '{key}' twice; remove one of the two lines")
-    group = dict(zip(table.key, table.group, strict=True))
     samples = embeddings.samples
     keys = [key.decode() for key in samples.keys.tolist()]
     if absent := [key for key in keys if not group.get(key)]:

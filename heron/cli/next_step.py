@@ -85,6 +85,7 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     "pretrain": _after_pretrain,
     "embed": "heron index {out} --out indexes/{out_name}",
     "index": "heron serve {out}",
+    "audit": "heron serve {out}",
     "query": lambda args: "heron serve {index}" if args["format"] == "table" else "",
     "negatives": lambda args: (
         "heron serve {index}"
@@ -109,9 +110,7 @@ NEXT: Mapping[str, str | Callable[[Arguments], str | list[str]]] = {
     ),
     "launchers": "sbatch {out}/slurm/pretrain.sbatch",
     # Verbs that end a piece of work, or only show something:
-    **dict.fromkeys(
-        ("audit", "check", "config", "completion", "runs", "predict", "export", "serve"), ""
-    ),
+    **dict.fromkeys(("check", "config", "completion", "runs", "predict", "export", "serve"), ""),
 }
 
 

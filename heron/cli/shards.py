@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from heron.base.artefact import INT64_MAX
 from heron.base.errors import SourceError
 from heron.base.sections import Natural
+from heron.base.terminal import counted
 from heron.cli.arguments import Address, Group, Location, Overwrite, Quiet, Verb, executor
 from heron.shards import build, show, verify
 from heron.sources import SOURCES, find_source, foreign, make_source
@@ -153,10 +154,8 @@ def amend_shards(
             overwrite=overwrite,
             wait=False,
         )
-    print(
-        f"{counts['changed']:,} labels changed, {counts['removed']:,} removed, "
-        f"{counts['left_out']:,} samples left out"
-    )
+    changed, dropped = counted(counts["changed"], "label"), counted(counts["left_out"], "sample")
+    print(f"{changed} changed, {counts['removed']:,} removed, {dropped} left out")
 
 
 def write_protocol(

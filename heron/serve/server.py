@@ -33,6 +33,7 @@ TYPES = {  # no other files of the page's folder are served
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+SHARED = {"elements.js", "icon.svg", "page.css"}  # by both pages
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 
@@ -162,10 +163,10 @@ def make_decision_server(
 
 def page_files(start: str) -> dict[str, Path]:
     """Returns the files of the page that begins with `start`, by the paths they have."""
-    files = sorted(file for file in PAGE.iterdir() if file.suffix in TYPES)
-    own = [x for x in files if x.name.startswith("decide") <= (start == "decide.html")]
-    named = {file.name: file for file in own if file.suffix != ".html"}
-    return {"": PAGE / start} | named
+    others = {file.name: file for file in PAGE.iterdir() if file.suffix in {*TYPES} - {".html"}}
+    of_audits = {name for name in others if name.startswith("decide")}
+    own = of_audits | SHARED if start == "decide.html" else others.keys() - of_audits
+    return {"": PAGE / start} | {name: others[name] for name in sorted(own)}
 
 
 def _server(

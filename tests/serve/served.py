@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from uvicorn import Server
 
 from heron.data.batches import Batch
 from heron.data.dataset import open_reader
@@ -91,11 +92,17 @@ def running(
 ) -> Iterator[str]:
     """A real server in a thread; its address."""
     listening = listen("127.0.0.1", 0)
-    server = make_server(found, listening, limits, token)
+    with in_thread(make_server(found, listening, limits, token), listening):
+        yield address(listening, token)
+
+
+@contextmanager
+def in_thread(server: Server, listening: socket.socket) -> Iterator[None]:
+    """Runs a server until the end of the context."""
     thread = Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        yield address(listening, token)
+        yield
     finally:
         server.should_exit = True
         thread.join(10)
