@@ -56,7 +56,10 @@ def _key_and_value(text: str) -> str:
 
 Override = Annotated[str, AfterValidator(_key_and_value)]
 Location = Annotated[str, AfterValidator(expand_home)]  # a path, a name, or a URL
-MethodName = Annotated[str, AfterValidator(str.lower)]  # as configs/methods.yaml has it
+# As configs/methods.yaml has it, with overrides of its own: NAME+key=value.
+MethodName = Annotated[
+    str, AfterValidator(lambda text: re.sub(r"^[^+]*", lambda name: name[0].lower(), text))
+]
 Overwrite = Annotated[bool, "move what is in --out aside, and start over"]
 Quiet = Annotated[bool, "no progress bar"]
 Address = Annotated[

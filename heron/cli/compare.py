@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 QUICK_FOLDS = 5
 SPACE = CONFIGS / "tuning" / "default.yaml"
 Methods = Annotated[
-    tuple[MethodName, ...], "from configs/methods.yaml; own: the experiment unchanged"
+    tuple[MethodName, ...],
+    "from configs/methods.yaml; own: the experiment unchanged; +key=value changes one alone",
 ]
 Score = Annotated[
     str | None, "to choose by (default: accuracy, or auc_macro if rows have several labels)"
@@ -88,6 +89,7 @@ def compare(
     goes on where it was stopped, and with more --folds keeps those that it has.
 
     heron compare --config scene --methods dnn herocon simclr --trials 8
+    heron compare mine.yaml --methods own own+data.protocol.leave_out=reports/audit/decisions.csv
     heron compare --quick mine.yaml
     """
     config, words = split(config, overrides)
@@ -147,9 +149,9 @@ def _run_folds(
     started, jobs, roles = time.monotonic(), list[Job[list[FoldResult]]](), []
     for fold, by_method in experiments.items():
         for name, experiment in by_method.items():
-            folder = settings.out / f"fold-{fold}" / name
+            folder = settings.out / f"fold-{fold}" / shorter.as_file(name)
             work = partial(score_method, settings, experiment, name, folder, on_features)
-            file = f"{name}-{fold}"
+            file = f"{shorter.as_file(name)}-{fold}"
             jobs.append(load_or_compute(settings, reader, experiment, file, on_features, work))
         experiment = next(iter(by_method.values()))
         for kind in baselines:
@@ -251,7 +253,9 @@ def tune(
     with _search_settings(
         config, words, space, sampler, trials, seed, score, out, verb, overwrite
     ) as (settings, reader):
-        for path in (settings.out / f"{name}.json" for name in methods):  # its choice is kept
+        for path in (
+            settings.out / f"{shorter.as_file(name)}.json" for name in methods
+        ):  # its choice is kept
             if path.exists() and (earlier := read_result(path).get("score")) != settings.score:
                 raise ConfigError(
                     f"{path.with_suffix('.yaml')} was chosen by {earlier}, not by "
@@ -266,17 +270,21 @@ def tune(
         experiments = {name: settings.experiment(name, None) for name in methods}
         first = next(iter(experiments.values()))
         with executor(address, at_once, first.train.cpu_threads) as runs_on:
-            jobs = [search(settings, own, settings.out / name) for name, own in experiments.items()]
+            jobs = [
+                search(settings, own, settings.out / shorter.as_file(name))
+                for name, own in experiments.items()
+            ]
             found = run_jobs(jobs, runs_on)
         for name, (best, rows) in zip(experiments, found, strict=True):
             tree = whole[name].model_dump(mode="json")
             apply(best.values, tree)
-            tree["run"] = {"dir": str(settings.out / f"{name}-best"), "resume": "never"}
+            file = shorter.as_file(name)
+            tree["run"] = {"dir": str(settings.out / f"{file}-best"), "resume": "never"}
             tree["evaluate"]["test"] = True
-            path, chosen = settings.out / f"{name}.yaml", dump_config(parse_config(tree))
+            path, chosen = settings.out / f"{file}.yaml", dump_config(parse_config(tree))
             command = shlex.join(["heron", "pretrain", str(path)])
             path.write_text(f"# {best.description}; {command}\n{chosen}")
-            save_json(settings.out / f"{name}.json", {"score": settings.score, "trials": rows})
+            save_json(settings.out / f"{file}.json", {"score": settings.score, "trials": rows})
             best_score, base_score = rows[best.number]["validation"], rows[0]["validation"]
             as_it_stands = "nan" if base_score is None else f"{base_score:.4f}"
             lines.append([name, as_it_stands, f"{best_score:.4f}", best.description])

@@ -11,6 +11,7 @@ from heron.base.errors import STOPPED
 from heron.base.shipped import CONFIGS, find_config, names_in
 from heron.cli import compare, study
 from heron.experiment.overrides import as_typed
+from heron.studies.quick import as_file
 from heron.training.tracking import read_result
 
 Arguments = Mapping[str, Any]  # of a verb by name, with their defaults
@@ -41,7 +42,8 @@ def _after_pretrain(args: Arguments) -> list[str]:
 
 def _after_tune(args: Arguments) -> list[str]:
     out = args["out"] or compare.folder_of(args["config"], "tune")
-    return [_heron("pretrain", out / f"{name}.yaml") for name in dict.fromkeys(args["methods"])]
+    names = dict.fromkeys(map(as_file, args["methods"]))
+    return [_heron("pretrain", out / f"{name}.yaml") for name in names]
 
 
 def _after_compare(args: Arguments) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,11 @@ SECONDS = 300
 ROWS = 2000  # labelled ones at most: a forest of more would take the time of the networks
 LEAST = 0.2  # share of the time for the networks, whatever scikit-learn takes
 PROBE_STEPS, MIN_STEPS = 10, 20  # of a run that measures the time of a step, and of any other
+
+
+def as_file(method: str) -> str:
+    """Returns the name of a method's files; overrides that it has may hold paths."""
+    return re.sub(r"[^\w.+=-]+", "-", method)
 
 
 def announce(what: str) -> None:
@@ -58,7 +64,9 @@ def shortened(
     most = math.inf  # the experiment's own length
     step = fixed = 0.0  # seconds of a step, and of all but the steps, of a run of each method
     for name in methods:
-        trial = short.trial(short.experiment(name, folds[0]), 0, settings.out / "probe" / name)
+        trial = short.trial(
+            short.experiment(name, folds[0]), 0, settings.out / "probe" / as_file(name)
+        )
         began = time.monotonic()
         result = train(trial.config, settings.out / LOG)
         most = min(most, own.train.length(round(result["steps"] / result["epochs"]))[0])

@@ -158,14 +158,16 @@ class SearchSettings:
     def experiment(self, method: str, fold: int | None) -> Config:
         """Returns a method's experiment, before any search; fold None is the experiment's own.
 
-        In fold k the run's seed is the experiment's plus k.
+        In fold k the run's seed is the experiment's plus k. A method may have overrides of its own:
+        `own+data.protocol.leave_out=decisions.csv`.
         """
-        method_name = None if method == OWN else method
-        refuse_clashes(self.overrides, ["run.dir", "run.resume", "evaluate.test"])
-        base = load_config(self.config, self.overrides, method_name)
+        name, *own = method.split("+")
+        overrides = [*self.overrides, *own]
+        refuse_clashes(overrides, ["run.dir", "run.resume", "evaluate.test"])
+        base = load_config(self.config, overrides, None if name == OWN else name)
         tree = base.model_dump(mode="json")
         if fold is not None:
-            refuse_clashes(self.overrides, ["data.protocol.fold"])
+            refuse_clashes(overrides, ["data.protocol.fold"])
             tree["data"]["protocol"]["fold"] = fold
             tree["seed"] = base.seed + fold
         tree["data"]["protocol"]["validation"] = base.data.protocol.validation or VALIDATION

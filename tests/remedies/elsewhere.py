@@ -11,6 +11,8 @@ REPRODUCE = "tests/launch/test_reproduce.py"
 SEARCH = f"{COMPARE}::test_a_search_writes_experiments_that_score_the_tests"
 SAME = f"{ENCODE}::test_the_model_and_the_data_are_those_of_the_index"
 ANY = "tests/retrieval/test_any_encoder.py"
+AMEND = "tests/data/test_amend.py"
+DECIDE = "tests/serve/test_decide.py"
 AUDIT = "tests/audit/test_report.py"
 SOME = "tests/retrieval/test_some_views.py"
 ODD = "tests/sources/test_odd_tables.py"
@@ -58,10 +60,12 @@ PERFORMED = {
     "has other labels than": f"{AUDIT}::test_shards_of_other_samples_are_refused",
     "has other samples than": f"{AUDIT}::test_shards_of_other_samples_are_refused",
     "an audit by --encoder needs": f"{AUDIT}::test_either_embeddings_or_an_encoder",
-    "; pass a CSV file": f"{AUDIT}::test_groups",
-    "it must have the columns key and group": f"{AUDIT}::test_groups",
     "' twice; remove one": f"{AUDIT}::test_groups",
     "no group of ": f"{AUDIT}::test_groups",
+    "is behind a URL; to read it": f"{DECIDE}::"
+    "test_pictures_that_are_not_there_are_said_and_none_is_fetched",
+    "an audit is served alone": f"{DECIDE}::test_the_verb",
+    "decides on nothing: no line": f"{AMEND}::test_decisions_that_do_not_fit",
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
     "files with the other views; pass": f"{SOME}::test_the_command_says_what_it_compares",
     "the index compares whole vectors": f"{SOME}::test_negatives_of_a_view_that_is_not_there",
