@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from benchmarks.isolation import CONTEXT
+from heron.base.cores import keep_freed_memory
 from heron.models.encoders import build_encoder
 from heron.models.options import Cnn, Convnet, Encoder, Resnet, Vgg
-from heron.training.host_memory import keep_freed_memory
 
 ENCODERS: dict[str, Encoder] = {
     "cnn": Cnn(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from heron.training.host_memory import keep_freed_memory
+from heron.base.cores import keep_freed_memory
 
 LOGITS = {"cpu": 1 << 21, "cuda": 1 << 30}  # of a strip: what the cache keeps, what fills a GPU
 PAIRS = {"cpu": 1 << 28, "cuda": 1 << 34}  # that are timed; more are reckoned from these

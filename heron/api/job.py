@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from heron.base.cores import share_cores
+from heron.base.cores import release_freed_memory, share_cores
 
 if __name__ == "__main__":
     share_cores()  # before torch is imported
@@ -41,7 +41,6 @@ from heron.distributed.signals import StopSignals
 from heron.distributed.watchdog import Watchdog, leave
 from heron.experiment.config import Config, load_config
 from heron.report.run_report import write_report
-from heron.training.host_memory import release_freed_memory
 from heron.training.launch import end, fail, resolve_precision
 from heron.training.run_lock import RunLock
 from heron.training.trainer import Trainer

@@ -19,7 +19,7 @@ from heron.experiment.config import Config, load_saved
 from heron.models.heterogeneous import Heterogeneous
 from heron.retrieval.embedding_model import ExportLayer, LayerModel, no_layer
 from heron.retrieval.embeddings import Layer
-from heron.training import hub, pretrained, saved
+from heron.training import pretrained, saved
 from heron.training.signature import Signature
 
 
@@ -175,12 +175,12 @@ class Model:
                 `hf auth login`).
             MissingPackage: `huggingface_hub` is not installed.
         """
-        hub.parse(repository)
+        saved.parse_address(repository)
         with TemporaryDirectory() as scratch:
             folder = Path(scratch) / "model"
-            address = f"{hub.SCHEME}{repository.removeprefix(hub.SCHEME)}"
+            address = f"{saved.SCHEME}{repository.removeprefix(saved.SCHEME)}"
             saved.save(folder, self.network, self.config, self.signature, self._origin, address)
-            hub.publish(folder, repository, private)
+            saved.publish(folder, repository, private)
 
     def export(
         self,
@@ -281,7 +281,9 @@ def from_pretrained(
             `trust_code`.
         MissingPackage: `hf://` needs `huggingface_hub`, which is not installed.
     """
-    folder = pretrained.locate(hub.fetch(str(path)) if str(path).startswith(hub.SCHEME) else path)
+    folder = pretrained.locate(
+        saved.fetch(str(path)) if str(path).startswith(saved.SCHEME) else path
+    )
     network = pretrained.from_pretrained(folder, trust_code)
     config, signature = load_saved(folder, (), trust_code), Signature.read(folder)
     return Model(network, config, signature, torch.device(device), folder)

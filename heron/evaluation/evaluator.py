@@ -21,13 +21,13 @@ from heron.distributed.collectives import broadcast_object, gather, gather_objec
 from heron.distributed.watchdog import Watchdog
 from heron.evaluation import collapse
 from heron.evaluation.metrics import (
+    Evaluate,
     Scores,
     cross_view_recalls,
     fitted_threshold,
     multi_class_scores,
     multi_label_scores,
 )
-from heron.evaluation.options import Evaluate
 from heron.evaluation.probe import linear_probe, support_vectors
 from heron.models.heterogeneous import Features, Heterogeneous
 

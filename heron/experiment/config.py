@@ -14,7 +14,7 @@ from heron.base.sections import PathText, Section, check, dump_yaml, parse_yaml,
 from heron.base.shipped import CONFIGS
 from heron.data.options import Data, Negatives, without_locations
 from heron.distributed.agreement import versions
-from heron.evaluation.options import Evaluate
+from heron.evaluation.metrics import Evaluate
 from heron.experiment.options import Optim, Train
 from heron.experiment.overrides import override
 from heron.losses.named_terms import Terms

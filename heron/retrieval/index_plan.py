@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError, model_validator
 
 from heron.base.artefact import Count, Record
+from heron.base.cores import cgroup_free
 from heron.base.errors import RetrievalError
-from heron.training.host_memory import cgroup_free
 
 Kind = Literal["flat", "ivf", "sq8", "rabitq", "ivfpq", "hnsw"]
 RequestedKind = Literal["flat", "ivf", "sq8", "rabitq", "binary", "ivfpq", "hnsw", "auto"]

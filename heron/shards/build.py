@@ -31,12 +31,11 @@ from heron.shards.manifest import (
     Skipped,
     index_name,
 )
-from heron.shards.moments import Moments
 from heron.shards.remote_build import open_folder, put_shard, record_name
 from heron.shards.source import Source
 from heron.shards.store import LocalStore, RemoteStore, is_remote
 from heron.shards.texts import add_words, write_tokenizers
-from heron.shards.write_shard import Made, ShardPlan, make_shard
+from heron.shards.write_shard import Made, Moments, ShardPlan, make_shard
 
 
 def build(

@@ -14,11 +14,10 @@ import numpy as np
 from heron.base.artefact import Artefact, Count, Fingerprint
 from heron.base.errors import ShardError
 from heron.shards.manifest import Shard, index_name
-from heron.shards.moments import BlockMoments
 from heron.shards.remote import Missing
 from heron.shards.source import Source
 from heron.shards.store import RemoteStore, open_store
-from heron.shards.write_shard import Made, ShardPlan, make_shard
+from heron.shards.write_shard import BlockMoments, Made, ShardPlan, make_shard
 
 RECORD = ".made.json"  # ends the name of a shard's record, until the manifest is there
 

@@ -33,10 +33,10 @@ from heron.shards.manifest import (
     index_name,
     load_manifest,
 )
-from heron.shards.moments import Moments
 from heron.shards.source import file_record
 from heron.shards.tarball import read_contents
 from heron.shards.texts import TOKENIZER, add_words, count_words, write_tokenizers
+from heron.shards.write_shard import Moments
 from heron.sources.layout import Layout, complete
 from heron.sources.survey import REMEDY, Survey, dump, load, survey_tar
 

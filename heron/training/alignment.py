@@ -15,7 +15,7 @@ from heron.data.options import Data
 from heron.data.rows import Rows
 from heron.data.views import Views
 from heron.evaluation.evaluator import Evaluator
-from heron.evaluation.options import Evaluate
+from heron.evaluation.metrics import Evaluate
 from heron.evaluation.probe import fit_logistic
 from heron.evaluation.scikit import folds, projection
 

@@ -28,8 +28,7 @@ from heron.data.views import Views
 from heron.distributed.agreement import versions
 from heron.distributed.collectives import on_main, rank
 from heron.evaluation.evaluator import Evaluator, Predictions
-from heron.evaluation.metrics import Scores
-from heron.evaluation.options import Evaluate
+from heron.evaluation.metrics import Evaluate, Scores
 from heron.evaluation.scikit import KINDS, NAMES, Kind, raw_inputs, tune
 from heron.experiment.config import CLASSIFIERS, Config, parse_config
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from heron.base.cores import cores_per_process
+from heron.base.cores import cores_per_process, keep_freed_memory
 from heron.base.errors import TrainingError
 from heron.distributed import collectives
 from heron.distributed.agreement import agree, rendezvous
@@ -19,7 +19,6 @@ from heron.losses import fused
 from heron.losses.products import RunPrecision, set_run_precision
 from heron.models.heterogeneous import Heterogeneous
 from heron.models.options import Precision
-from heron.training.host_memory import keep_freed_memory
 from heron.training.strategy import Strategy
 
 PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")  # one process, DDP, or FSDP2: see `prepare`

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # listing runs loads no torch
     from heron.data.reader import Reader
     from heron.data.rows import Roles, Rows
     from heron.evaluation.evaluator import Predictions
-    from heron.evaluation.options import Evaluate
+    from heron.evaluation.metrics import Evaluate
     from heron.experiment.config import Config
 
 START = "run.json"

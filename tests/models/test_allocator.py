@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import allocator
-from heron.training.host_memory import keep_freed_memory, release_freed_memory
+from heron.base.cores import keep_freed_memory, release_freed_memory
 
 ROWS, TIMES = 1 << 18, 8  # of 256 floats: 256 MB, where 32 MB are what malloc keeps by itself
 

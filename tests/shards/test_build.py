@@ -18,9 +18,9 @@ from heron.base.errors import ShardError, SourceError
 from heron.base.workers import Processes
 from heron.shards.build import build
 from heron.shards.manifest import Labels, View, load_manifest
-from heron.shards.moments import Moments
 from heron.shards.source import Rows, Source
 from heron.shards.verify import verify
+from heron.shards.write_shard import Moments
 from heron.sources import make_source
 from heron.sources.xrmb import Frames
 from tests.shards.tiny import arrays_source

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from heron.base import cores
-from heron.training.host_memory import cgroup_free
+from heron.base.cores import cgroup_free
 
 
 @pytest.mark.parametrize(
