@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import yaml
+from jinja2 import Environment
 from pydantic import Field
 
 from heron.base.artefact import (
@@ -31,7 +32,7 @@ from heron.training.signature import SIGNATURE, Signature
 from heron.training.tracking import scores_of
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yaml", "README.md"
-LICENCE = "# license: apache-2.0  # yours to choose: https://hf.co/docs/hub/repositories-licenses"
+TEMPLATE = Path(__file__).parent / "card.jinja"
 READ = WEIGHTS, CONFIG, SIGNATURE  # files that are checked; the card may be edited
 SCHEME = "hf://"
 NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -128,46 +129,21 @@ def model_card(
     tags = ["heron", "contrastive-learning", "multi-view", *terms]
     header = {"library_name": "heron", "tags": list(dict.fromkeys(tags))}
     inputs = {stored.view.name: stored for stored in signature.inputs}
-    rows = [
-        f"| `{name}` | {'uint8 pictures' if stored.decoded else 'vectors'} | {stored.view.extent} |"
-        for name, stored in inputs.items()
-    ]
-    arguments = ", ".join(f'"{name}": {name}' for name in inputs if name.isidentifier()) or "..."
-    heron = manifest.made_with.get("heron", "")
-    lines = [
-        "---",
-        yaml.safe_dump(header, sort_keys=False).strip(),
-        LICENCE,
-        "---",
-        f"# {where.removeprefix('hf://')}",
-        "",
-        f"A model of [Heron](https://pypi.org/project/heron-pretrain/) {heron}: it makes one "
-        f"vector of a sample's {len(inputs)} views. Terms of its objective: {', '.join(terms)}.",
-        "",
-        "## Use",
-        "```python",
-        "import heron",
-        f"model = heron.from_pretrained({json.dumps(where)})",
-        f"z = model.encode({{{arguments}}})  # float32 [rows, {width}]",
-        "```",
-        "| view | rows | shape |",
-        "|---|---|---|",
-        *rows,
-        "",
-        "Pass raw rows: the model standardises and scales them itself.",
-    ]
-    if names := signature.label_names:
-        kind = signature.label_kind.replace("_", " ")
-        lines += ["", f"## Labels ({kind})", "```json", json.dumps(names), "```"]
-    if manifest.scores:
-        lines += ["", "## Scores on the test rows", "| score | value |", "|---|---|"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in manifest.scores.items()]
-    lines += ["", "## Training", "```sh", "heron pretrain config.yaml data.path=FOLDER", "```"]
-    if manifest.data:
-        lines += [f"FOLDER is the data set with the fingerprint `{manifest.data}`."]
-    versions = [f"{name} {value}" for name, value in manifest.made_with.items() if name != "code"]
-    lines += ["", f"Versions: {', '.join(versions)}."]
-    return "\n".join(lines) + "\n"
+    template = Environment(trim_blocks=True, keep_trailing_newline=True)
+    template.filters["json"] = json.dumps
+    return template.from_string(TEMPLATE.read_text()).render(
+        vars(manifest),
+        header=yaml.safe_dump(header, sort_keys=False).strip(),
+        where=where,
+        terms=terms,
+        inputs=inputs,
+        arguments=", ".join(f'"{name}": {name}' for name in inputs if name.isidentifier()),
+        width=width,
+        signature=signature,
+        versions=[
+            f"{name} {value}" for name, value in manifest.made_with.items() if name != "code"
+        ],
+    )
 
 
 def _history(origin: Path | None, weights: str) -> dict[str, Any]:
