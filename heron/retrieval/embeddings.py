@@ -195,17 +195,9 @@ class Embeddings:
 
     def origin(self) -> dict[str, Any]:
         """Returns the fields of an index's manifest that say where its vectors come from."""
-        manifest = self.manifest
-        return {
-            "embeddings": self.where,
-            "embeddings_fingerprint": manifest.fingerprint,
-            "checkpoint": manifest.checkpoint,
-            "run": manifest.run,
-            "data": manifest.data,
-            "data_fingerprint": manifest.data_fingerprint,
-            "views": self.views,
-            "missing": manifest.missing,
-        }
+        same = {"checkpoint", "run", "data", "data_fingerprint", "missing"}
+        own = {"embeddings": self.where, "embeddings_fingerprint": self.manifest.fingerprint}
+        return self.manifest.model_dump(include=same) | own | {"views": self.views}
 
     def copy_samples(self, folder: Path) -> dict[str, FileSum]:
         """Copies keys and labels to a folder; returns the size and checksum of each file."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from heron.base.artefact import MAX_MANIFEST_BYTES, parse_json
 from heron.base.errors import SourceError, short_repr
-from heron.shards.remote import EXTRA
+from heron.base.extras import require
 from heron.sources.base import SINGLE_SPLIT
 from heron.sources.text import SPLIT_PATTERNS
 
@@ -125,19 +125,13 @@ def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
 
     Returns each file's path on the Hub and its local path; with `subset`, of that folder alone.
     Raises SourceError where the Hub has no such data set, commit or files, or too many bytes, or
-    cannot be reached.
+    cannot be reached, and MissingPackage without `huggingface_hub`.
     """
-    try:
-        from huggingface_hub import HfApi, hf_hub_download
-    except ImportError:
-        raise SourceError(
-            f"hub: {name} needs the package huggingface_hub, which is not installed; install it "
-            f"with: {EXTRA}"
-        ) from None
+    hub = require("huggingface_hub", f"hub: {name}")
     data_set, _, commit = name.partition("@")
     pinned = re.fullmatch("[0-9a-f]{40}", commit) is not None
     info = _call_hub(
-        name, HfApi().dataset_info, data_set, revision=commit or None, files_metadata=True
+        name, hub.HfApi().dataset_info, data_set, revision=commit or None, files_metadata=True
     )
     if not pinned:
         raise SourceError(
@@ -157,7 +151,7 @@ def fetch(name: str, subset: str | None) -> list[tuple[str, Path]]:
         )
     options = {"repo_type": "dataset", "revision": commit}
     return [
-        (path, Path(_call_hub(name, hf_hub_download, data_set, path, **options)))
+        (path, Path(_call_hub(name, hub.hf_hub_download, data_set, path, **options)))
         for path in sorted(sizes)
     ]
 
