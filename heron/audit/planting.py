@@ -7,6 +7,7 @@ how many others are there, and which share of them a list holds.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +56,11 @@ def estimate(
 
     A kind is a class that is taken for another, or a label's 0 or 1 that is taken for the other.
     Nobody knows which way the wrong labels went, so the interval holds both. `given` is the
-    suspicion of each label: see `labels.suspicion`.
+    suspicion of each label: see `labels.suspicion`. A class is changed the more often, the less
+    suspicious it is: where many are wrong, a changed wrong one is no fault like the others.
     """
-    kinds = Kinds(y, model.exclusive)
+    trust = 1 - np.nan_to_num(given.reshape(-1), nan=1.0) if model.exclusive else None
+    kinds = Kinds(y, model.exclusive, trust)
     even = kinds.even()
     scores = [_plant(model, y, kinds, even, given, [seed, 0])]
     count = max(len(scores[0]), 50)
@@ -68,7 +71,7 @@ def estimate(
     if pattern.sum():
         pattern = (1 - EVEN) * pattern / pattern.sum() + EVEN * even / even.sum()
         scores.append(_plant(model, y, kinds, pattern, given, [seed, 1]))
-    return judge(scores, given[np.isfinite(given)])
+    return judge(scores, given[np.isfinite(given)], model.exclusive)
 
 
 def _plant(
@@ -89,13 +92,16 @@ def _plant(
     return np.concatenate(scores)
 
 
-def judge(scores: Sequence[NDArray[np.float32]], given: NDArray[np.float32]) -> Estimate:
-    """Compares the suspicion of faults, planted in some ways, with that of all given labels."""
-    high = -np.sort(-np.concatenate(scores).astype(np.float64))
+def judge(
+    scores: Sequence[NDArray[np.float32]], given: NDArray[np.float32], apart: bool = False
+) -> Estimate:
+    """Compares the suspicion of faults, planted in some ways, with that of all given labels.
+
+    With `apart` the ways are not mixed, and the one that explains most says how many are wrong.
+    """
+    high = np.concatenate(scores).astype(np.float64)
     every = -np.sort(-given.astype(np.float64))
-    places = np.arange(max(1, int(TOP * len(high))), len(high) + 1)
-    above = np.searchsorted(-every, -high[places - 1], side="right")
-    errors = int(min(len(every), (above * len(high) / places).min()))
+    errors = max(_least(some, every) for some in (scores if apart else [high]))
     if not errors:
         return Estimate(0, len(high), 0, 0.0, 1.0)
     least, ends = every[errors - 1], []
@@ -107,15 +113,25 @@ def judge(scores: Sequence[NDArray[np.float32]], given: NDArray[np.float32]) -> 
     return Estimate(errors, len(high), int((high >= least).sum()), low, up)
 
 
+def _least(planted: NDArray[Any], every: NDArray[np.float64]) -> int:
+    """Returns how many wrong labels explain, at each place of the list, those that are there."""
+    high = -np.sort(-planted.astype(np.float64))
+    places = np.arange(max(1, int(TOP * len(high))), len(high) + 1)
+    above = np.searchsorted(-every, -high[places - 1], side="right")
+    return int(min(len(every), (above * len(high) / places).min()))
+
+
 @dataclass(frozen=True)
 class Kinds:
     """The kinds of faults: what a label is, and what it is taken for.
 
-    Of exclusive classes, kind `true * classes + given`; else `2 * label + true`.
+    Of exclusive classes, kind `true * classes + given`; else `2 * label + true`. `trust` says how
+    readily each label is changed (None: all alike).
     """
 
     y: Labels
     exclusive: bool
+    trust: NDArray[np.float32] | None = None
 
     @property
     def labels(self) -> int:
@@ -162,6 +178,8 @@ class Kinds:
             shares = pattern.reshape(self.labels, self.labels)
             pattern = shares.sum(1)
         odds = np.where(self._known, (pattern / np.maximum(self._counts, 1))[self._values], 0)
+        if self.trust is not None:
+            odds = odds * self.trust
         at = random.choice(len(odds), min(count, int((odds > 0).sum())), False, odds / odds.sum())
         kind = self._values[at]
         if not self.exclusive:
