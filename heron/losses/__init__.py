@@ -9,6 +9,7 @@ the whole batch, and so is its gradient after DistributedDataParallel's mean ove
 a run's batches; what goes out is a scalar.
 """
 
+from heron.losses.barlow_twins import BarlowTwins
 from heron.losses.c2ae import C2ae
 from heron.losses.classification import Bce, CrossEntropy, Gce, LUw, Mlcl, Mse, UbExp, UbLog
 from heron.losses.clip import Clip, Siglip
@@ -31,14 +32,18 @@ from heron.losses.single_view import SingleViewUnsupervised
 from heron.losses.supcon import Supcon
 from heron.losses.supervised import WeightedSupervised
 from heron.losses.unsupervised import Cmc, InputWeightedUnsupervised, NtXent, WeightedUnsupervised
+from heron.losses.vicreg import Vicreg
 
 # Names that people search for.
 InfoNCE = NTXentLoss = NtXent
 SupConLoss = Supcon
 CLIPLoss, SigLIPLoss = Clip, Siglip
+BarlowTwinsLoss, VICRegLoss = BarlowTwins, Vicreg
 MatryoshkaLoss = Matryoshka
 
 __all__ = [
+    "BarlowTwins",
+    "BarlowTwinsLoss",
     "Bce",
     "C2ae",
     "CLIPLoss",
@@ -80,6 +85,8 @@ __all__ = [
     "Supcon",
     "UbExp",
     "UbLog",
+    "VICRegLoss",
+    "Vicreg",
     "WeightedSupervised",
     "WeightedUnsupervised",
 ]

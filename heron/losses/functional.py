@@ -4,6 +4,7 @@ With `rows` (or `total`) they return the share of some rows of the batch; the sh
 add up to the loss.
 """
 
+from heron.losses.barlow_twins import barlow_twins
 from heron.losses.c2ae import c2ae
 from heron.losses.classification import bce, cross_entropy, gce, l_uw, mlcl, mse, ub_exp, ub_log
 from heron.losses.clip import clip, siglip
@@ -25,8 +26,10 @@ from heron.losses.unsupervised import (
     nt_xent,
     weighted_unsupervised,
 )
+from heron.losses.vicreg import vicreg
 
 __all__ = [
+    "barlow_twins",
     "bce",
     "c2ae",
     "clip",
@@ -55,6 +58,7 @@ __all__ = [
     "supcon",
     "ub_exp",
     "ub_log",
+    "vicreg",
     "weighted_supervised",
     "weighted_unsupervised",
 ]

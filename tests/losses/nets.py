@@ -43,6 +43,7 @@ NETWORKS: dict[str, Any] = {
     "neighbours": 5,
 }  # fmt: skip
 CASES: dict[str, Case] = {
+    "BarlowTwins": (h.BarlowTwins, lambda loss, s: loss(s.z)),
     "Bce": (h.Bce, lambda loss, s: loss(s.logits, s.labels)),
     "C2ae": (lambda: h.C2ae(2 * DIM, CLASSES, hidden=5), lambda loss, s: loss(s.z, s.labels)),
     "Clip": (lambda: h.Clip(tau=0.3), lambda loss, s: loss(s.z)),
@@ -92,6 +93,7 @@ CASES: dict[str, Case] = {
         lambda loss, s: loss(s.z[0], s.keys, s.logits, s.wrong),
     ),
     "NtXent": (h.NtXent, lambda loss, s: loss(s.z)),
+    "Vicreg": (h.Vicreg, lambda loss, s: loss(s.z)),
     "Pico": (
         lambda: h.Pico(DIM, wrong_labels(), queue=13, phi_epochs=2),
         lambda loss, s: loss(s.z[0], s.keys, s.logits, s.indices, epoch=s.epoch),

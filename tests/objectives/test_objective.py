@@ -85,6 +85,8 @@ def test_a_term_that_gives_none_is_left_out_of_the_sum() -> None:
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # what papers and authors' code say: see docs/objectives.md
+    "barlow_twins": {"redundancy": 0.0051},
+    "vicreg": {"invariance": 25, "variance": 25, "covariance": 1},
     "c2ae": {"alpha": 0.5, "penalty": 0.5, "scale": 5, "hidden": 512},
     "clip": {"tau": 0.07},
     "siglip": {"scale": 10},
