@@ -338,6 +338,8 @@ def resume_facts(config: Config) -> dict[str, Any]:
     storage = "fingerprint", "build", "workers", "verify", "cache", "storage_options"
     for key in (*storage, "on_error", "max_bad_fraction"):
         del tree["data"][key]
+    for key in ("leave_out", "label_weights"):  # compared by content: see `refuse_other_files`
+        tree["data"]["protocol"].pop(key, None)
     keys = ["precision", "micro_batch", "compile", "ema", "deterministic"]
     if config.optim.schedule == "cosine" or config.train.keep == "best":
         keys += ["epochs", "total_steps"]  # the end is evaluated, too

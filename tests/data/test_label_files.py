@@ -147,8 +147,9 @@ def test_a_changed_file_does_not_resume(folder: Path, tmp_path: Path) -> None:
     listed(Path(path), keys(folder, [1, 2]), "key")
     with pytest.raises(CheckpointError, match=r"was trained with other contents of data.protocol"):
         pretrain(longer)
-    listed(Path(path), keys(folder, [1]), "key")
-    assert pretrain(longer)["steps"] > 3
+    moved = listed(tmp_path / "moved.csv", keys(folder, [1]), "key")  # the content is what counts
+    again = {"data": {"protocol": {"leave_out": moved}}, "run": {"resume": "auto"}}
+    assert pretrain(experiment(folder, tmp_path / "run", **again, train={"epochs": 4}))["steps"] > 3
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ REFUSED: dict[str, Any] = {
     "data.protocol.partial_rows": "drop",
     "data.protocol.validation": 0.3,
     "data.protocol.stratified": True,
+    "data.protocol.leave_out": "left.csv",
+    "data.protocol.label_weights": "weights.csv",
     "data.batch.labelled": 11,
     "data.batch.unlabelled": 20,
     "data.views.0.stored": "view2",
@@ -194,13 +196,17 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pretrain(config)
     shutil.copytree(folder / "frames", folder / "elsewhere")
     reader = open_reader(config.data)
+    (key,) = reader.sample_keys(load_or_assign_roles(reader, config.data).labelled[:1])
+    (folder / "left.csv").write_text(f"key\n{key}\n")
+    (folder / "weights.csv").write_text(f"key,weight\n{key},0.5\n")
     write_roles(reader, load_or_assign_roles(reader, config.data), config.data, folder / "roles")
     return folder
 
 
 def changed(key: str, folder: Path) -> dict[str, Any]:
     """The changes of a case; those that name a folder lie in `folder`."""
-    value, places = CASES[key], ("run.dir", "data.path", "data.roles", "data.cache.dir")
+    value, places = CASES[key], ["run.dir", "data.path", "data.roles", "data.cache.dir"]
+    places += ["data.protocol.leave_out", "data.protocol.label_weights"]
     changes = {key: str(folder / value) if key in places else value}
     if key == "data.sources":
         changes = {key: [{"path": str(folder / "frames")}], "data.path": "", "data.build": None}
