@@ -178,7 +178,7 @@ class Kinds:
             shares = pattern.reshape(self.labels, self.labels)
             pattern = shares.sum(1)
         odds = np.where(self._known, (pattern / np.maximum(self._counts, 1))[self._values], 0)
-        if self.trust is not None:
+        if self.trust is not None and (odds * self.trust).any():
             odds = odds * self.trust
         at = random.choice(len(odds), min(count, int((odds > 0).sum())), False, odds / odds.sum())
         kind = self._values[at]

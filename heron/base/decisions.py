@@ -1,6 +1,7 @@
 """What people decided on samples and labels that look wrong: a CSV file with a line for each."""
 
 import csv
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -49,10 +50,16 @@ def read_columns(
             raise ValueError(f"{size:,} bytes, and the limit is {MAX_BYTES:,}")
         with path.open(encoding="utf-8-sig", newline="") as stream:
             lines = csv.reader(stream, strict=True)
-            names = next(lines, [])
+            names = [name.strip().lower() for name in next(lines, [])]
+            if len(names) == 1 and (other := re.search(r"[;\t]", names[0])):
+                raise ValueError(f"its cells are separated by {other[0]!r}, not by commas")
+            if len({*names}) < len(names):
+                raise ValueError("two columns have one name")
             columns: list[list[str]] = [[] for _ in names]
             for cells in lines:
-                if cells and len(cells) != len(names):
+                if not any(cells):
+                    continue
+                if len(cells) != len(names):
                     raise ValueError(
                         f"line {lines.line_num} has {len(cells)} cells, the first {len(names)}"
                     )
@@ -70,7 +77,7 @@ def read_columns(
 
 def _plain(cell: str) -> str:
     """Returns a cell without the apostrophe that `csv_line` puts before formulas."""
-    return cell[1:] if cell.startswith("'") and FORMULA.match(cell[1:]) else cell
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell.lstrip("'")) else cell
 
 
 def read_decisions(
@@ -98,11 +105,14 @@ def read_decisions(
                 f"{', '.join(CHOICES)}, or nothing, got {short_repr(line.decision)}"
             )
         line = line._replace(decision=choice)
-        if found.setdefault((line.key, line.label), line).decision != choice:
+        earlier = found.get((line.key, line.label))
+        if earlier is None or earlier.decision in ("", SKIP):
+            found[line.key, line.label] = line
+        elif choice not in ("", SKIP, earlier.decision) or line.likely != earlier.likely:
             of = f" of '{line.label}'" if line.label else ""
             raise error(
-                f"{option} {path} has two decisions on sample '{line.key}'{of}: "
-                f"{found[line.key, line.label].decision} and {choice}; remove one of the lines"
+                f"{option} {path} has two decisions on sample '{line.key}'{of}: {earlier.decision} "
+                f"{earlier.likely} and {choice} {line.likely}; remove one of the lines"
             )
     return list(found.values())
 

@@ -100,7 +100,8 @@ def csv_line(cells: Iterable[object]) -> str:
     A cell that would be one begins with an apostrophe and is in quotes (OWASP, "CSV Injection");
     numbers stay as they are.
     """
-    texts = (f"'{cell}" if FORMULA.match(str(cell)) else str(cell) for cell in cells)
+    given = map(str, cells)  # an apostrophe before a formula is told from one that was put there
+    texts = (f"'{cell}" if FORMULA.match(cell.lstrip("'")) else cell for cell in given)
     quoted = (
         f'"{text.replace(chr(34), chr(34) * 2)}"' if re.search("[\",\r\n]|^'", text) else text
         for text in texts

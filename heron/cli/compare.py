@@ -153,7 +153,8 @@ def _run_folds(
             work = partial(score_method, settings, experiment, name, folder, on_features)
             file = f"{shorter.as_file(name)}-{fold}"
             jobs.append(load_or_compute(settings, reader, experiment, file, on_features, work))
-        experiment = next(iter(by_method.values()))
+        plain = next(iter(by_method)).partition("+")[0]  # whatever a method leaves out
+        experiment = settings.experiment(plain, fold)
         for kind in baselines:
             file = f"{kind}-raw-{fold}"
             work = partial(score_raw, settings, experiment, kind, file)

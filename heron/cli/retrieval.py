@@ -306,7 +306,7 @@ def _serve_audit(
     from heron.serve.decide import Decisions
     from heron.serve.server import address, choose_token, listen, make_decision_server
 
-    with locked(folder / DECIDED), listen(host, port) as listening:
+    with locked(folder), listen(host, port) as listening:
         token = choose_token(listening, given_token)
         decisions = Decisions(folder)
         shown, why = pictures_of(folder, embeddings, data)

@@ -11,7 +11,16 @@ from heron.base.artefact import INT64_MAX
 from heron.base.errors import SourceError
 from heron.base.sections import Natural
 from heron.base.terminal import counted
-from heron.cli.arguments import Address, Group, Location, Overwrite, Quiet, Verb, executor
+from heron.cli.arguments import (
+    Address,
+    Group,
+    Location,
+    Overwrite,
+    Quiet,
+    UsageError,
+    Verb,
+    executor,
+)
 from heron.shards import build, show, verify
 from heron.sources import SOURCES, find_source, foreign, make_source
 from heron.sources.layout import Layout
@@ -140,6 +149,8 @@ def amend_shards(
     """
     from heron.data.amend import Amended
 
+    if "://" not in out and Path(out).resolve() == Path(data).resolve():
+        raise UsageError("--out is the data set itself, which is left as it is; pass a new folder")
     options = {"data": data, "decisions": decisions, "undecided": undecided, "first": first}
     source = Amended.model_validate(options)
     source.reader.verify_payloads()
@@ -148,7 +159,7 @@ def amend_shards(
         build.build(
             source,
             out,
-            shard_rows=size,
+            shard_rows=size or None,  # 0: tars of others
             executor=spread,
             progress=not quiet,
             overwrite=overwrite,

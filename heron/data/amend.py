@@ -13,11 +13,12 @@ from heron.base.decisions import DROP, UNKNOWN, Decision, read_decisions
 from heron.base.errors import SourceError
 from heron.data.reader import Reader
 from heron.data.rows import Rows as RowNumbers
-from heron.shards.manifest import Labels, View
+from heron.shards.manifest import LABELS, PRESENT, Labels, View, member_names
 from heron.shards.source import Rows, Source
 
 Undecided = Literal["skip", "wrong", "unknown", "drop"]
 FILE = "--decisions"
+NAME_BYTES = 100  # of a member of a tar: a key, a dot and a suffix
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,22 @@ class Amended(Source):
                 views[view.name] = reader.payloads(view.name, rows)
                 continue
             values = reader.read(view.name, rows)
-            if view.missing:
-                values[~reader.present(rows, [view.name])[:, 0]] = np.nan
+            if view.missing and not (present := reader.present(rows, [view.name])[:, 0]).all():
+                if values.dtype.kind != "f":
+                    raise SourceError(
+                        f"view '{view.name}' is of pictures in blocks, and rows lack it: such data "
+                        "cannot be written again; use data.protocol.leave_out"
+                    )
+                values[~present] = np.nan
             views[view.name] = values
         keys = reader.sample_keys(rows) if whole else None
+        suffixes = *member_names(self.views, self.block_rows), LABELS, PRESENT
+        most = NAME_BYTES - 1 - max(map(len, suffixes))
+        if long := [key for key in keys or [] if len(key.encode()) > most]:
+            raise SourceError(
+                f"the key '{long[0]}' has more than the {most} bytes that fit a shard; rename the "
+                "samples, or use data.protocol.leave_out"
+            )
         return Rows(views, self.amendment.labels[rows], keys)
 
 
@@ -190,22 +203,27 @@ class _Change:
             self.array[row] = self.unlabelled
             return
         likely = self._number(line.likely, "class")
+        if likely == number:
+            raise ValueError(f"'{now}' is what it has already; say what it is instead")
         if self.kind == "hierarchical" and likely not in self.paths:
             raise ValueError(f"no sample is of class '{line.likely}', so its parents are not known")
         self.array[row] = self.paths.get(likely, likely)
 
     def _change_one(self, row: int, line: Decision) -> None:
+        if not line.label:
+            raise ValueError("the line is of no label, so that only drop can be decided")
         column = self._number(line.label, "label")
+        given, likely = (text.removesuffix(".0") for text in (line.given, line.likely))
         now = int(self.array[row, column])
         shown = "unknown" if now == self.unlabelled else str(now)
-        if shown != line.given:
+        if shown != given:
             raise ValueError(_other(f"'{line.label}' {shown}", line.given))
         if line.decision == UNKNOWN:
             self.array[row, column] = self.unlabelled
-        elif line.likely in ("0", "1"):
-            self.array[row, column] = int(line.likely)
+        elif likely in ("0", "1") and likely != given:
+            self.array[row, column] = int(likely)
         else:
-            raise ValueError(f"what is likely must be 0 or 1, got '{line.likely}'")
+            raise ValueError(f"what is likely must be 0 or 1, and not what it is, got '{likely}'")
 
     def _number(self, name: str, what: str) -> int:
         if name not in self.names:

@@ -21,7 +21,7 @@ CHOSEN = "chosen.json"  # beside a checkpoint: checksums of the files
 
 
 def leave_out(reader: Reader, roles: Roles, path: Path) -> Roles:
-    """Removes samples from all roles but the test.
+    """Removes samples from the rows that are trained on; those that judge stay comparable.
 
     They are those of the column `key` of a CSV file; if it has a column `decision`, only those
     decided to be wrong, unknown or drop. Raises ConfigError if it names none, or an unknown one.
@@ -37,9 +37,8 @@ def leave_out(reader: Reader, roles: Roles, path: Path) -> Roles:
             "remove this column to leave out all of its samples"
         )
     rows = _rows_of(reader, keys, LEAVE_OUT, path)
-    kept = [np.setdiff1d(roles.rows_of(r), rows) for r in ("labelled", "unlabelled", "validation")]
-    labelled, unlabelled, validation = kept
-    return Roles(reader.starts, labelled, unlabelled, roles.test, validation)
+    kept = [np.setdiff1d(roles.rows_of(role), rows) for role in ("labelled", "unlabelled")]
+    return Roles(reader.starts, *kept, roles.test, roles.validation)
 
 
 @dataclass(frozen=True, eq=False)

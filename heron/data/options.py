@@ -49,7 +49,8 @@ class Protocol(Section):
             validation; the test rows are then scored only at the end of the run.
         stratified: whether each label has the same share in the `labelled` rows as in all rows.
         leave_out: CSV file of samples that are not trained on, by the column key; with a column
-            decision only those decided to be wrong, unknown or drop. Test rows stay. null: none.
+            decision only those decided to be wrong, unknown or drop. Rows that are tested or serve
+            for validation stay there. null: none.
         label_weights: CSV or parquet file of how much labels count, 0 to 1: key, label, weight, or
             suspicion (1 - weight), as of the labels.parquet of `heron audit`; null: 1.
     """

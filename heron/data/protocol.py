@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heron.base.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint
+from heron.base.artefact import MANIFEST, Artefact, FileName, FileSum, Fingerprint, sha256
 from heron.base.atomic import atomic_write, new_folder
 from heron.base.errors import ConfigError
 from heron.data.label_files import leave_out
@@ -284,6 +284,8 @@ class WrittenRoles(Artefact):
 def role_inputs(data: Data) -> dict[str, Any]:
     """Returns the options that determine the roles of a data set's rows."""
     protocol = data.protocol.model_dump(mode="json", exclude={"complementary", "label_weights"})
+    if data.protocol.leave_out is not None:  # by its content, wherever it lies
+        protocol["leave_out"] = sha256(Path(data.protocol.leave_out))
     return {**protocol, "split": data.split, "views": sorted({v.stored for v in data.views})}
 
 

@@ -12,6 +12,7 @@ from heron.base.dotted import opening, suggest
 from heron.base.errors import ConfigError
 from heron.base.sections import PathText, Section, check, dump_yaml, parse_yaml, read_tree
 from heron.base.shipped import CONFIGS
+from heron.data.label_files import chosen_files
 from heron.data.options import Data, Negatives, without_locations
 from heron.distributed.agreement import versions
 from heron.evaluation.metrics import Evaluate
@@ -239,6 +240,7 @@ def run_fingerprint(config: Config, data: str) -> str:
     """
     facts = run_facts(config)
     facts["data"]["fingerprint"] = data
+    facts |= chosen_files(config.data.protocol)
     del facts["run"]  # only resumption is left in it
     for key in ("steps", "timeout_s", "keep_checkpoints", "save_every_epochs", "save_every_steps"):
         del facts["train"][key]

@@ -110,6 +110,11 @@ class Objective:
 
     def refuse_partial_rows(self, missing: bool, unknown: bool, weighted: bool = False) -> None:
         """Raises ConfigError for a term undefined for missing views, unknown or weighed labels."""
+        if weighted and not any(term.weighs_labels for term in self.terms.values()):
+            raise ConfigError(
+                f"data.protocol.label_weights weighs labels, but none of {', '.join(self.terms)} "
+                "counts them; add weighted_supervised, bce or cross_entropy, or remove it"
+            )
         for name, term in self.terms.items():
             needs = term.needs
             if missing and not term.missing_views:

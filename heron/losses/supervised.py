@@ -156,9 +156,10 @@ def _weighted_supervised(
     weighed = False
     if weights is not None and weights.dtype != torch.bool:
         weighed, y = True, y * weights
-    count = y.sum(0)
-    # What a sample has in the sum of w_i w_j with itself, over the sum of w_j:
-    alone = (y.square().sum(0) / count).nan_to_num(0.0) if weighed else 1
+    count, alone = y.sum(0), torch.ones((), dtype=dtype, device=y.device)
+    if weighed:  # what a sample has in the sum of w_i w_j with itself, over that of w_j
+        count = y.sum(0, dtype=torch.float64)  # else little is left of a small weight beside 1
+        alone = (y.double().square().sum(0) / count).nan_to_num(0.0)
     pairs = y.shape[1] * count * (count if self_pairs else count - alone)
     weight = pairs.reciprocal_().nan_to_num_(posinf=0.0, neginf=0.0)  # of no pair: 0
     if weighed and not self_pairs:  # rounding may leave something of one sample
@@ -293,6 +294,13 @@ class _PairRule:
             self.known = weights[rows], weights
             self.key_side = torch.cat([weights - 2 * y, y], 1)
             self.anchor_side = torch.cat([y[rows], weights[rows]], 1)
+        self.agreeing: tuple[Tensor, Tensor] | None = None
+        if weighed and weights is not None:  # by sums without differences, which lose digits
+            lacks = weights - y
+            self.key_side = torch.cat([lacks, y], 1)
+            has_and_lacks = torch.cat([y, lacks], 1)
+            self.anchor_side = has_and_lacks[rows]
+            self.agreeing = has_and_lacks[rows], has_and_lacks
 
     def distances(self, rows: slice) -> Tensor:
         hamming = self.anchor_side[rows] @ self.key_side.T
@@ -359,11 +367,18 @@ class _PairRule:
         dist = self.distances(rows)
         repulsion = dist * f
         if self.distance == "hamming":
-            f.mul_(dist.mul_(-1 / self.labels).add_(1))
+            f.mul_(self.sigma(rows, dist))
         inverse = f.reciprocal_()
         if self.excluded is not None:
             inverse.scatter_(1, self.excluded[rows, None], 0.0)  # ratio 0: no loss, no gradient
         return repulsion, inverse
+
+    def sigma(self, rows: slice, dist: Tensor) -> Tensor:
+        """Returns the share of equal labels of a strip, in the memory of its distances or not."""
+        if self.agreeing is None or self.known is None:
+            return dist.mul_(-1 / self.labels).add_(1)
+        of_both = (self.known[0][rows] @ self.known[1].T).clamp_(min=torch.finfo(dist.dtype).tiny)
+        return (self.agreeing[0][rows] @ self.agreeing[1].T).div_(of_both)
 
     def pairs(self, rows: slice) -> Iterator[tuple[int, float | Tensor, Tensor, Tensor, Tensor]]:
         """Yields the pairs inside each P(a): a, their weight, anchors, keys, flat strip indices.

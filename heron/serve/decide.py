@@ -40,24 +40,45 @@ class Decisions:
     def __init__(self, folder: Path) -> None:
         """Reads both files; RetrievalError if one is not what an audit or this page wrote."""
         self.folder, self._file = folder, folder / DECIDED
+        if not (folder / LISTED).is_file():
+            raise RetrievalError(
+                f"{folder} has no {LISTED}: its audit had no labels to judge; open its report.html"
+            )
+        self._seen = self._state()
         self.lines = read_decisions(folder / LISTED, "the audit's", RetrievalError, "")[:MAX_LINES]
         earlier: dict[tuple[str, str], Decision] = {}
         if self._file.exists():
             kept = read_decisions(self._file, "the audit's", RetrievalError, "")
             earlier = {(line.key, line.label): line for line in kept}
-        for number, line in enumerate(self.lines):
-            if (known := earlier.pop((line.key, line.label), None)) is not None:
+        for number, line in enumerate(self.lines):  # a decision is on what a label was then
+            known = earlier.get((line.key, line.label))
+            if known is not None and (known.given, known.likely) == (line.given, line.likely):
                 self.lines[number] = line._replace(decision=known.decision)
-        self._others, self._lock = [*earlier.values()], Lock()
+                del earlier[line.key, line.label]
+        self._others, self._lock = earlier, Lock()
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        """Returns what tells whether somebody else has written one of the files."""
+        found = []
+        for path in (self.folder / LISTED, self._file):
+            there = path.stat() if path.exists() else None
+            found.append(None if there is None else (there.st_ino, there.st_mtime_ns))
+        return found
 
     def decide(self, number: int, choice: str) -> int:
         """Writes a decision; returns how many lines have one."""
         with self._lock:
+            if self._state() != self._seen:
+                raise RetrievalError(
+                    f"{LISTED} or {DECIDED} was changed meanwhile; stop heron serve and start it "
+                    "again, so that it reads them"
+                )
             lines = [*self.lines]
             lines[number] = lines[number]._replace(decision=choice)
             decided = [line for line in lines if line.decision]
-            write_decisions(self._file, [*self._others, *decided])
-            self.lines = lines
+            others = {k: x for k, x in self._others.items() if k != lines[number][:2]}
+            write_decisions(self._file, [*others.values(), *decided])
+            self.lines, self._others, self._seen = lines, others, self._state()
             return len(decided)
 
 

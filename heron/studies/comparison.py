@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from heron.base.artefact import Artefact, Fingerprint, fingerprint, parse_json
 from heron.base.errors import StudyError
+from heron.data.label_files import chosen_files
 from heron.data.options import without_locations
 from heron.data.reader import Reader
 from heron.data.rows import Roles, Rows
@@ -88,6 +89,8 @@ def load_or_compute(
         "scikit-learn": "by folds",  # formerly by the validation rows' score, or log-loss
     }
     tree["experiment"]["data"] = without_locations(tree["experiment"]["data"])
+    if chosen := chosen_files(experiment.data.protocol):
+        tree |= chosen
     plan = fingerprint(tree)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

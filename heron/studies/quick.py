@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,8 @@ PROBE_STEPS, MIN_STEPS = 10, 20  # of a run that measures the time of a step, an
 
 def as_file(method: str) -> str:
     """Returns the name of a method's files; overrides that it has may hold paths."""
-    return re.sub(r"[^\w.+=-]+", "-", method)
+    name = re.sub(r"[^\w.+=-]+", "-", method)[:80]
+    return name if name == method else f"{name}-{zlib.crc32(method.encode()):08x}"
 
 
 def announce(what: str) -> None:

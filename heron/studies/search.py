@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from heron.base.errors import Held, StudyError, TrainingError
+from heron.base.errors import ConfigError, Held, StudyError, TrainingError
 from heron.base.sections import Section, Share, check, leaves, read_tree
 from heron.experiment.config import CLASSIFIERS, Config, load_config, parse_config
 from heron.experiment.overrides import override
@@ -22,6 +23,12 @@ from heron.studies.study import DIGITS, Range, Values, draw
 from heron.studies.suggestions import Told, Tpe
 
 OWN = "own"  # names the experiment as it stands, without a method applied
+# Overrides that would give a method other rows to be judged by, and those that do not.
+ROWS = (
+    "seed=",
+    *(f"data.{key}" for key in ("path", "sources", "split", "roles", "build", "protocol")),
+)
+LESS = "data.protocol.leave_out", "data.protocol.label_weights"
 VALIDATION = 0.2  # share of the labelled rows, where the experiment sets none aside
 VALIDATION_PREFIX = "validation_"
 LOG = "log.txt"
@@ -161,7 +168,12 @@ class SearchSettings:
         In fold k the run's seed is the experiment's plus k. A method may have overrides of its own:
         `own+data.protocol.leave_out=decisions.csv`.
         """
-        name, *own = method.split("+")
+        name, *own = re.split(r"\+(?=[a-z_][\w.-]*=)", method)
+        if rows := [text for text in own if text.startswith(ROWS) and not text.startswith(LESS)]:
+            raise ConfigError(
+                f"{rows[0]}: methods are judged by the same rows, so a method alone cannot change "
+                f"this; it may have {' or '.join(LESS)}"
+            )
         overrides = [*self.overrides, *own]
         refuse_clashes(overrides, ["run.dir", "run.resume", "evaluate.test"])
         base = load_config(self.config, overrides, None if name == OWN else name)

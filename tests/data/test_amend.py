@@ -93,13 +93,19 @@ def test_without_a_change_the_tars_are_the_same_bytes(numbers: Path, tmp_path: P
     old = Reader(numbers)
     key = old.sample_keys(np.array([0]))[0]
     now = old.manifest.labels.names[int(old.labels(np.array([0]))[0])]
-    same = [Decision(key, "", now, now, "", "wrong")]
-    shard_rows = old.manifest.built_from.shard_rows
-    new = amended(numbers, same, tmp_path / "new", shard_rows=shard_rows)
+    other = str((int(now) + 1) % 3)
+    rows = {"shard_rows": old.manifest.built_from.shard_rows}
+    amended(numbers, [Decision(key, "", now, other, "", "wrong")], tmp_path / "there", **rows)
+    back = [Decision(key, "", other, now, "", "wrong")]
+    new = amended(tmp_path / "there", back, tmp_path / "new", **rows)
+    assert new.built_from.options["of"]["built_from"]["source"] == "amended"  # the whole history
     for one, two in zip(old.manifest.splits["all"], new.splits["all"], strict=True):
         assert (one.file, one.sha256, one.index_sha256) == (two.file, two.sha256, two.index_sha256)
     assert [view.mean for view in new.views] == [view.mean for view in old.manifest.views]
-    several = [Decision(key, "", now, "1", "", "wrong"), Decision("all-000001/7", decision="drop")]
+    several = [
+        Decision(key, "", now, other, "", "wrong"),
+        Decision("all-000001/7", decision="drop"),
+    ]
     written = [
         amended(numbers, several, tmp_path / name, executor=executor)
         for name, executor in (("one", Processes()), ("two", Processes(2)))
@@ -140,7 +146,9 @@ def test_tars_of_others_become_shards_of_their_own(faces: Path, tmp_path: Path) 
                 (tmp_path / "part").write_bytes(data or b"")
                 tar.add(tmp_path / "part", f"s{row:03d}.{name}")
     assert main(["shards", "index", str(folder), "--image", "jpg", "--label", "cls"]) == 0
-    amended(folder, [Decision("s004", "", "0", "1", "", "wrong")], tmp_path / "new")
+    write_decisions(tmp_path / "d.csv", [Decision("s004", "", "0", "1", "", "wrong")])
+    given = ["--decisions", str(tmp_path / "d.csv"), "--out", str(tmp_path / "new")]
+    assert main(["shards", "amend", str(folder), *given]) == 0
     new = Reader(tmp_path / "new")
     assert new.payloads("image", rows) == old.payloads("image", rows)
     expected = rows % 2
@@ -188,6 +196,7 @@ def test_a_class_of_a_hierarchy_takes_its_parents(tmp_path: Path) -> None:
     [
         ("nobody,,0,1,,wrong", "has no sample 'nobody'; pass decisions on its own samples"),
         ("K,,1,2,,wrong", "the data set has 0, but the decision was made on '1'; audit this data"),
+        ("K,,0,0,,wrong", "'0' is what it has already; say what it is instead"),
         ("K,,0,9,,wrong", "there is no class '9' among 0, 1, 2"),
         ("K,,0,1,,", "decides on nothing: no line of its column 'decision' is wrong, unknown or"),
         (
@@ -207,13 +216,41 @@ def test_decisions_that_do_not_fit(numbers: Path, tmp_path: Path, line: str, sai
     assert said in str(refused.value) and not (tmp_path / "new" / "manifest.json").exists()
 
 
+def test_the_data_set_itself_is_never_written(
+    faces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --overwrite it was moved aside first, and then not found."""
+    names = sorted(path.name for path in faces.iterdir())
+    key = Reader(faces).sample_key(0)
+    write_decisions(tmp_path / "d.csv", [Decision(key, decision="drop")])
+    given = ["--decisions", str(tmp_path / "d.csv"), "--out", f"{faces}/../{faces.name}"]
+    assert main(["shards", "amend", str(faces), *given, "--overwrite"]) == 2
+    assert "--out is the data set itself" in capsys.readouterr().err
+    assert sorted(path.name for path in faces.iterdir()) == names
+    semicolons = "key;decision\n1;drop\n"
+    (tmp_path / "d.csv").write_text(semicolons)
+    with pytest.raises(SourceError, match="its cells are separated by ';', not by commas"):
+        build(Amended(data=str(faces), decisions=tmp_path / "d.csv"), tmp_path / "x")
+
+
+def test_a_blank_line_beside_a_decision_is_none(faces: Path, tmp_path: Path) -> None:
+    key = Reader(faces).sample_key(0)
+    lines = [Decision(key), Decision(key, decision="drop"), Decision(key, decision="skip")]
+    write_decisions(tmp_path / "d.csv", lines)
+    (tmp_path / "d.csv").write_text((tmp_path / "d.csv").read_text() + ",,,,,\n")
+    source = Amended(data=str(faces), decisions=tmp_path / "d.csv")
+    assert source.amendment.counts["left_out"] == 1
+
+
 def test_two_decisions_on_one_label_and_a_split_that_is_left_empty(
     faces: Path, tmp_path: Path
 ) -> None:
     reader = Reader(faces)
     keys = reader.sample_keys(everything(reader))
     both = [Decision(keys[0], decision=d) for d in ("drop", "right")]
-    with pytest.raises(SourceError, match=f"two decisions on sample '{keys[0]}': drop and right; "):
+    with pytest.raises(
+        SourceError, match=f"two decisions on sample '{keys[0]}': drop  and right ; "
+    ):
         amended(faces, both, tmp_path / "a")
     test = [Decision(keys[row], decision="drop") for row in range(30, 40)]
     with pytest.raises(SourceError, match="leaves out every sample of split 'test'"):
@@ -236,8 +273,8 @@ def test_the_first_lines_without_a_look(faces: Path, tmp_path: Path) -> None:
 
 
 def test_keys_that_a_spreadsheet_would_compute_are_read_as_they_were(tmp_path: Path) -> None:
-    keys = ["=1+1", "'quoted", '-a,"b', "plain", "@x\ny", "'=1"]
-    lines = [Decision(key, "=label", "0", "1", "0.5", "right") for key in keys[:5]]
+    keys = ["=1+1", "'quoted", '-a,"b', "plain", "@x\ny", "'=1", "''+x", "'"]
+    lines = [Decision(key, "=label", "0", "1", "0.5", "right") for key in keys]
     write_decisions(tmp_path / "d.csv", lines)
     assert read_decisions(tmp_path / "d.csv", "--decisions", SourceError) == lines
     with (tmp_path / "d.csv").open(newline="") as stream:

@@ -10,8 +10,10 @@ import pytest
 
 from heron.api.job import pretrain
 from heron.base.errors import CheckpointError, ConfigError
+from heron.data.dataset import load_or_assign_roles, open_reader
 from heron.data.label_files import LabelWeights
 from heron.data.options import Data
+from heron.data.protocol import write_roles
 from heron.data.reader import Reader
 from heron.data.streams import ShardBatches
 from heron.experiment.config import Config, parse_config
@@ -80,16 +82,22 @@ def listed(path: Path, lines: list[str], header: str = "key,decision") -> str:
 def test_left_out_rows_are_not_trained_on_but_tested(folder: Path, tmp_path: Path) -> None:
     plain = open_data(experiment(folder, tmp_path)).roles
     some = [*plain.labelled[:3], *plain.validation[:2], *plain.unlabelled[:4]]
+    trained = ("labelled", "unlabelled")
     decided = ["wrong", "unknown", "drop", "drop", "wrong", "drop", "drop", "drop", "drop"]
     lines = [f"{key},{d}" for key, d in zip(keys(folder, some), decided, strict=True)]
     kept = [f"{key},{d}" for key in keys(folder, plain.labelled[5:7]) for d in ("right",)]
     path = listed(tmp_path / "d.csv", [*lines, *kept, f"{keys(folder, [plain.labelled[9]])[0]},"])
     protocol = {"data": {"protocol": {"leave_out": path}}}
     roles = open_data(experiment(folder, tmp_path, **protocol)).roles
-    for role in ("labelled", "validation", "unlabelled"):
-        expected = [row for row in plain.rows_of(role).tolist() if row not in some]
+    for role in ("labelled", "unlabelled", "test", "validation"):
+        left = some if role in trained else []
+        expected = [row for row in plain.rows_of(role).tolist() if row not in left]
         assert roles.rows_of(role).tolist() == expected, role
-    assert roles.test.tolist() == plain.test.tolist()
+    for header in ("key,Decision", " Key, decision ", "KEY,decision"):  # not all are left out
+        listed(tmp_path / "h.csv", [*lines, *kept], header)
+        other = {"data": {"protocol": {"leave_out": str(tmp_path / "h.csv")}}}
+        again = open_data(experiment(folder, tmp_path, **other)).roles
+        assert again.labelled.tolist() == roles.labelled.tolist()
     bare = listed(tmp_path / "k.csv", keys(folder, some), "key")
     protocol["data"]["protocol"]["leave_out"] = bare
     roles = open_data(experiment(folder, tmp_path, **protocol)).roles
@@ -150,6 +158,27 @@ def test_a_changed_file_does_not_resume(folder: Path, tmp_path: Path) -> None:
     moved = listed(tmp_path / "moved.csv", keys(folder, [1]), "key")  # the content is what counts
     again = {"data": {"protocol": {"leave_out": moved}}, "run": {"resume": "auto"}}
     assert pretrain(experiment(folder, tmp_path / "run", **again, train={"epochs": 4}))["steps"] > 3
+
+
+def test_written_roles_belong_to_the_content_of_the_file(folder: Path, tmp_path: Path) -> None:
+    path = listed(tmp_path / "k.csv", keys(folder, [1]), "key")
+    config = experiment(folder, tmp_path / "run", data={"protocol": {"leave_out": path}})
+    reader = open_reader(config.data)
+    write_roles(reader, load_or_assign_roles(reader, config.data), config.data, tmp_path / "roles")
+    data = config.data.model_copy(update={"roles": str(tmp_path / "roles")})
+    assert load_or_assign_roles(reader, data).count("test")
+    listed(Path(path), keys(folder, [1, 2]), "key")
+    with pytest.raises(ConfigError, match="was written for the protocol"):
+        load_or_assign_roles(reader, data)
+
+
+def test_weights_that_no_term_reads_are_refused(folder: Path, tmp_path: Path) -> None:
+    weights = {"label_weights": str(folder / "labels.parquet")}
+    tree = {"data": {"protocol": weights}, "objective": {"bce": None, "weighted_supervised": None}}
+    with pytest.raises(
+        ConfigError, match="none of weighted_unsupervised counts them; add weighted"
+    ):
+        pretrain(experiment(folder, tmp_path / "run", **tree))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from heron.data.reader import Reader
 from heron.experiment.config import dump_config, load_config
 from heron.studies.comparison import Comparison, FoldResult, shared_rows
 from heron.studies.engine import Batch, Job
+from heron.studies.quick import as_file
 from heron.studies.repeats import corrected_interval
 from heron.studies.search import load_space
 from heron.studies.suggestions import JOURNAL
@@ -372,12 +373,23 @@ def test_with_samples_and_without_them(
         run("tune", experiment, "--methods", without, "--trials", 1, "--out", tmp_path / "t") == 0
     )
     assert "leave_out" in next((tmp_path / "t").glob("*.yaml")).read_text()
-    assert run("compare", experiment, "--methods", "own+optim.speed=1", "--folds", 1) == 1
+    path.write_text("\n".join(["key", *reader.sample_keys(labelled[:12]), ""]))
+    assert run("compare", experiment, *words, "--baselines", "logistic") == 1
+    assert "has results of another experiment" in " ".join(capsys.readouterr().err.split())
+    for own, told in (
+        ("own+optim.speed=1", "unknown key"),
+        ("own+data.protocol.seed=7", "methods are judged by the same rows"),
+        (f"own+data.path={tmp_path}", "methods are judged by the same rows"),
+    ):
+        assert run("compare", experiment, "--methods", own, "--folds", 1) == 1
+        assert told in " ".join(capsys.readouterr().err.split())
+    long = f"own+data.protocol.leave_out={'x' * 300}"
+    assert len(as_file(long)) < 100 and as_file("own+a=q/l") != as_file("own+a=q-l")
 
 
 def config_of(folder: Path, part: str) -> dict[str, Any]:
-    """The configuration of a run of the method whose folder's name has this part."""
-    own = [path for path in folder.iterdir() if ("Left" in path.name) == (part == "Left")]
+    """The configuration of a run of `own`, or of the other method."""
+    own = [path for path in folder.iterdir() if (path.name == "own") == (part == "own")]
     found = next(own[0].rglob("config.yaml"))
     return dict(yaml.safe_load(found.read_text()))
 

@@ -100,6 +100,19 @@ def test_a_label_of_one_sample_has_no_pair_whatever_its_weight() -> None:
         torch.testing.assert_close(loss.double(), oracle(s, y, w, 1.0, "hamming", False))
 
 
+def test_small_weights_beside_large_ones_lose_no_digits() -> None:
+    """In float32 sums of 1 and 1e-8 left nothing of the second, or a loss below 0."""
+    s, y, w = drawn()
+    y[:, 0], w[:, 0] = 0, 1
+    y[[2, 3], 0] = 1
+    for one, two in ((1, 1e-4), (0.7, 1e-6), (0.9, 2e-8), (0.36, 1.03e-8)):
+        w[2, 0], w[3, 0] = one, two
+        exact = oracle(s, y, w, 0.3, "hamming", False)
+        x = s.detach().float()
+        loss = weighted_supervised(x, y.float(), tau=0.3, label_weights=w.float())
+        torch.testing.assert_close(loss.double(), exact.detach(), rtol=1e-4, atol=0)
+
+
 def test_the_classifiers_losses_are_weighted_means() -> None:
     s, y, w = drawn()
     logits = s[:, :LABELS]

@@ -97,6 +97,42 @@ def test_decisions_on_labels_that_are_not_listed_any_more_stay(audited: Path) ->
     assert again.lines[5].decision == "unknown" and again.decide(5, "") == 0
 
 
+def test_decisions_are_on_what_a_label_was_then(audited: Path) -> None:
+    """A file of an audit before the data changed decided labels the other way."""
+    folder = fresh(audited, "turned")
+    decisions = Decisions(folder)
+    decisions.decide(0, "wrong")
+    line = decisions.lines[0]
+    text = (folder / "labels.csv").read_text()
+    old = f"{line.key},{line.label},{line.given},{line.likely},"
+    assert old in text
+    (folder / "labels.csv").write_text(
+        text.replace(old, f"{line.key},{line.label},{line.likely},{line.given},")
+    )
+    with pytest.raises(RetrievalError, match=r"was changed meanwhile; stop heron serve and start"):
+        decisions.decide(1, "right")
+    again = Decisions(folder)
+    assert again.lines[0].decision == "" and again.decide(1, "right") == 1
+    assert [kept.decision for kept in read_decisions(folder / DECIDED, "", RetrievalError)] == [
+        "wrong", "right",
+    ]  # fmt: skip
+    again.decide(0, "right")  # replaces the one on the label that is no more
+    assert [kept.decision for kept in read_decisions(folder / DECIDED, "", RetrievalError)] == [
+        "right", "right",
+    ]  # fmt: skip
+
+
+def test_edits_by_hand_are_never_overwritten(audited: Path) -> None:
+    folder = fresh(audited, "edited")
+    decisions = Decisions(folder)
+    decisions.decide(0, "right")
+    text = (folder / DECIDED).read_text().replace("right", "drop")
+    (folder / DECIDED).write_text(text)
+    with pytest.raises(RetrievalError, match="was changed meanwhile"):
+        decisions.decide(1, "right")
+    assert (folder / DECIDED).read_text() == text
+
+
 def test_what_the_server_refuses(audited: Path) -> None:
     folder = fresh(audited, "refused")
     with serving(folder) as site:
@@ -121,12 +157,15 @@ def test_the_verb(
     assert f"{folder}: 200 labels at http://127.0.0.1:" in capsys.readouterr().out
     assert main(["serve", str(folder), str(folder)]) == 2
     assert "an audit is served alone, without --export; pass one folder" in said(capsys)
-    with locked(folder / DECIDED):
+    with locked(folder):
         assert main(["serve", str(folder), "--port", "0"]) == 1
-    assert "decisions.csv" in said(capsys)
+    assert "verb" in said(capsys)
     (folder / "labels.csv").write_text("key\n")
     assert main(["serve", str(folder), "--port", "0"]) == 1
     assert "labels.csv has no column 'decision'" in said(capsys)
+    (folder / "labels.csv").unlink()
+    assert main(["serve", str(folder), "--port", "0"]) == 1
+    assert "its audit had no labels to judge; open its report.html" in said(capsys)
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -173,8 +212,33 @@ def test_the_page_by_its_keys(audited: Path, context: BrowserContext) -> None:
         page.click("[data-choice=right]")
         expect(page.locator("#progress")).to_have_text("3 of 200 labels, 2 decided")
         shoot(page, "decide")
+        for _ in range(2):
+            page.keyboard.press("ArrowLeft")
+        page.evaluate(
+            """for (const key of "rwudrw")
+              document.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }))"""
+        )
+        expect(page.locator("#progress")).to_have_text("7 of 200 labels, 6 decided")
+        for _ in range(100):  # until the last is written
+            if len(read_decisions(folder / DECIDED, "", RetrievalError)) == 6:
+                break
+            page.wait_for_timeout(50)
+        kept = read_decisions(folder / DECIDED, "", RetrievalError)
+        assert [line.decision for line in kept] == [
+            "right",
+            "wrong",
+            "unknown",
+            "drop",
+            "right",
+            "wrong",
+        ]
+        for _ in range(6):
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("w")
+        page.keyboard.press("r")
+        expect(page.locator("#progress")).to_have_text("3 of 200 labels, 6 decided")
         page.reload()
-        expect(page.locator("#progress")).to_have_text("3 of 200 labels, 2 decided")
+        expect(page.locator("#progress")).to_contain_text("of 200 labels, 6 decided")
         page.select_option("#label", MARKUP)
         expect(page.locator("#progress")).to_have_text("1 of 1 label, 1 decided")
         refusal = {"error": "the disk is full"}

@@ -6,6 +6,7 @@ const KEYS = { r: "right", w: "wrong", u: "unknown", d: "drop", s: "skip" };
 let audit = null; // the answer of `lines`
 let order = []; // numbers of the lines of the chosen label
 let at = 0; // a place in it
+let sent = Promise.resolve(); // settles when all decisions so far are written
 
 const lineAt = () => {
   const [key, label, given, likely, suspicion, decision] = audit.lines[order[at]];
@@ -54,13 +55,21 @@ function choose(label) {
   return show();
 }
 
-async function decide(choice) {
-  const { number } = lineAt();
-  await request(`api/decide/${number}?${new URLSearchParams({ choice })}`, {
-    method: "POST", headers: { "Content-Type": "application/octet-stream" },
-  });
+/** Decide on the line that is shown, and go on; decisions are written one after another, and one that
+cannot be written is shown again, as it was. */
+function decide(choice) {
+  const { number, decision } = lineAt();
   audit.lines[number][5] = choice;
-  if (number === order[at]) await move(1);
+  sent = sent.then(() => request(`api/decide/${number}?${new URLSearchParams({ choice })}`, {
+    method: "POST", headers: { "Content-Type": "application/octet-stream" },
+  })).catch(async (error) => {
+    audit.lines[number][5] = decision;
+    if (order.includes(number)) at = order.indexOf(number);
+    await attempt(show);
+    byId("fault").textContent = error.message;
+    byId("fault").hidden = false;
+  });
+  return move(1);
 }
 
 /** Run what a person asked for; a failure is shown, and nothing is taken for decided. */
@@ -93,7 +102,7 @@ async function start() {
   byId("back").addEventListener("click", () => attempt(() => move(-1)));
   byId("on").addEventListener("click", () => attempt(() => move(1)));
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+    if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
     if (KEYS[event.key]) attempt(() => decide(KEYS[event.key]));
     else if (event.key === "ArrowLeft" || event.key === "ArrowRight")
       attempt(() => move(event.key === "ArrowLeft" ? -1 : 1));

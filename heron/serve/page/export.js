@@ -7,7 +7,7 @@ let shown = null; // the answer that is on the page
 
 /** A CSV field, in quotes if it needs them; what a spreadsheet would compute begins with an apostrophe: see csv_line. */
 const csvField = (value) => {
-  const text = /^(?![+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$)[-=+@\t\r]/.test(value) ? `'${value}` : `${value}`;
+  const text = /^(?![+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$)[-=+@\t\r]/.test(`${value}`.replace(/^'+/, "")) ? `'${value}` : `${value}`;
   return /[",\r\n]|^'/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 };
 
