@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -53,8 +54,8 @@ def read_columns(
             names = [name.strip().lower() for name in next(lines, [])]
             if len(names) == 1 and (other := re.search(r"[;\t]", names[0])):
                 raise ValueError(f"its cells are separated by {other[0]!r}, not by commas")
-            if len({*names}) < len(names):
-                raise ValueError("two columns have one name")
+            if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+                raise ValueError(f"two columns have the name '{twice[0]}'")
             columns: list[list[str]] = [[] for _ in names]
             for cells in lines:
                 if not any(cells):

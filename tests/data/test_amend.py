@@ -227,10 +227,16 @@ def test_the_data_set_itself_is_never_written(
     assert main(["shards", "amend", str(faces), *given, "--overwrite"]) == 2
     assert "--out is the data set itself" in capsys.readouterr().err
     assert sorted(path.name for path in faces.iterdir()) == names
-    semicolons = "key;decision\n1;drop\n"
-    (tmp_path / "d.csv").write_text(semicolons)
-    with pytest.raises(SourceError, match="its cells are separated by ';', not by commas"):
-        build(Amended(data=str(faces), decisions=tmp_path / "d.csv"), tmp_path / "x")
+    for text, told in (
+        ("key;decision\n1;drop\n", "its cells are separated by ';', not by commas"),
+        ("key,decision,Key\n1,drop,2\n", "two columns have the name 'key'"),
+    ):
+        (tmp_path / "d.csv").write_text(text)
+        with pytest.raises(SourceError, match=told):
+            build(Amended(data=str(faces), decisions=tmp_path / "d.csv"), tmp_path / "x")
+    (tmp_path / "d.csv").write_text(f"key,decision,,\n{key},drop,,\n")  # as spreadsheets may
+    left = Amended(data=str(faces), decisions=tmp_path / "d.csv").amendment.counts["left_out"]
+    assert left == 1
 
 
 def test_a_blank_line_beside_a_decision_is_none(faces: Path, tmp_path: Path) -> None:
