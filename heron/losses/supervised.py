@@ -1,7 +1,7 @@
 """Supervised contrastive terms: samples that share labels attract."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float, Num
@@ -156,7 +156,7 @@ def _weighted_supervised(
     weighed = False
     if weights is not None and weights.dtype != torch.bool:
         weighed, y = True, y * weights
-    count, alone = y.sum(0), torch.ones((), dtype=dtype, device=y.device)
+    count, alone = y.sum(0), cast(Tensor | int, 1)
     if weighed:  # what a sample has in the sum of w_i w_j with itself, over that of w_j
         count = y.sum(0, dtype=torch.float64)  # else little is left of a small weight beside 1
         alone = (y.double().square().sum(0) / count).nan_to_num(0.0)

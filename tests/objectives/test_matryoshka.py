@@ -23,6 +23,7 @@ from heron.models.heterogeneous import Encoded
 from heron.models.options import ModelConfig
 from tests import baseline_oracles, oracles
 from tests.experiments import FRAMES, merge
+from tests.objectives.test_no_negatives import looped_barlow, looped_vicreg
 from tests.objectives.test_terms import draw
 
 BATCH, LABELLED, DIM, WIDTHS = 7, 5, 6, [2, 3, 6]
@@ -80,6 +81,11 @@ def first(parts: list[Tensor], m: int, rows: int = BATCH) -> list[Tensor]:
 
 LOOPS: dict[str, tuple[dict[str, Any], Loop]] = {
     "nt_xent": ({"tau": 0.3}, lambda f, m: oracles.nt_xent(first(f["projections"], m), 0.3)),
+    "barlow_twins": (
+        {"redundancy": 0.3},
+        lambda f, m: looped_barlow(first(f["projections"], m), 0.3),
+    ),
+    "vicreg": ({}, lambda f, m: looped_vicreg(first(f["projections"], m), 25, 25, 1)),
     "cmc": ({"tau": 0.3}, lambda f, m: oracles.cmc(first(f["projections"], m), 0.3)),
     "clip": ({}, lambda f, m: oracles.clip(first(f["projections"], m), f["clip_scale"][0])),
     "siglip": (

@@ -24,9 +24,9 @@ def looped_barlow(z: list[Tensor], redundancy: float) -> Tensor:
     """Eq. 1 and 2, one correlation at a time."""
     found = []
     for one, two in itertools.combinations(z, 2):
-        total = one.new_zeros(())
-        for i in range(DIM):
-            for j in range(DIM):
+        total, width = one.new_zeros(()), one.shape[1]
+        for i in range(width):
+            for j in range(width):
                 a, b = one[:, i] - one[:, i].mean(), two[:, j] - two[:, j].mean()
                 spread = (a.square().mean() + 1e-5).sqrt() * (b.square().mean() + 1e-5).sqrt()
                 c = (a * b).mean() / spread
@@ -56,13 +56,13 @@ def looped_vicreg(z: list[Tensor], s: float, v: float, c: float) -> Tensor:
     near = sum((one - two).square().mean() for one, two in pairs) / len(pairs)
     spread, shared = [], []
     for one in z:
-        a = one - one.mean(0)
-        for j in range(DIM):
-            own = (a[:, j].square().sum() / (ROWS - 1) + 1e-4).sqrt()
-            spread.append(torch.clamp(1 - own, min=0) / DIM)
-            for k in range(DIM):
+        a, (rows, width) = one - one.mean(0), one.shape
+        for j in range(width):
+            own = (a[:, j].square().sum() / (rows - 1) + 1e-4).sqrt()
+            spread.append(torch.clamp(1 - own, min=0) / width)
+            for k in range(width):
                 if k != j:
-                    shared.append(((a[:, j] * a[:, k]).sum() / (ROWS - 1)) ** 2 / DIM)
+                    shared.append(((a[:, j] * a[:, k]).sum() / (rows - 1)) ** 2 / width)
     views = len(z)
     return (
         s * near + v * torch.stack(spread).sum() / views + c * 2 * torch.stack(shared).sum() / views

@@ -65,6 +65,7 @@ PERFORMED = {
     "is behind a URL; to read it": f"{DECIDE}::"
     "test_pictures_that_are_not_there_are_said_and_none_is_fetched",
     "an audit is served alone": f"{DECIDE}::test_the_verb",
+    "--out is the data set itself": f"{AMEND}::test_the_data_set_itself_is_never_written",
     "decides on nothing: no line": f"{AMEND}::test_decisions_that_do_not_fit",
     " neighbours of ": "tests/negatives/test_neighbours.py::test_an_index_that_gives_too_few",
     "files with the other views; pass": f"{SOME}::test_the_command_says_what_it_compares",

@@ -19,7 +19,7 @@ from heron.cli.retrieval import serve
 from heron.retrieval.query import Retriever
 from heron.serve import server
 from heron.serve.admission import BINARY, Limits
-from heron.serve.server import PAGE, listen
+from heron.serve.server import listen, page_files
 from tests.serve.served import LIMITS, MARKUP, POST, Site, answered, begun, picture, running
 
 
@@ -33,9 +33,12 @@ def test_page_and_its_headers(faces: Site) -> None:
         response, data = faces.ask(path)
         assert response.status == 200 and text in data
         assert response.headers["Content-Type"].startswith(kind)
-    for file in PAGE.iterdir():
-        response, script = faces.ask("/" if file.name == "index.html" else f"/{file.name}")
-        assert response.status == 200 and response.headers["Cache-Control"] == "no-cache"
+    for path, file in (page_files("index.html") | page_files("decide.html")).items():
+        script = file.read_bytes()
+        if file.suffix != ".html" and not file.name.startswith("decide"):
+            response, sent = faces.ask(f"/{path}")
+            assert response.status == 200 and sent == script
+            assert response.headers["Cache-Control"] == "no-cache"
         for way_in in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert way_in.encode() not in script
         assert b"http" not in script.replace(b"http://www.w3.org/2000/svg", b"")  # no other place
