@@ -104,19 +104,18 @@ def cases(folder: Path, data: Path, exclusive: bool, seed: int, steps: int) -> d
     """Returns the score of each case of one data set; `errors` is what the audit says."""
     errors = judge(folder, data, exclusive, seed)
     found: dict[str, float] = {"errors": errors}
-    options = exclusive, seed, steps
-    found["noisy"] = score(folder / "noisy", data, *options)
+    found["noisy"] = score(folder / "noisy", data, exclusive, seed, steps)
     for name, choice in (("amended", "wrong"), ("unknown", "unknown")):
         target = data
         if errors:
             target = folder / f"data-{name}"
-            source = Amended(data=str(data), decisions=folder / "labels.csv", undecided=choice)
-            build(source, target, progress=False)
-        found[name] = score(folder / name, target, *options)
+            given = {"data": str(data), "decisions": folder / "labels.csv", "undecided": choice}
+            build(Amended.model_validate(given), target, progress=False)
+        found[name] = score(folder / name, target, exclusive, seed, steps)
     left = {"leave_out": str(folder / "left-out.csv")} if errors else {}
-    found["left out"] = score(folder / "left-out", data, *options, **left)
+    found["left out"] = score(folder / "left-out", data, exclusive, seed, steps, **left)
     weights = {"label_weights": str(folder / "labels.parquet")}
-    return found | {"weighed": score(folder / "weighed", data, *options, **weights)}
+    return found | {"weighed": score(folder / "weighed", data, exclusive, seed, steps, **weights)}
 
 
 def lines(args: argparse.Namespace, name: str, data: Set) -> Iterator[list[str]]:

@@ -23,9 +23,13 @@ from heron.sources import make_source
 RANDOM = np.random.default_rng(0)
 
 
+def amending(data: Path, decisions: Path) -> Amended:
+    return Amended.model_validate({"data": str(data), "decisions": decisions})
+
+
 def amended(data: Path, lines: list[Decision], out: Path, **options: Any) -> Manifest:
     write_decisions(out.with_suffix(".csv"), lines)
-    source = Amended(data=str(data), decisions=out.with_suffix(".csv"))
+    source = amending(data, out.with_suffix(".csv"))
     return build(source, out, shard_rows=options.pop("shard_rows", 512), progress=False, **options)
 
 
@@ -185,7 +189,7 @@ class Tree(Source):
 
 
 def test_a_class_of_a_hierarchy_takes_its_parents(tmp_path: Path) -> None:
-    build(Tree(), tmp_path / "tree", shard_rows=256, progress=False)
+    build(Tree.model_validate({}), tmp_path / "tree", shard_rows=256, progress=False)
     (key,) = Reader(tmp_path / "tree").sample_keys(np.array([4]))
     amended(tmp_path / "tree", [Decision(key, "", "a", "d", "", "wrong")], tmp_path / "new")
     assert Reader(tmp_path / "new").labels(np.array([3, 4, 5])).tolist() == [[1, 3], [1, 3], [0, 1]]
@@ -212,7 +216,7 @@ def test_decisions_that_do_not_fit(numbers: Path, tmp_path: Path, line: str, sai
     key = reader.sample_keys(np.array([row]))[0]
     file.write_text(f"key,label,given,likely,suspicion,decision\n{line.replace('K', key)}\n")
     with pytest.raises(SourceError) as refused:
-        build(Amended(data=str(numbers), decisions=file), tmp_path / "new", progress=False)
+        build(amending(numbers, file), tmp_path / "new", progress=False)
     assert said in str(refused.value) and not (tmp_path / "new" / "manifest.json").exists()
 
 
@@ -233,9 +237,9 @@ def test_the_data_set_itself_is_never_written(
     ):
         (tmp_path / "d.csv").write_text(text)
         with pytest.raises(SourceError, match=told):
-            build(Amended(data=str(faces), decisions=tmp_path / "d.csv"), tmp_path / "x")
+            build(amending(faces, tmp_path / "d.csv"), tmp_path / "x")
     (tmp_path / "d.csv").write_text(f"key,decision,,\n{key},drop,,\n")  # as spreadsheets may
-    left = Amended(data=str(faces), decisions=tmp_path / "d.csv").amendment.counts["left_out"]
+    left = amending(faces, tmp_path / "d.csv").amendment.counts["left_out"]
     assert left == 1
 
 
@@ -244,7 +248,7 @@ def test_a_blank_line_beside_a_decision_is_none(faces: Path, tmp_path: Path) -> 
     lines = [Decision(key), Decision(key, decision="drop"), Decision(key, decision="skip")]
     write_decisions(tmp_path / "d.csv", lines)
     (tmp_path / "d.csv").write_text((tmp_path / "d.csv").read_text() + ",,,,,\n")
-    source = Amended(data=str(faces), decisions=tmp_path / "d.csv")
+    source = amending(faces, tmp_path / "d.csv")
     assert source.amendment.counts["left_out"] == 1
 
 

@@ -82,8 +82,12 @@ def test_decisions_are_written_at_once_and_survive_a_restart(audited: Path) -> N
     with serving(folder) as site:
         lines = [Decision(*line) for line in site.json("/api/lines")["lines"]]
         assert [lines[n].decision for n in (0, 1, 3)] == ["wrong", "skip", ""]
-    data = Amended(data=str(audited / "faces"), decisions=folder / DECIDED)
-    assert data.amendment.counts == {"changed": 1, "removed": 0, "left_out": 0}
+    options = {"data": str(audited / "faces"), "decisions": folder / DECIDED}
+    assert Amended.model_validate(options).amendment.counts == {
+        "changed": 1,
+        "removed": 0,
+        "left_out": 0,
+    }
 
 
 def test_decisions_on_labels_that_are_not_listed_any_more_stay(audited: Path) -> None:
