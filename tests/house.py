@@ -23,7 +23,7 @@ BY_NAME = "import_module", "__import__"
 GROUND = f"{LIBRARY}.base"  # the room that every other may import: its arrows say nothing
 # What --check allows, and the test of this house holds: a change may lower these, and one that
 # must raise one says which lines went for those that came.
-MAX_ROOMS, MAX_ARROWS, MAX_LINES, MAX_FILES = 21, 81, 56_480, 283
+MAX_ROOMS, MAX_ARROWS, MAX_LINES, MAX_FILES = 21, 81, 56_479, 283
 
 Node = TypeVar("Node", bound=Hashable)
 Graph = Mapping[Node, set[Node]]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from heron.base.decisions import DROP, UNKNOWN, Decision, read_decisions
 from heron.base.errors import SourceError
+from heron.data.label_files import rows_by_key
 from heron.data.reader import Reader
 from heron.data.rows import Rows as RowNumbers
 from heron.shards.manifest import LABELS, PRESENT, Labels, View, member_names
@@ -155,7 +156,7 @@ def amend(reader: Reader, decisions: Iterable[Decision], where: str) -> Amendmen
     Raises SourceError if one names no sample, label or class, or was made of another label.
     """
     everyone = np.arange(int(reader.starts[-1]))
-    row_of = {key: row for row, key in enumerate(reader.sample_keys(everyone))}
+    row_of = rows_by_key(reader)
     labels, kept = reader.labels(everyone).copy(), np.ones(len(everyone), bool)
     counts = {"changed": 0, "removed": 0, "left_out": 0}
     change = _Change(reader.manifest.labels, labels)

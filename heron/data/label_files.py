@@ -75,6 +75,12 @@ class LabelWeights:
         distinct, place = np.unique(rows, return_inverse=True)
         weights = np.ones((len(distinct), len(names)), np.float32)
         column = np.array([names.get(label, -1) for label in labels], np.int64)
+        _, first = np.unique(np.stack([rows, column]), axis=1, return_index=True)
+        if len(twice := np.setdiff1d(np.arange(len(rows)), first)):
+            raise ConfigError(
+                f"{WEIGHTS} {path} has two lines on a label of sample '{keys[twice[0]]}'; remove "
+                "one of them"
+            )
         whole = column < 0
         weights[place[whole]] = numbers[whole, None]
         weights[place[~whole], column[~whole]] = numbers[~whole]
@@ -120,9 +126,14 @@ def _read_weights(path: Path) -> tuple[Sequence[str], Sequence[str], NDArray[np.
     return keys, columns.get("label", [""] * len(keys)), numbers
 
 
-def _rows_of(reader: Reader, keys: Sequence[str], option: str, path: Path) -> Rows:
+def rows_by_key(reader: Reader) -> dict[str, int]:
+    """Returns the number of each row of a data set, by its key."""
     everyone = np.arange(int(reader.starts[-1]))
-    row_of = dict(zip(reader.sample_keys(everyone), everyone.tolist(), strict=True))
+    return dict(zip(reader.sample_keys(everyone), everyone.tolist(), strict=True))
+
+
+def _rows_of(reader: Reader, keys: Sequence[str], option: str, path: Path) -> Rows:
+    row_of = rows_by_key(reader)
     if absent := [key for key in keys if key not in row_of]:
         raise ConfigError(
             f"{option} {path}: {reader.store} has no sample '{absent[0]}' ({len(absent):,} of "

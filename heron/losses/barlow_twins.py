@@ -11,6 +11,7 @@ from torch import Tensor
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import sum_of
 from heron.losses.families import ProjectionLoss
+from heron.losses.inputs import refuse_one_view
 from heron.losses.terms import Needs
 
 EPSILON = 1e-5  # added to variances, as batch norm does in the authors' code
@@ -72,11 +73,7 @@ def barlow_twins(
     Raises:
         ValueError: fewer than two views.
     """
-    if len(z) < 2:
-        raise ValueError(
-            f"barlow_twins needs at least 2 views, got {len(z)}; a single-view data set needs two "
-            "augmentations of its view"
-        )
+    refuse_one_view(z, "barlow_twins")
     scaled = [standardised(x) for x in z]
     shares = []
     for first, second in itertools.combinations(scaled, 2):

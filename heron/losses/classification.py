@@ -45,11 +45,8 @@ def bce(
     """
     if weights is not None and weight is not None:
         y = y.nan_to_num(0.0)
-        return _weighted_mean(
-            F.binary_cross_entropy_with_logits(logits.to(y.dtype), y, reduction="none"),
-            weights,
-            weight,
-        )
+        losses = F.binary_cross_entropy_with_logits(logits.to(y.dtype), y, reduction="none")
+        return _weighted_mean(losses, weights, weight)
     if known is not None:
         is_known = ~y.isnan()
         loss = F.binary_cross_entropy_with_logits(
@@ -77,9 +74,8 @@ def cross_entropy(
     `weights` are of the samples, `weight` is their sum over the whole batch.
     """
     if weights is not None and weight is not None:
-        return _weighted_mean(
-            F.cross_entropy(logits.to(y.dtype), y, reduction="none"), weights, weight
-        )
+        losses = F.cross_entropy(logits.to(y.dtype), y, reduction="none")
+        return _weighted_mean(losses, weights, weight)
     loss = F.cross_entropy(logits.to(y.dtype), y, reduction="sum")
     return loss / max(total, 1)
 
@@ -96,13 +92,8 @@ class Bce(LogitLoss):
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `bce` of this process's samples, with the number of known labels."""
         if batch.label_weights is not None and (weights := batch.known_weights) is not None:
-            return bce(
-                batch.logits,
-                batch.own_targets,
-                total=batch.num_labelled,
-                weights=weights[batch.labelled],
-                weight=weights.sum(),
-            )
+            own, whole, total = weights[batch.labelled], weights.sum(), batch.num_labelled
+            return bce(batch.logits, batch.own_targets, total=total, weights=own, weight=whole)
         known = None if batch.unknown is None else int((~batch.unknown).sum())
         return bce(batch.logits, batch.own_targets, total=batch.num_labelled, known=known)
 
@@ -119,14 +110,9 @@ class CrossEntropy(LogitLoss):
         """Returns `cross_entropy` of this process's samples, each weighed as its class."""
         if batch.label_weights is None:
             return super().share(batch)
-        weights = (batch.label_weights * batch.targets).sum(1)
-        return cross_entropy(
-            batch.logits,
-            batch.own_targets,
-            total=batch.num_labelled,
-            weights=weights[batch.labelled],
-            weight=weights.sum(),
-        )
+        weights, y = (batch.label_weights * batch.targets).sum(1), batch.own_targets
+        own, whole, total = weights[batch.labelled], weights.sum(), batch.num_labelled
+        return cross_entropy(batch.logits, y, total=total, weights=own, weight=whole)
 
 
 NEEDS = Needs(own=("logits",), labels=COMPLEMENTARY_LABELS)

@@ -1,6 +1,7 @@
 """The exchange of features between processes: the global batch of a step."""
 
 import itertools
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -13,11 +14,15 @@ from torch import Tensor
 from heron.distributed.collectives import (
     gather,
     gather_all,
+    gather_objects,
+    gather_stacked,
     rank,
     with_local_gradient,
     with_summed_gradient,
+    world_size,
 )
 from heron.losses.batch import FeatureMap, GlobalBatch
+from heron.losses.inputs import LossError, RowCounts
 from heron.losses.pairs import OwnRows
 from heron.losses.terms import Needs
 from heron.models.heterogeneous import Features
@@ -46,6 +51,44 @@ def _labelled_indices(rows: Sequence[int], labelled: Sequence[int], device: torc
     """Returns the indices of the labelled rows among all rows, in the order of `gather`."""
     spans = zip(itertools.accumulate(rows, initial=0), labelled, strict=False)
     return torch.cat([torch.arange(x, x + count, device=device) for x, count in spans])
+
+
+def sizes_of_processes(
+    features: Features, targets: Tensor, sizes: RowCounts, label_weights: Tensor | None = None
+) -> list[int]:
+    """Returns the number of rows of every process.
+
+    Processes whose tensors differ in more than their rows would wait for each other for ever, so
+    each sends a checksum of all shapes and types beside its number of rows.
+
+    Raises:
+        LossError: processes differ (raised on every process), or `sizes` are wrong.
+    """
+    rows, own_rank = len(targets), rank()
+    if sizes is not None:
+        if len(sizes) != world_size() or sizes[own_rank] != rows:
+            raise LossError(
+                f"sizes must be the rows of every process, in order of rank, got {list(sizes)}, "
+                f"but process {own_rank} of {world_size()} has {rows} rows"
+            )
+        return list(sizes)
+    weighed = {} if label_weights is None else {"label_weights": [label_weights]}
+    description = "; ".join(
+        f"{name} "
+        + ", ".join(
+            f"{str(x.dtype)[6:]} [{', '.join(['batch', *map(str, x.shape[1:])])}]" for x in tensors
+        )
+        for name, tensors in {**features, **weighed, "labels": [targets]}.items()
+        if name != "paths"  # these are the labels
+    )
+    checksum = zlib.crc32(description.encode())
+    own = torch.tensor([rows, checksum], device=targets.device)
+    of_processes = gather_stacked(own).tolist()
+    if any(other != checksum for _, other in of_processes):
+        descriptions = enumerate(gather_objects(description))
+        lines = [f"rank {n} {line}" for n, line in descriptions]
+        raise LossError(f"all processes must have the same: {' | '.join(lines)}")
+    return [count for count, _ in of_processes]
 
 
 def own_row_sets(sizes: ShardSizes) -> tuple[OwnRows, OwnRows] | None:

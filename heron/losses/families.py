@@ -140,8 +140,8 @@ class LogitLoss(Loss):
             LossError: an input has the wrong shape, type or number of rows.
         """
         columns = self.columns(labels, as_rows(logits, "logits").shape[1])
-        weights = label_weights
-        return self.evaluate({"logits": logits}, columns, sizes=sizes, label_weights=weights)
+        features = {"logits": logits}
+        return self.evaluate(features, columns, sizes=sizes, label_weights=label_weights)
 
 
 class ClassifierLoss(Loss):

@@ -37,6 +37,15 @@ def as_views(features: Views, name: str) -> list[Tensor]:
     return views
 
 
+def refuse_one_view(z: Sequence[Tensor], term: str) -> None:
+    """Raises ValueError for projections of fewer than two views."""
+    if len(z) < 2:
+        raise ValueError(
+            f"{term} needs at least 2 views, got {len(z)}; a single-view data set needs two "
+            "augmentations of its view"
+        )
+
+
 def as_rows(features: Tensor, name: str) -> Tensor:
     """Returns features of one view, unchanged; LossError unless they are floats [batch, dim]."""
     if not isinstance(features, Tensor) or features.dim() != 2 or not features.is_floating_point():
@@ -86,6 +95,21 @@ def as_probabilities(labels: Tensor, classes: int | None) -> Tensor:
     columns = as_columns(labels, classes)
     refuse_rows(columns, (columns >= 0) & (columns <= 1), "0 to 1")
     return columns
+
+
+def as_label_weights(weights: Tensor, targets: Tensor) -> Tensor:
+    """Returns weights of labels, or of rows, in the shape and the type of the targets.
+
+    Raises LossError if they have another shape, or some are not from 0 to 1.
+    """
+    if weights.dim() == 1:  # a weight for each row
+        weights = weights[:, None].expand(targets.shape)
+    if weights.shape != targets.shape or not ((weights >= 0) & (weights <= 1)).all():
+        raise LossError(
+            f"label_weights must be 0 to 1, of the shape of the labels {list(targets.shape)}, "
+            f"got {shown(weights)}"
+        )
+    return weights.to(targets.dtype if targets.is_floating_point() else torch.float32)
 
 
 def as_groups(labels: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ DistributedDataParallel's mean over processes, is that of one process with all r
 import copy
 import inspect
 import math
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
@@ -21,15 +20,15 @@ from heron.base.sections import check
 from heron.distributed import collectives
 from heron.distributed.derivatives import OPERATIONS, one_operation
 from heron.losses.batch import GlobalBatch
-from heron.losses.exchange import ShardSizes, exchange
+from heron.losses.exchange import ShardSizes, exchange, sizes_of_processes
 from heron.losses.inputs import (
     LossError,
     RowCounts,
     Views,
+    as_label_weights,
     as_views,
     expect_width,
     same_rows,
-    shown,
 )
 from heron.losses.run import Memory, RunSpec, TermSetting
 from heron.losses.terms import Needs, section_of
@@ -238,8 +237,7 @@ class Loss(nn.Module, ABC):
         first = next(iter(views.values()))[0]
         if targets.is_floating_point() or targets.dtype == torch.bool:
             targets = targets.double() if first.dtype == torch.float64 else targets.float()
-        if label_weights is not None:
-            label_weights = self._checked_weights(label_weights, targets)
+        label_weights = self._checked_weights(label_weights, targets)
         zeros = _zeros(len(first), first.device)
         rng_keys = zeros if rng_keys is None else rng_keys
         with torch.autocast(first.device.type, enabled=False):
@@ -252,8 +250,9 @@ class Loss(nn.Module, ABC):
                 f"build it: see help({type(self).__name__})"
             )
         world = collectives.world_size() if self.gather else 1
-        weighed = {} if label_weights is None else {"label_weights": [label_weights]}
-        sizes = [len(first)] if world == 1 else _sizes(views | weighed, targets, sizes)
+        sizes = (
+            [len(first)] if world == 1 else sizes_of_processes(views, targets, sizes, label_weights)
+        )
         batch = exchange(
             views,
             needs,
@@ -309,18 +308,11 @@ class Loss(nn.Module, ABC):
                 added |= part.add_features(encoded)
         return added
 
-    def _checked_weights(self, weights: Tensor, targets: Tensor) -> Tensor:
-        """Returns weights of labels in the type of the targets; refuses those that do not fit."""
-        if not self.weighs_labels:
+    def _checked_weights(self, weights: Tensor | None, targets: Tensor) -> Tensor | None:
+        """Returns weights in the shape and type of the targets; refuses those of other losses."""
+        if weights is not None and not self.weighs_labels:
             raise LossError("it cannot weigh labels; pass label_weights=None")
-        if weights.dim() == 1:  # a weight for each row
-            weights = weights[:, None].expand(targets.shape)
-        if weights.shape != targets.shape or not ((weights >= 0) & (weights <= 1)).all():
-            raise LossError(
-                f"label_weights must be 0 to 1, of the shape of the labels {list(targets.shape)}, "
-                f"got {shown(weights)}"
-            )
-        return weights.to(targets.dtype if targets.is_floating_point() else torch.float32)
+        return None if weights is None else as_label_weights(weights, targets)
 
     def _refuse(self, features: Features, targets: Tensor) -> None:
         """Refuses tensors whose rows, widths or types do not agree."""
@@ -350,41 +342,6 @@ def _zeros(rows: int, device: torch.device) -> Tensor:
 
 def _names(types: set[torch.dtype]) -> str:
     return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-
-
-def _sizes(features: Features, targets: Tensor, sizes: RowCounts) -> list[int]:
-    """Returns the number of rows of every process.
-
-    Processes whose tensors differ in more than their rows would wait for each other for ever, so
-    each sends a checksum of all shapes and types beside its number of rows.
-
-    Raises:
-        LossError: processes differ (raised on every process), or `sizes` are wrong.
-    """
-    rows, rank = len(targets), collectives.rank()
-    if sizes is not None:
-        if len(sizes) != collectives.world_size() or sizes[rank] != rows:
-            raise LossError(
-                f"sizes must be the rows of every process, in order of rank, got {list(sizes)}, "
-                f"but process {rank} of {collectives.world_size()} has {rows} rows"
-            )
-        return list(sizes)
-    description = "; ".join(
-        f"{name} "
-        + ", ".join(
-            f"{str(x.dtype)[6:]} [{', '.join(['batch', *map(str, x.shape[1:])])}]" for x in tensors
-        )
-        for name, tensors in {**features, "labels": [targets]}.items()
-        if name != "paths"  # these are the labels
-    )
-    checksum = zlib.crc32(description.encode())
-    own = torch.tensor([rows, checksum], device=targets.device)
-    of_processes = collectives.gather_stacked(own).tolist()
-    if any(other != checksum for _, other in of_processes):
-        descriptions = enumerate(collectives.gather_objects(description))
-        lines = [f"rank {n} {line}" for n, line in descriptions]
-        raise LossError(f"all processes must have the same: {' | '.join(lines)}")
-    return [count for count, _ in of_processes]
 
 
 def _with_checked_options(cls: type[Loss], init: Callable[..., None]) -> Callable[..., None]:

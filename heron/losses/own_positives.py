@@ -10,6 +10,7 @@ from torch import Tensor
 
 from heron.losses.contrast import contrast
 from heron.losses.engine import mean_over, sum_of, unit_and_scaled, working_dtype
+from heron.losses.inputs import refuse_one_view
 from heron.losses.mirroring import Mirroring, mirrored_sums
 from heron.losses.pairs import (
     OwnRows,
@@ -162,11 +163,7 @@ def unit_head(z: Sequence[Tensor], tau: float, term: str, least_tau: float | Non
     That is the type of `least_tau`, if it is given. Errors are those of `nt_xent`.
     """
     dtype = working_dtype(z[0].dtype, least_tau or tau)
-    if len(z) < 2:
-        raise ValueError(
-            f"{term} needs at least 2 views, got {len(z)}; a single-view data set needs two "
-            "augmentations of its view"
-        )
+    refuse_one_view(z, term)
     vectors, scaled = unit_and_scaled(z, tau, dtype)
     return scaled, vectors
 

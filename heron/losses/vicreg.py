@@ -13,6 +13,7 @@ from heron.losses.barlow_twins import own_columns
 from heron.losses.batch import GlobalBatch
 from heron.losses.engine import sum_of
 from heron.losses.families import ProjectionLoss
+from heron.losses.inputs import refuse_one_view
 from heron.losses.terms import Needs
 
 EPSILON = 1e-4  # added to variances before the root
@@ -52,19 +53,12 @@ class Vicreg(ProjectionLoss):
             gather: take statistics of the rows of all processes.
         """
         super().__init__(gather=gather)
-        self.factors = invariance, variance, covariance
+        self.factors = {"invariance": invariance, "variance": variance, "covariance": covariance}
 
     def share(self, batch: GlobalBatch) -> Tensor:
         """Returns `vicreg` of this process's columns."""
         z = batch.projections
-        invariance, variance, covariance = self.factors
-        return vicreg(
-            z,
-            invariance=invariance,
-            variance=variance,
-            covariance=covariance,
-            columns=own_columns(batch, z[0].shape[1]),
-        )
+        return vicreg(z, **self.factors, columns=own_columns(batch, z[0].shape[1]))
 
 
 def vicreg(
@@ -90,11 +84,7 @@ def vicreg(
     Raises:
         ValueError: fewer than two views.
     """
-    if len(z) < 2:
-        raise ValueError(
-            f"vicreg needs at least 2 views, got {len(z)}; a single-view data set needs two "
-            "augmentations of its view"
-        )
+    refuse_one_view(z, "vicreg")
     rows, width = z[0].shape
     pairs = list(itertools.combinations([x[:, columns] for x in z], 2))
     near = sum_of([(x - y).square().sum() for x, y in pairs]) / (len(pairs) * max(rows, 1))

@@ -11,14 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from PIL import Image
 
-from heron.base.decisions import (
-    CHOICES,
-    DECIDED,
-    LISTED,
-    Decision,
-    read_decisions,
-    write_decisions,
-)
+from heron.base.decisions import CHOICES, DECIDED, LISTED, Decision, read_decisions, write_decisions
 from heron.base.errors import RetrievalError
 from heron.retrieval.pictures import SamplePictures
 from heron.retrieval.samples import Samples

@@ -192,6 +192,7 @@ def test_weights_that_no_term_reads_are_refused(folder: Path, tmp_path: Path) ->
         ("leave_out", ["key,decision", "K"], "line 2 has 1 cells, the first 2; pass a CSV file"),
         ("leave_out", None, "No such file"),
         ("label_weights", ["key,weight", "K,1.5"], "a number must be 0 to 1, got 1.5 of sample"),
+        ("label_weights", ["key,weight", "K,1", "K,0"], "has two lines on a label of sample"),
         ("label_weights", ["key,weight", "K,nan"], "a number must be 0 to 1, got nan of sample"),
         ("label_weights", ["key,weight", "K,much"], "column 'weight' must have a number from 0"),
         ("label_weights", ["key,label,weight", "K,x,1"], "has no label 'x'; it has 0, 1, 2, 3"),
